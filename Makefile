@@ -1,0 +1,113 @@
+# Two commands set everything up on a machine with only Python >= 3.10 and make:
+#
+#   make demo    environment, the main job on the CPU, its report
+#   make test    environment, tests, lint
+#
+# Works with GNU make 3.81 (macOS). Every path is relative to this file, so `make -C some/where demo`
+# and folders with spaces are fine.
+
+TORCH_VERSION ?= 2.13.0
+# What pip is asked for; another build, for instance: make demo TORCH="torch==2.13.0 --index-url https://..."
+# A choice other than the default is remembered in .venv.
+ifeq ($(origin TORCH_VERSION),file)
+TORCH ?= $(shell cat .venv/.torch 2>/dev/null || echo torch==$(TORCH_VERSION))
+else
+TORCH ?= torch==$(TORCH_VERSION)
+endif
+NEED_GB ?= 3
+JOBS ?= 2
+
+PY := .venv/bin/python
+PIP := $(PY) -m pip -q --disable-pip-version-check
+RECIPE := recipes/demo/recipe.yaml
+
+# Somebody else's active environment must not leak into ours.
+unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
+export PYTHONNOUSERSITE := 1
+export PIP_USER := 0
+export TORCH NEED_GB
+
+.PHONY: help demo test lint format venv venv-dev clean check-space
+
+help:
+	@echo "make demo     set up, train the demo on the CPU, write runs/demo/report.html"
+	@echo "make test     set up, run the tests and the linters"
+	@echo "make lint     ruff and mypy only        make format   rewrite the code with ruff"
+	@echo "make venv     set up only               make clean    remove .venv and caches (not runs/)"
+	@echo
+	@echo "Variables: PYTHON=python3.12 (interpreter), TORCH_VERSION=$(TORCH_VERSION), NEED_GB=$(NEED_GB), JOBS=$(JOBS) (test processes),"
+	@echo "  TORCH=\"torch==$(TORCH_VERSION) --index-url https://download.pytorch.org/whl/cpu\" (on Linux without a GPU: a smaller download)"
+
+demo: venv
+	@.venv/bin/hone train $(RECIPE) $(ARGS)
+	@.venv/bin/hone report runs/demo
+
+test: venv-dev
+	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not slow and not gpu and not vllm" $(ARGS)
+	@$(MAKE) --no-print-directory lint
+
+lint: venv-dev
+	@$(PY) -m ruff check .
+	@$(PY) -m ruff format --check -q . || { echo "Some files are not formatted: run 'make format'." >&2; exit 1; }
+	@$(PY) -m mypy
+
+format: venv-dev
+	@$(PY) -m ruff check -q --fix . ; $(PY) -m ruff format -q .
+
+clean:
+	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	find hone tests -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# A stamp is written last and holds what it was made from (pyproject.toml, the torch asked for, this folder):
+# a second run reinstalls nothing, an interrupted or a moved one is repaired.
+KEY = { cksum < pyproject.toml; echo "$$TORCH"; pwd; }
+
+venv:
+	@if { $(KEY) | cmp -s - .venv/.installed; } || { $(KEY) | cmp -s - .venv/.installed-dev; }; then :; else \
+	  $(MAKE) --no-print-directory .install EXTRAS= STAMP=.installed; fi
+
+venv-dev:
+	@if $(KEY) | cmp -s - .venv/.installed-dev; then :; else \
+	  $(MAKE) --no-print-directory .install EXTRAS='[dev]' STAMP=.installed-dev; fi
+
+# On failure show the end of the log, and exit.
+LOGGED = > .venv/install.log 2>&1 || { grep -v "is ignored: it is " .venv/install.log | tail -n 15 >&2; \
+	  echo "make: $$doing failed; the whole log is .venv/install.log. Free disk: `df -Pk . | awk 'NR==2 {printf "%.1f GB", $$4/1048576}'`." \
+	  "When the cause is gone, run make again: it goes on from here." >&2; exit 1; }
+
+.PHONY: .install .interpreter
+.install: check-space .interpreter
+	@rm -f .venv/$(STAMP); doing="installing $(TORCH)"; echo "Installing PyTorch (the largest part, a few minutes) ..."; \
+	  $(PIP) install $(TORCH) $(LOGGED)
+	@case "$(origin TORCH_VERSION) $$TORCH" in "file torch==$(TORCH_VERSION)") rm -f .venv/.torch;; *) echo "$$TORCH" > .venv/.torch;; esac
+	@doing="installing hone$(EXTRAS)"; echo "Installing hone$(EXTRAS) and its libraries (about 1 GB, a few minutes) ..."; \
+	  pin=`$(PY) -c "from importlib.metadata import version; print('torch==' + version('torch'))"` || exit 1; \
+	  $(PIP) install -e '.$(EXTRAS)' "$$pin" $(LOGGED)
+	@$(KEY) > .venv/$(STAMP); echo "Installed in .venv."
+
+check-space:
+	@free=`df -Pk . | awk 'NR==2 {print $$4}'`; \
+	if [ "$$free" -lt $$(($$NEED_GB * 1048576)) ]; then \
+	  echo "make: the environment needs about $$NEED_GB GB of free disk here, and there are $$((free / 1048576)) GB." \
+	  "Free some space, or move this folder to a larger disk; NEED_GB=0 skips this check." >&2; exit 1; fi
+
+# .venv from the first interpreter that is new enough and has the venv module.
+.interpreter:
+	@if [ -x $(PY) ] && $(PY) -c 'import sys, pip; sys.exit(sys.version_info < (3, 10))' 2>/dev/null; then exit 0; fi; \
+	old=; novenv=; \
+	for p in $${PYTHON:+"$$PYTHON"} python3.13 python3.12 python3.11 python3.10 python3 python; do \
+	  v=`"$$p" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null` || continue; \
+	  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 10))' || { old="$$p ($$v)"; continue; }; \
+	  "$$p" -c 'import venv, ensurepip' 2>/dev/null || { novenv="$$v"; continue; }; \
+	  echo "Creating .venv with $$p (Python $$v) ..."; rm -rf .venv; \
+	  "$$p" -m venv .venv && exit 0; exit 1; \
+	done; \
+	if [ -n "$$novenv" ]; then \
+	  echo "make: Python $$novenv is here, but without its venv module. On Debian or Ubuntu: sudo apt install python$$novenv-venv" >&2; \
+	elif [ -n "$$old" ]; then \
+	  echo "make: hone needs Python 3.10 or newer; the newest found is $$old. Install one (https://www.python.org/downloads)" \
+	  "and, if it is not on PATH, name it: make PYTHON=/path/to/python3.12" >&2; \
+	else \
+	  echo "make: no Python found. Install 3.10 or newer (https://www.python.org/downloads)" \
+	  "or name one: make PYTHON=/path/to/python3.12" >&2; \
+	fi; exit 1

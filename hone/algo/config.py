@@ -1,0 +1,69 @@
+"""Settings of the objective. Formulas: `hone.algo.advantages`, `losses`, `kl`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+
+from hone.config import Section
+
+
+class KLConfig(Section):
+    """Penalty for leaving a frozen reference (the model at the start of the stage)."""
+
+    coef: NonNegativeFloat = 0.0
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    place: Literal["loss", "reward"] = "loss"
+
+
+class CorrectionConfig(Section):
+    """Importance correction between sampler and trainer."""
+
+    kind: Literal["none", "tis", "mis"] = "none"
+    cap: PositiveFloat = 2.0
+
+
+class AlgoConfig(Section):
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"] = "grpo"
+    loss: Literal["clipped", "gspo", "cispo"] = "clipped"
+    clip_low: NonNegativeFloat = 0.2
+    clip_high: NonNegativeFloat = 0.2
+    dual_clip: float | None = Field(default=None, gt=1.0)
+    reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    updates_per_rollout: PositiveInt = 1
+    kl: KLConfig = KLConfig()
+    entropy_coef: float = 0.0
+    correction: CorrectionConfig = CorrectionConfig()
+    mask_truncated: bool = False
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AlgoConfig:
+        if self.dual_clip is not None and self.loss == "cispo":
+            raise ValueError("dual_clip has no meaning with loss cispo, whose weights are bounded already; remove it")
+        if self.dual_clip is not None and self.dual_clip <= 1.0 + self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1.0 + self.clip_high}")
+        return self
+
+    def idle_settings(self) -> list[str]:
+        """Settings that can have no effect, in words, to be said at the start of a run."""
+        if self.updates_per_rollout > 1:
+            return []
+        return [
+            "updates_per_rollout is 1: every token is on-policy, the ratio is 1, and clip_low, clip_high and dual_clip "
+            "never act. Set updates_per_rollout above 1 for clipping to matter."
+        ]
+
+
+class WatchConfig(Section):
+    """When to call a run unhealthy. Means are over `window` steps; "start" is the first `window` steps."""
+
+    window: PositiveInt = 5
+    entropy_floor: NonNegativeFloat = 0.02  # nats: below this and below a tenth of the start
+    entropy_rise: PositiveFloat = 3.0  # times the start
+    length_drop: PositiveFloat = 0.4  # of the start
+    duplicate_thinking: PositiveFloat = 0.3  # share of samples thinking the same for different problems
+    kl: PositiveFloat = 1.0  # nats per token
+    clip_fraction: PositiveFloat = 0.4
+    grad_norm_rise: PositiveFloat = 10.0  # times the median of the steps before
+    mismatch: PositiveFloat = 0.1  # mean |log-ratio| of sampler and trainer

@@ -1,0 +1,69 @@
+"""The objective of one micro-batch: policy loss, KL, entropy and correction, put together.
+
+    loss = sum_n weight_n * (correction_n * policy_loss_n + kl_coef * kl_n - entropy_coef * H_n)
+
+`weight` is global over the batch of the optimizer step, so losses of micro-batches add up.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from hone.algo.config import AlgoConfig
+from hone.algo.kl import kl_estimate
+from hone.algo.losses import LOSSES, sampler_correction
+from hone.types import MicroBatch
+
+#: What is summed over tokens for the metrics of a step, in this order.
+METRICS = ("entropy", "clip_fraction", "mismatch/mean_abs", "kl", "ratio/mean")
+
+
+class Objective(NamedTuple):
+    loss: torch.Tensor  # scalar, with gradient
+    sums: torch.Tensor  # [len(METRICS)], sums over the tokens of the micro-batch
+
+
+def objective(
+    batch: MicroBatch,
+    logprobs: torch.Tensor,  # [N], with gradient
+    entropy: torch.Tensor,  # [N], with gradient if entropy_coef is not 0
+    algo: AlgoConfig,
+) -> Objective:
+    """The loss of this micro-batch's share of the batch.
+
+    `old_logprobs` None means on-policy: the correction between sampler and trainer then compares
+    the sampler with the current log-probs, which are the old ones.
+    """
+    policy_loss = LOSSES[algo.loss](
+        logprobs,
+        batch.old_logprobs,
+        batch.advantages,
+        batch.samples,
+        clip_low=algo.clip_low,
+        clip_high=algo.clip_high,
+        dual_clip=algo.dual_clip,
+    )
+    old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+    loss = policy_loss.loss
+    if algo.correction.kind != "none":
+        loss = loss * sampler_correction(old, batch.sampled_logprobs, algo.correction.kind, algo.correction.cap)
+    kl = torch.zeros_like(logprobs)
+    if batch.ref_logprobs is not None:
+        kl = kl_estimate(logprobs, batch.ref_logprobs, algo.kl.estimator)
+        if algo.kl.place == "loss":
+            loss = loss + algo.kl.coef * kl
+    if algo.entropy_coef:
+        loss = loss - algo.entropy_coef * entropy
+    with torch.no_grad():
+        sums = torch.stack(
+            [
+                entropy.sum(),
+                policy_loss.clipped.sum(),
+                (old - batch.sampled_logprobs).abs().sum(),
+                kl.sum(),
+                torch.exp(logprobs - old).sum(),
+            ]
+        ).double()
+    return Objective((batch.weights * loss).sum(), sums)

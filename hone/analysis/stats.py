@@ -1,0 +1,153 @@
+"""Intervals and comparisons: no number of ours is reported without one.
+
+    >>> wilson(171, 200)
+    Interval(value=0.855, low=0.7996..., high=0.8971..., n=200)
+
+Which interval: one sample per problem gives independent samples, so Wilson's interval holds.
+Several samples of one problem are alike and Wilson, which counts them as independent, would be too
+narrow; then problems are resampled (bootstrap). `accuracy` chooses. See Miller, "Adding error bars to
+evals", arXiv:2411.00640.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from hone.types import VERIFIER_FAILURES, Interval
+
+Array = npt.NDArray[np.float64]
+
+RESAMPLES = 10_000
+_CHUNK = 4_000_000  # cells of one resampled matrix held at once: 32 MB
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """Two conditions measured on the same problems."""
+
+    difference: Interval  # mean of (after - before) per problem; n counts problems
+    p_value: float  # two-sided, of no difference
+    method: str  # "McNemar exact" | "sign-flip permutation"
+
+
+def wilson(successes: int, n: int, confidence: float = 0.95) -> Interval:
+    """Wilson's score interval of a share (Wilson 1927). Treats the n samples as independent."""
+    from statsmodels.stats.proportion import proportion_confint
+
+    if n <= 0 or not 0 <= successes <= n:
+        raise ValueError(f"wilson: {successes} successes of {n} samples; need n >= 1 and 0 <= successes <= n")
+    low, high = proportion_confint(successes, n, alpha=1.0 - confidence, method="wilson")
+    return Interval(
+        successes / n, float(min(max(low, 0.0), successes / n)), float(max(min(high, 1.0), successes / n)), n
+    )
+
+
+def bootstrap_mean(values: Sequence[float] | Array, confidence: float = 0.95, seed: int = 0) -> Interval:
+    """Percentile bootstrap (Efron 1979) of the mean of independent values, one per problem."""
+    data = np.asarray(values, dtype=np.float64)
+    if data.ndim != 1 or data.size == 0:
+        raise ValueError(f"bootstrap_mean: need a list of at least one value, got shape {data.shape}")
+    means = resampled_means(data[:, None], seed)[:, 0]
+    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2])
+    mean = float(data.mean())
+    return Interval(mean, min(float(low), mean), max(float(high), mean), int(data.size))
+
+
+def resampled_means(columns: Array, seed: int = 0, resamples: int = RESAMPLES) -> Array:
+    """Means of each column [P, K] over `resamples` draws of P rows with replacement: [resamples, K]."""
+    rng = np.random.default_rng(seed)
+    p = columns.shape[0]
+    rows = max(1, _CHUNK // p)
+    parts = []
+    for start in range(0, resamples, rows):
+        # How often each row was drawn; a product with these counts is one pass for all K columns.
+        size = min(rows, resamples - start)
+        drawn = rng.integers(0, p, size=(size, p)) + np.arange(size)[:, None] * p
+        counts = np.bincount(drawn.ravel(), minlength=size * p).reshape(size, p)
+        parts.append(counts.astype(np.float64) @ columns / p)
+    return np.concatenate(parts)
+
+
+def clustered(groups: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0) -> Interval:
+    """Mean over problems of the mean over their samples; problems are resampled. n counts problems.
+
+    If every problem has the same mean, resampling would give an interval of width 0, which says only
+    that the bootstrap cannot see rare problems: then it is Wilson's, with problems as samples.
+    """
+    if not groups or any(len(group) == 0 for group in groups):
+        raise ValueError("clustered: need at least one problem, and at least one sample of each")
+    means = np.array([float(np.mean(group)) for group in groups])
+    if np.all(means == means[0]) and means[0] in (0.0, 1.0):
+        return wilson(int(means.sum()), len(means), confidence)
+    return bootstrap_mean(means, confidence, seed)
+
+
+def accuracy(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
+    """The interval to report for 0/1 outcomes grouped by problem: Wilson if one sample each, else clustered."""
+    if all(len(group) == 1 for group in groups) and all(group[0] in (0, 1) for group in groups):
+        return wilson(int(sum(group[0] for group in groups)), len(groups), confidence)
+    return clustered(groups, confidence)
+
+
+def outcomes(records: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
+    """Problem id -> its samples as 1 (correct) or 0; a sample whose verifier failed is left out, never 0."""
+    by_problem: dict[str, list[float]] = {}
+    for record in records:
+        if record["verdict"] not in VERIFIER_FAILURES:
+            by_problem.setdefault(str(record["problem_id"]), []).append(float(record["verdict"] == "correct"))
+    return by_problem
+
+
+def compare(before: Sequence[float], after: Sequence[float], confidence: float = 0.95, seed: int = 0) -> Comparison:
+    """Paired comparison: entry i of both lists is the mean accuracy on the same problem i.
+
+    The interval is a bootstrap over problems. The p-value is McNemar's exact one (McNemar 1947) when
+    every entry is 0 or 1, and otherwise that of a permutation test that swaps the two conditions.
+    """
+    a, b = np.asarray(before, dtype=np.float64), np.asarray(after, dtype=np.float64)
+    if a.shape != b.shape or a.ndim != 1 or a.size == 0:
+        raise ValueError(f"compare: needs two equally long lists over the same problems, got {a.shape} and {b.shape}")
+    binary = bool(np.isin(a, (0.0, 1.0)).all() and np.isin(b, (0.0, 1.0)).all())
+    p_value = _mcnemar(a, b) if binary else _sign_flip(b - a, seed)
+    method = "McNemar exact" if binary else "sign-flip permutation"
+    return Comparison(bootstrap_mean(b - a, confidence, seed), p_value, method)
+
+
+def compare_records(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> Comparison | None:
+    """`compare` on the problems that both evaluations hold; None if there are none."""
+    first, second = outcomes(before), outcomes(after)
+    shared = sorted(first.keys() & second.keys())
+    if not shared:
+        return None
+    return compare([float(np.mean(first[i])) for i in shared], [float(np.mean(second[i])) for i in shared])
+
+
+def _mcnemar(a: Array, b: Array) -> float:
+    """Of the problems that changed, as many up as down? An exact binomial test."""
+    from scipy.stats import binomtest
+
+    up, down = int(((a == 0) & (b == 1)).sum()), int(((a == 1) & (b == 0)).sum())
+    return 1.0 if up + down == 0 else float(binomtest(up, up + down, 0.5).pvalue)
+
+
+def _sign_flip(difference: Array, seed: int) -> float:
+    """Without an effect each problem's difference is as likely to have either sign."""
+    from scipy.stats import permutation_test
+
+    if not difference.any():
+        return 1.0
+    result = permutation_test(
+        (difference,),
+        lambda x, axis: np.mean(x, axis=axis),
+        permutation_type="samples",
+        n_resamples=RESAMPLES - 1,
+        batch=max(1, _CHUNK // difference.size),
+        vectorized=True,
+        rng=np.random.default_rng(seed),
+    )
+    return float(result.pvalue)

@@ -1,0 +1,164 @@
+"""Packing: samples to micro-batches without padding. The only shift of the system is here.
+
+The prompt of a group is laid out once and shared by its completions (`Block`), so that its
+forward and backward passes are computed once. Token t of a sequence is predicted from the hidden
+state of token t-1: `sources` and `targets` of a `MicroBatch` say so, and nothing else shifts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from hone.types import Block, FloatArray, MicroBatch, Sample
+
+#: Sequences without a shared prompt are attended to in padded rows of this many, sorted by length.
+ROWS = 16
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """A block with the samples that fill it (by index into the step's list)."""
+
+    block: Block
+    members: tuple[int, ...]
+
+
+def pack(
+    samples: Sequence[Sample],
+    weights: Sequence[float],
+    tokens_per_microbatch: int,
+    *,
+    share_prompts: bool = True,
+    ids: Sequence[int] | None = None,
+    old_logprobs: Sequence[FloatArray] | None = None,
+    ref_logprobs: Sequence[FloatArray] | None = None,
+) -> list[MicroBatch]:
+    """Distribute samples over micro-batches of at most `tokens_per_microbatch` packed tokens.
+
+    weights: [S] the weight of every trained token of each sample in the loss of the whole batch
+    (`hone.algo.reduce`); they are global, so any division into micro-batches has the same gradient.
+    ids: [S] what to call the samples in `MicroBatch.sample_ids`; their places in the list by default.
+    old_logprobs, ref_logprobs: [S] arrays with one value per trained token.
+    Micro-batches are balanced by tokens. A single sequence longer than the budget gets a
+    micro-batch of its own. Raises ValueError if there are no samples.
+    """
+    if not samples:
+        raise ValueError("pack: no samples")
+    blocks = _shared_blocks(samples, tokens_per_microbatch) if share_prompts else _plain_blocks(samples)
+    extra = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs}
+    given = {name: values for name, values in extra.items() if values is not None}
+    names = range(len(samples)) if ids is None else ids
+    return [_micro_batch(b, samples, weights, names, given) for b in _balance(blocks, tokens_per_microbatch)]
+
+
+def _shared_blocks(samples: Sequence[Sample], budget: int) -> list[_Packed]:
+    """Samples with the same prompt share a block; what does not fit the budget opens another."""
+    by_prompt: dict[bytes, list[int]] = {}
+    for i, s in enumerate(samples):
+        by_prompt.setdefault(s.token_ids[: s.prompt_len].tobytes(), []).append(i)
+    blocks: list[_Packed] = []
+    alone: list[int] = []
+    for members in by_prompt.values():
+        if len(members) == 1:
+            alone.append(members[0])
+            continue
+        # Alike lengths stand together, so that padding inside the attention stays small.
+        members.sort(key=lambda i: (len(samples[i].token_ids), i))
+        prompt = samples[members[0]].prompt_len
+        room: list[int] = []
+        used = prompt
+        for i in members:
+            length = len(samples[i].token_ids) - prompt
+            if room and used + length > budget:
+                blocks.append(_shared_block(samples, room))
+                room, used = [], prompt
+            room.append(i)
+            used += length
+        blocks.append(_shared_block(samples, room))
+    return blocks + (_plain_blocks(samples, alone) if alone else [])
+
+
+def _shared_block(samples: Sequence[Sample], members: list[int]) -> _Packed:
+    prompt = samples[members[0]].prompt_len
+    return _Packed(Block(prompt, tuple(len(samples[i].token_ids) - prompt for i in members)), tuple(members))
+
+
+def _plain_blocks(samples: Sequence[Sample], members: Sequence[int] | None = None) -> list[_Packed]:
+    """Whole sequences, sorted by length, in rows of ROWS; no prompt is shared."""
+    order = sorted(members if members is not None else range(len(samples)), key=lambda i: len(samples[i].token_ids))
+    rows = [order[i : i + ROWS] for i in range(0, len(order), ROWS)]
+    return [_Packed(Block(0, tuple(len(samples[i].token_ids) for i in row)), tuple(row)) for row in rows]
+
+
+def _balance(blocks: list[_Packed], budget: int) -> list[list[_Packed]]:
+    """Longest-processing-time rule: each block into the emptiest bin that has room."""
+    total = sum(b.block.num_tokens for b in blocks)
+    bins: list[list[_Packed]] = [[] for _ in range(max(1, -(-total // budget)))]
+    used = [0] * len(bins)
+    for packed in sorted(blocks, key=lambda b: -b.block.num_tokens):
+        size = packed.block.num_tokens
+        best = min(range(len(bins)), key=used.__getitem__)
+        if bins[best] and used[best] + size > budget:
+            bins.append([])
+            used.append(0)
+            best = len(bins) - 1
+        bins[best].append(packed)
+        used[best] += size
+    return [b for b in bins if b]
+
+
+def _micro_batch(
+    bin_: list[_Packed],
+    samples: Sequence[Sample],
+    weights: Sequence[float],
+    names: Sequence[int],
+    given: Mapping[str, Sequence[FloatArray]],
+) -> MicroBatch:
+    inputs: list[np.ndarray] = []
+    positions: list[np.ndarray] = []
+    sources: list[np.ndarray] = []
+    members: list[int] = []
+    start = 0  # of the block, in packed tokens
+    for packed in bin_:
+        lp = packed.block.prompt_len
+        if lp:
+            inputs.append(samples[packed.members[0]].token_ids[:lp])
+            positions.append(np.arange(lp))
+        at = start + lp
+        for i in packed.members:
+            s = samples[i]
+            length = len(s.token_ids) - lp
+            inputs.append(s.token_ids[lp:])
+            positions.append(np.arange(lp, lp + length))
+            # The shift: token t is predicted from token t-1, which for the first token of a
+            # completion is the last token of the (shared) prompt.
+            source = np.arange(at - 1, at + length - 1)
+            if lp:
+                source[0] = start + lp - 1
+            sources.append(source[s.trained[lp:]])
+            at += length
+        members += packed.members
+        start = at
+    chosen = [samples[i] for i in members]
+    counts = np.asarray([int(s.trained.sum()) for s in chosen])
+
+    def flat(values: list[np.ndarray], dtype: torch.dtype) -> torch.Tensor:
+        return torch.as_tensor(np.concatenate(values)).to(dtype)
+
+    return MicroBatch(
+        inputs=flat(inputs, torch.int64),
+        positions=flat(positions, torch.int64),
+        layout=tuple(p.block for p in bin_),
+        sources=flat(sources, torch.int64),
+        targets=flat([s.token_ids[s.trained] for s in chosen], torch.int64),
+        samples=torch.as_tensor(np.repeat(np.arange(len(chosen)), counts)),
+        sampled_logprobs=flat([s.logprobs[s.trained] for s in chosen], torch.float32),
+        advantages=flat([s.advantages[s.trained] for s in chosen], torch.float32),
+        weights=torch.as_tensor(np.repeat([weights[i] for i in members], counts)).to(torch.float32),
+        sample_ids=tuple(names[i] for i in members),
+        **{name: flat([values[i] for i in members], torch.float32) for name, values in given.items()},
+    )

@@ -1,0 +1,84 @@
+"""The only place that knows templates: messages to token ids, token ids to text.
+
+Training, validation, evaluation and serving all render here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hone.data.config import PromptConfig
+from hone.types import IntArray, Messages, Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OPEN_THINK = "<think>"
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Renders the messages of one task for one tokenizer."""
+
+    tokenizer: PreTrainedTokenizerBase
+    config: PromptConfig
+    system: str  # the task's system prompt, used unless the config gives another
+
+    @property
+    def prefix(self) -> str:
+        """What the prompt already says on the model's behalf; graded text begins with it."""
+        return OPEN_THINK if self.config.open_think else ""
+
+    def prompt_text(self, problem: Problem) -> str:
+        """The prompt as a string.
+
+        Raises ValueError when style `chat` is asked of a tokenizer without a chat template.
+        """
+        messages = self._with_system(problem.messages)
+        style = self.config.style
+        has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        if style == "chat" and not has_template:
+            raise ValueError("prompt.style is chat but the tokenizer has no chat template; use prompt.style: raw")
+        if style == "raw" or (style == "auto" and not has_template):
+            by_role = {m["role"]: m["content"] for m in messages}
+            text = self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
+        else:
+            text = str(
+                self.tokenizer.apply_chat_template(
+                    [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
+                )
+            )
+        # A chat template may open the tag itself.
+        return text if text.rstrip().endswith(OPEN_THINK) else text + self.prefix
+
+    def prompt_ids(self, problem: Problem) -> IntArray:
+        """[Lp]. Special tokens written by the template are recognised, none are added."""
+        return np.asarray(self.tokenizer.encode(self.prompt_text(problem), add_special_tokens=False), dtype=np.int64)
+
+    def completion_ids(self, text: str) -> IntArray:
+        """[Lc] of a given answer, the end-of-text token included: for supervised training.
+
+        Raises ValueError if the answer does not begin with what the prompt already says.
+        """
+        if not text.startswith(self.prefix):
+            raise ValueError(f"the answer must begin with {self.prefix!r}, which the prompt holds; it is {text[:40]!r}")
+        ids = self.tokenizer.encode(text[len(self.prefix) :], add_special_tokens=False)
+        return np.asarray([*ids, self.tokenizer.eos_token_id], dtype=np.int64)
+
+    def text(self, completion_ids: IntArray) -> str:
+        """What the model said: the opening tag given in the prompt, if any, then the decoded completion."""
+        return self.prefix + str(self.tokenizer.decode(completion_ids, skip_special_tokens=True))
+
+    def piece(self, token_id: int) -> str:
+        """One token as text."""
+        return str(self.tokenizer.decode([token_id]))
+
+    def _with_system(self, messages: Messages) -> list[dict[str, str]]:
+        system = self.system if self.config.system is None else self.config.system
+        rest = [dict(m) for m in messages]
+        if not system or any(m["role"] == "system" for m in rest):
+            return rest
+        return [{"role": "system", "content": system}, *rest]

@@ -1,0 +1,200 @@
+"""Stages, one after the other: each starts from the model that the one before it left.
+
+    runs/NAME/                 a recipe of one stage: its run folder
+    runs/NAME/base/            the from-scratch model, if the recipe asks for `tiny`
+    runs/NAME/STAGE/           with `stages:`, one run folder each
+    runs/NAME/stages.json      which stages there are, and where
+    runs/NAME/results.json     what came out, with seconds and peak memory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import json
+import resource
+import sys
+import time
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from hone import rl, sft
+from hone.config import UserError
+from hone.data.render import Renderer
+from hone.model import tiny
+from hone.model.load import load_tokenizer
+from hone.recipe import Pipeline, Recipe
+from hone.rewards import make_reward
+from hone.tasks import make_task
+from hone.tasks.base import TracedTask
+from hone.types import Finish, Problem, Rollout, Turn
+
+STAGES = {"sft": sft.train, "rl": rl.train}
+
+#: Texts that the tokenizer of `tiny` is trained on, at most.
+TOKENIZER_TEXTS = 4000
+
+
+def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
+    """Train every stage; returns the run folder.
+
+    A folder from an earlier run is set aside under another name, never overwritten; with `resume`
+    it is continued instead. Raises `Interrupted` when the user asked to stop, after saving.
+    """
+    folder = Path(recipe.runs) / recipe.name
+    stages = stages_of(recipe)
+    if folder.exists() and not resume:
+        set_aside(folder)
+    if (folder / "results.json").exists():
+        print(f"{folder} is finished; without --resume it is set aside and trained anew", file=sys.stderr)
+        return folder
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{"name": stage.name, "kind": stage.stage, "folder": str(sub)} for stage, sub in stages]
+    if isinstance(recipe, Pipeline):
+        (folder / "stages.json").write_text(json.dumps(rows, indent=1))
+    with session(folder):
+        model = first_model(stages[0][0], folder)
+        for stage, sub in stages:
+            path = folder / sub
+            if not (path / "model").exists():  # exported last: the stage is complete
+                stage = stage.model_copy(update={"model": stage.model.model_copy(update={"path": str(model)})})
+                STAGES[stage.stage](stage, path)
+            model = path / "model"
+    (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
+    return folder
+
+
+def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
+    """The stages with their folders, relative to the run folder."""
+    if isinstance(recipe, Pipeline):
+        return [(stage, Path(stage.name)) for stage in recipe.stages]
+    return [(recipe, Path())]
+
+
+def set_aside(folder: Path) -> None:
+    """Rename what an earlier run left, so that nothing computed is lost."""
+    stamp = datetime.datetime.fromtimestamp(folder.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
+    for n in range(100):
+        target = folder.with_name(f"{folder.name}.{stamp}" + (f"-{n}" if n else ""))
+        if not target.exists():
+            folder.rename(target)
+            print(f"{folder} was there already; it is now {target}", file=sys.stderr)
+            return
+    raise UserError(f"{folder}: a hundred earlier runs are there; remove some")
+
+
+def first_model(recipe: Recipe, folder: Path) -> str | Path:
+    """Where the first stage finds its model: made from scratch for `tiny`, else as the recipe says."""
+    if recipe.model.path != "tiny":
+        return recipe.model.path
+    base = folder / "base"
+    if not (base / "tokenizer.json").exists():  # written last
+        tiny.create(base, recipe.model.tiny, tokenizer_texts(recipe), recipe.seed)
+    return base
+
+
+def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
+    """Prompts and worked answers of the training problems, in every style."""
+    task = make_task(recipe.task, recipe.seed)
+    styles = getattr(task, "trace_styles", ())
+    template = recipe.prompt.template
+    system = task.system if recipe.prompt.system is None else recipe.prompt.system
+    for i, problem in enumerate(islice(task.problems("train"), TOKENIZER_TEXTS // (1 + len(styles)))):
+        yield template.format(system=system, user=problem.messages[-1]["content"])
+        for style in styles:
+            yield task.trace(problem, style, seed=i).text
+
+
+@contextlib.contextmanager
+def session(folder: Path) -> Iterator[None]:
+    """Records how long this sitting took and how much memory it used, however it ends."""
+    start = time.monotonic()
+    try:
+        yield
+    finally:
+        row = {"seconds": round(time.monotonic() - start, 2), "peak_rss_bytes": peak_rss_bytes()}
+        with (folder / "sessions.jsonl").open("a") as file:
+            file.write(json.dumps(row) + "\n")
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+
+
+def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
+    """Seconds over all sittings, peak memory, and the evaluations before and after the last RL stage."""
+    sittings = [json.loads(line) for line in (folder / "sessions.jsonl").read_text().splitlines()]
+    found: dict[str, Any] = {
+        "seconds": round(sum(s["seconds"] for s in sittings), 1),
+        "peak_rss_bytes": max(s["peak_rss_bytes"] for s in sittings),
+        "seed": stages[0][0].seed,
+    }
+    for _, sub in stages:
+        path = folder / sub / "evals.jsonl"
+        for row in map(json.loads, path.read_text().splitlines() if path.exists() else []):
+            if row["label"] in ("before", "after"):
+                found[row["label"]] = {
+                    k: row[k] for k in ("accuracy", "response_tokens", "reflection_rate", "by_level", "verdicts")
+                }
+    return found
+
+
+# --- dry run ---------------------------------------------------------------------------------
+
+
+def dry_run(recipe: Recipe | Pipeline) -> None:
+    """Everything short of training: settings, two prompts as tokens, the reward on a right answer and on junk."""
+    for stage, sub in stages_of(recipe):
+        print(f"stage {stage.name} ({stage.stage}) -> {Path(recipe.runs) / recipe.name / sub}")
+        print(f"  {plan(stage)}")
+    stage = stages_of(recipe)[-1][0]
+    task = make_task(stage.task, stage.seed)
+    problems = task.problems("train")
+    if stage.model.path == "tiny":
+        tokenizer: Any = tiny.train_tokenizer(tokenizer_texts(stage), stage.model.tiny.vocab_size)
+    else:
+        tokenizer = load_tokenizer(stage.model)
+    renderer = Renderer(tokenizer, stage.prompt, task.system)
+    for problem in problems[:2]:
+        print(f"\nprompt of {problem.id}, {len(renderer.prompt_ids(problem))} tokens:\n{renderer.prompt_text(problem)}")
+    print("\nreward:")
+    reward = make_reward(stage.reward, task)
+    for label, text, finish in probes(task, problems[0]):
+        rollout = Rollout(problems[0].id, 0, (_turn(renderer, text, finish),), text)
+        (result,) = reward(problems[0], [rollout])
+        parts = ", ".join(f"{name} {value:g}" for name, value in result.parts.items())
+        print(f"  {label:<12} {result.total:+.2f}  {result.verdict}  ({parts})")
+
+
+def plan(stage: Recipe) -> str:
+    """What a stage will do, in a line."""
+    if stage.stage == "sft":
+        return f"{sft.num_steps(stage)} steps of {stage.sft.examples_per_step} examples"
+    samples = stage.prompts_per_step * stage.samples_per_prompt
+    return (
+        f"{stage.steps} steps of {stage.prompts_per_step} prompts x {stage.samples_per_prompt} samples = {samples} "
+        f"answers of at most {stage.sampling.max_tokens} tokens, {stage.algo.updates_per_rollout} update(s) each; "
+        f"evaluation on {stage.eval.problems} {stage.eval.split} problems"
+    )
+
+
+def probes(task: TracedTask, problem: Problem) -> list[tuple[str, str, Finish]]:
+    """Answers whose reward one should look at before training."""
+    gold = task.trace(problem, "careful", seed=0).text
+    return [
+        ("right answer", gold, "stop"),
+        ("cut short", gold[: len(gold) // 2], "length"),
+        ("empty", "", "stop"),
+        ("junk", "lorem ipsum <answer> )( </answer> Assistant:", "stop"),
+    ]
+
+
+def _turn(renderer: Renderer, text: str, finish: Finish) -> Turn:
+    import numpy as np
+
+    ids = np.asarray(renderer.tokenizer.encode(text, add_special_tokens=False), np.int64)
+    return Turn(np.zeros(1, np.int64), ids, np.zeros(len(ids), np.float32), finish, 0)

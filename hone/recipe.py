@@ -1,0 +1,332 @@
+"""The recipe: every setting of one stage (supervised, RL), or of several in a row.
+
+One file, read once, validated once; `hone config show RECIPE` prints the result. Each section is
+declared beside what it configures; nothing here imports torch.
+
+    recipe = load("recipes/demo/recipe.yaml", ["optim.lr=1e-5"])    # Recipe or Pipeline, or ConfigError
+    for line in notices(recipe): ...                                # settings that are possible and have no effect
+    json.dump(resolved(recipe), file)                               # every value; `load` reads it back
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args
+
+from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+
+from hone.algo.config import AlgoConfig
+from hone.config import ConfigError, Layer, Section, merge, override, read, stage_name
+from hone.data.config import PromptConfig
+from hone.model.config import ModelConfig
+from hone.rewards.config import RewardConfig
+from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.tasks.countdown import CountdownConfig
+from hone.tasks.knights import KnightsConfig
+from hone.train.config import CheckpointConfig, OptimConfig
+from hone.validate import explain, impossible, validate, without_defaults
+
+Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # names folders, so no slashes
+TaskConfig = Annotated[Union[KnightsConfig, CountdownConfig], Field(discriminator="name")]  # noqa: UP007
+
+
+class SFTConfig(Section):
+    """Supervised warm-up on worked traces written by the task."""
+
+    styles: dict[str, PositiveFloat] = {"careful": 1.0}  # trace style -> share
+    examples: PositiveInt = 10_000  # distinct examples written from training problems
+    examples_per_step: PositiveInt = 64
+    epochs: PositiveInt = 1
+
+
+class EvalConfig(Section):
+    split: Literal["validation", "test"] = "test"
+    problems: PositiveInt = 200
+    samples: PositiveInt = 1  # per problem
+    sampling: SamplingConfig = SamplingConfig()
+    every: NonNegativeInt = 0  # RL steps between evaluations on the validation split; 0: none
+
+
+class Recipe(Section):
+    """One stage."""
+
+    name: Name
+    stage: Literal["sft", "rl"] = "rl"
+    seed: NonNegativeInt = 0
+    runs: str = "runs"  # the run folder is runs/name
+    task: TaskConfig
+    prompt: PromptConfig = PromptConfig()
+    model: ModelConfig = ModelConfig()
+    reward: RewardConfig = RewardConfig()
+    sampling: SamplingConfig = SamplingConfig()
+    rollout: RolloutConfig = RolloutConfig()
+    algo: AlgoConfig = AlgoConfig()
+    optim: OptimConfig = OptimConfig()
+    sft: SFTConfig = SFTConfig()
+    eval: EvalConfig = EvalConfig()
+    checkpoint: CheckpointConfig = CheckpointConfig()
+    prompts_per_step: PositiveInt = 16
+    samples_per_prompt: PositiveInt = 8
+    tokens_per_microbatch: PositiveInt = 8192
+    steps: PositiveInt = 100  # RL steps
+
+    @model_validator(mode="after")
+    def _possible(self) -> Recipe:
+        self._possible_model()
+        if self.stage == "rl":
+            self._possible_rl()
+        return self
+
+    def _possible_model(self) -> None:
+        tiny = self.model.tiny
+        if self.model.path != "tiny":
+            return
+        if tiny.hidden_size % (2 * tiny.heads):
+            message = f"{tiny.hidden_size} does not split over {tiny.heads} heads of even size; give a multiple of"
+            raise impossible("model.tiny.hidden_size", f"{message} {2 * tiny.heads}")
+        if tiny.heads % tiny.kv_heads:
+            message = f"{tiny.heads} heads cannot share {tiny.kv_heads} kv heads evenly; give a divisor of {tiny.heads}"
+            raise impossible("model.tiny.kv_heads", message)
+        for key, sampling in (("sampling", self.sampling), ("eval.sampling", self.eval.sampling)):
+            if sampling.max_tokens >= tiny.max_positions:
+                message = f"{sampling.max_tokens} leaves no room for a prompt in model.tiny.max_positions"
+                raise impossible(
+                    f"{key}.max_tokens", f"{message} {tiny.max_positions}; lower the one or raise the other"
+                )
+
+    def _possible_rl(self) -> None:
+        if self.samples_per_prompt == 1 and self.algo.advantage in NEEDS_GROUP:
+            message = f"a group of 1 has no other sample to compare with, and algo.advantage {self.algo.advantage}"
+            remedy = "needs one; give 2 or more, or algo.advantage: reinforce_pp"
+            raise impossible("samples_per_prompt", f"{message} {remedy}")
+        if self.algo.updates_per_rollout > self.prompts_per_step:
+            message = f"{self.algo.updates_per_rollout} updates cannot share the {self.prompts_per_step} prompts of a"
+            raise impossible("algo.updates_per_rollout", f"{message} step (prompts_per_step); lower it, or draw more")
+        if self.sampling.temperature == 0 and self.samples_per_prompt > 1:
+            message = "at 0 all samples of a prompt are the same, and no advantage is left; give a number > 0"
+            raise impossible("sampling.temperature", message)
+        if not any(self.reward.parts.values()):
+            raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
+
+
+#: Advantages that compare the samples of one prompt with each other.
+NEEDS_GROUP = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+
+
+class Pipeline(Section):
+    """Several stages; each starts from the model that the one before it left."""
+
+    name: Name
+    runs: str = "runs"
+    stages: tuple[Recipe, ...] = Field(min_length=1)  # their run folders are runs/name/<name of the stage>
+
+    @model_validator(mode="after")
+    def _possible(self) -> Pipeline:
+        names = [stage.name for stage in self.stages]
+        for i, stage in enumerate(self.stages):
+            if stage.name in names[:i]:
+                raise impossible(f"stages.{i}.name", f"two stages are called {stage.name}; give one another name")
+            if stage.model.path != self.stages[0].model.path:
+                message = "has no effect: a stage starts from the model that the one before it left; remove it"
+                raise impossible(f"stages.{i}.model.path", message)
+        return self
+
+
+# --- loading ---------------------------------------------------------------------------------------------------------
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = True) -> Recipe | Pipeline:
+    """A recipe file, a folder that holds one (a run folder too), or the name of a preset; then overrides `a.b=c`.
+
+    Raises ConfigError, with one line per problem. `check_files`: the files and folders it names must be there; a
+    report, which reads a finished run, does not need them.
+    """
+    layer = read(file := find(path))
+    if file.suffix == ".json":
+        layer = Layer(_as_written(layer.data), layer.origins)
+    for text in overrides:
+        layer = override(layer, text, Recipe)
+    recipe = _load_stages(layer) if "stages" in layer.data else validate(Recipe, layer)
+    missing = list(_missing_files(recipe, layer)) if check_files else []
+    if missing:
+        raise ConfigError(missing)
+    return recipe
+
+
+def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
+    """As `load`, where the bare name of a task stands for a recipe of defaults."""
+    tasks = [
+        name
+        for section in get_args(get_args(TaskConfig)[0])
+        for name in get_args(section.model_fields["name"].annotation)
+    ]
+    if source not in tasks:
+        return load(source, overrides)
+    layer = Layer({"name": source, "task": {"name": source}}, {(): source})
+    for text in overrides:
+        layer = override(layer, text, Recipe)
+    return validate(Recipe, layer)
+
+
+def find(path: str | Path) -> Path:
+    """The file that the user means by a path or by the name of a preset."""
+    path = Path(path).expanduser()
+    for candidate in (path / "recipe.yaml", path / "config.resolved.json") if path.is_dir() else (path,):
+        if candidate.is_file():
+            return candidate
+    if path.is_dir():
+        raise ConfigError([f"{path}: no recipe.yaml and no config.resolved.json in this folder"])
+    known = presets()
+    if str(path) in known:
+        return known[str(path)]
+    beside = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(str(path), [*known, *beside], n=1)
+    meant = f"did you mean {near[0]}? " if near else ""
+    raise ConfigError([f"{path}: no such recipe; {meant}`hone config presets` lists those that come with hone"])
+
+
+def presets() -> dict[str, Path]:
+    """Recipes that come with hone, by name: of the checkout, or of the installed package."""
+    package = Path(__file__).resolve().parent
+    for folder in (package.parent / "recipes", package / "recipes"):
+        files = sorted(folder.glob("*/recipe.yaml"))
+        if files:
+            return {file.parent.name: file for file in files}
+    return {}
+
+
+class _Header(Section):
+    """What a recipe with stages says once, for all of them."""
+
+    name: Name
+    runs: str = "runs"
+
+
+def _load_stages(layer: Layer) -> Pipeline:
+    stages = layer.data["stages"]
+    if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
+        message = "stages: give a list with one mapping per stage, as in `- stage: sft`"
+        raise ConfigError([f"{layer.where(('stages',))}: {message}"])
+    own: dict[str, Any] = {key: layer.data[key] for key in ("name", "runs") if key in layer.data}
+    header = validate(_Header, Layer(own, layer.origins))
+    shared = {key: value for key, value in layer.data.items() if key not in ("name", "runs", "stages")}
+    shared_origins = {p: o for p, o in layer.origins.items() if p and p[0] in shared}
+    recipes: list[Recipe] = []
+    lines: list[str] = []
+    for i, stage in enumerate(stages):
+        if "runs" in stage:
+            place = layer.where(("stages", i, "runs"))
+            raise ConfigError([f"{place}: stages.{i}.runs: belongs to the whole recipe; move it to the top level"])
+        merged = merge(Layer(shared, shared_origins), Layer(stage, layer.below(("stages", i))))
+        merged.data.setdefault("name", stage_name(merged.data))
+        merged.data["runs"] = f"{header.runs}/{header.name}"
+        try:
+            recipes.append(validate(Recipe, merged))
+        except ConfigError as error:
+            lines += error.lines
+    if lines:
+        raise ConfigError(lines)
+    try:
+        return Pipeline(name=header.name, runs=header.runs, stages=tuple(recipes))
+    except ValidationError as error:
+        raise ConfigError(explain(error, Pipeline, layer)) from None
+
+
+def _as_written(data: dict[str, Any]) -> dict[str, Any]:
+    """A resolved recipe without its defaults: `has no effect` rules ask whether a setting was given at all."""
+    if not isinstance(data.get("stages"), list):
+        return without_defaults(data, Recipe)
+    return {**data, "stages": [without_defaults(stage, Recipe) for stage in data["stages"]]}
+
+
+def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
+    """Lines for what a recipe names and is not there: keys ending in `_file`, and a model path that is no hub id."""
+    for i, stage in enumerate(stages(recipe)):
+        prefix = ("stages", i) if isinstance(recipe, Pipeline) else ()
+        for path, value in _leaves(stage):
+            is_model = path == ("model", "path") and value != "tiny" and _is_path(value)
+            if not is_model and not (path[-1].endswith("_file") and value):
+                continue
+            target = Path(value).expanduser()
+            place = layer.where((*prefix, *path)) if (*prefix, *path) in layer.origins else layer.where(path)
+            if is_model and not (target / "config.json").is_file():
+                what = "has no config.json" if target.is_dir() else "is no folder here"
+                remedy = "give `tiny`, the folder of a Hugging Face checkpoint, or a hub id such as Qwen/Qwen3-0.6B"
+                yield f"{place}: {'.'.join(path)}: {value} {what}; {remedy}"
+            elif not is_model and not target.is_file():
+                yield f"{place}: {'.'.join(path)}: no file {value}; paths are relative to {Path.cwd()}"
+
+
+def _is_path(value: str) -> bool:
+    """A folder rather than a hub id (`name` or `owner/name`)."""
+    head = value.split("/")[0]
+    return value.startswith(("/", ".", "~")) or value.count("/") != 1 or os.path.isdir(head) or os.path.exists(value)
+
+
+def _leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in section:
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+# --- after loading ---------------------------------------------------------------------------------------------------
+
+
+def stages(recipe: Recipe | Pipeline) -> tuple[Recipe, ...]:
+    return recipe.stages if isinstance(recipe, Pipeline) else (recipe,)
+
+
+def resolved(recipe: Recipe | Pipeline) -> dict[str, Any]:
+    """Every value, ready for JSON (`config.resolved.json`). `load` of that file gives an equal recipe."""
+    values = recipe.model_dump(mode="json")
+    for stage in values.get("stages", ()):
+        del stage["runs"]  # follows from the whole recipe's
+    return values
+
+
+def notices(recipe: Recipe | Pipeline) -> list[str]:
+    """What is possible but has no effect, one line each: shown at the start, never silently ignored."""
+    lines = [line for stage in stages(recipe) for line in _notices(stage, alone=isinstance(recipe, Recipe))]
+    return list(dict.fromkeys(lines))
+
+
+def _notices(recipe: Recipe, alone: bool) -> Iterator[str]:
+    prefix = "" if alone else f"stage {recipe.name}: "
+    if alone:  # the stages of a pipeline share settings, each using its own part
+        ignored = RL_ONLY if recipe.stage == "sft" else SFT_ONLY
+        for key in ignored:
+            if getattr(recipe, key) != Recipe.model_fields[key].get_default(call_default_factory=True):
+                yield f"{key} has no effect in a stage of kind {recipe.stage}"
+    if recipe.model.path != "tiny" and recipe.model.tiny != type(recipe.model.tiny)():
+        yield f"{prefix}model.tiny has no effect: model.path is {recipe.model.path}"
+    if recipe.stage != "rl":
+        return
+    for text in recipe.algo.idle_settings():
+        yield f"{prefix}algo.{text}"
+
+
+RL_ONLY = ("reward", "sampling", "rollout", "algo", "prompts_per_step", "samples_per_prompt", "steps")
+SFT_ONLY = ("sft",)
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a recipe file, for editors."""
+    tree = Recipe.model_json_schema()
+    fields = tree["properties"]
+    text_or = [{"type": "string"}]
+    fields["model"] = {**fields["model"], "anyOf": [{"$ref": fields["model"].pop("$ref", "")}, *text_or]}
+    paths = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    stage = {"type": "object", "properties": dict(fields), "additionalProperties": False}
+    fields["extends"] = {**paths, "description": "Recipe files to build on, relative to this one."}
+    fields["stages"] = {
+        "type": "array",
+        "items": stage,
+        "description": "Each is merged over the keys of the top level.",
+    }
+    del tree["required"]  # what a file does not give may come from one that it extends, or from a stage
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree, "title": "hone recipe"}

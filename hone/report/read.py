@@ -1,0 +1,242 @@
+"""Run folders as the report sees them: read once, streaming, whatever state they are in.
+
+A line torn by a kill, a missing file or a stage that has not started is noted, never an error: a
+report of a run that went wrong is when a report is wanted most.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass
+class Metrics:
+    """Columns of metrics.jsonl; a value that a step lacks, or that is not finite, is NaN."""
+
+    steps: list[int] = field(default_factory=list)
+    columns: dict[str, list[float]] = field(default_factory=dict)
+    non_finite: list[int] = field(default_factory=list)  # steps with a NaN or an infinity in the file
+
+    def add(self, row: Row) -> None:
+        bad = False
+        for key, value in row.items():
+            if key == "step" or isinstance(value, bool) or not isinstance(value, (int, float)):
+                continue
+            finite = math.isfinite(value)
+            bad |= not finite
+            column = self.columns.setdefault(key, [math.nan] * len(self.steps))
+            column.append(float(value) if finite else math.nan)
+        self.steps.append(int(row["step"]))
+        if bad:
+            self.non_finite.append(self.steps[-1])
+        for column in self.columns.values():
+            if len(column) < len(self.steps):
+                column.append(math.nan)
+
+    def has(self, name: str) -> bool:
+        return any(not math.isnan(value) for value in self.columns.get(name, ()))
+
+
+@dataclass
+class Stage:
+    """One run folder."""
+
+    name: str
+    kind: str  # sft | rl | ...
+    folder: Path
+    config: Row
+    manifest: Row
+    metrics: Metrics
+    seconds: dict[str, float]  # sums of timings.jsonl by name; "seconds" is the whole
+    events: list[Row]
+    evals: list[Row]
+    notes: list[str]  # what could not be read
+
+    @property
+    def started(self) -> bool:
+        return bool(self.config or self.manifest or self.metrics.steps or self.evals)
+
+    @property
+    def steps_planned(self) -> int | None:
+        """None if the configuration does not say."""
+        if self.kind == "rl":
+            steps = self.config.get("steps")
+            return int(steps) if isinstance(steps, int) else None
+        sft = self.config.get("sft")
+        if self.kind == "sft" and isinstance(sft, dict) and sft.get("examples_per_step"):
+            return max(1, int(sft.get("examples", 0)) * int(sft.get("epochs", 1)) // int(sft["examples_per_step"]))
+        return None
+
+    @property
+    def steps_done(self) -> int:
+        return len(self.metrics.steps)
+
+    @property
+    def finished(self) -> bool:
+        if any(row.get("label") == "after" for row in self.evals) or any(
+            e.get("kind") == "finished" for e in self.events
+        ):
+            return True
+        return self.steps_planned is not None and self.steps_done >= self.steps_planned
+
+    def samples_file(self, row: Row) -> Path | None:
+        """The samples behind an evaluation, if they are inside this folder."""
+        path = (self.folder / str(row.get("samples_file") or f"evals/{row.get('label')}.jsonl")).resolve()
+        return path if path.is_file() and path.is_relative_to(self.folder.resolve()) else None
+
+    def rollout_files(self) -> list[tuple[int, Path]]:
+        found = []
+        for path in (self.folder / "rollouts").glob("step_*.jsonl"):
+            digits = path.stem.removeprefix("step_")
+            if digits.isdigit():
+                found.append((int(digits), path))
+        return sorted(found)
+
+
+@dataclass
+class Run:
+    """A plain run (one stage) or a pipeline (several)."""
+
+    name: str
+    folder: Path
+    pipeline: bool
+    stages: list[Stage]
+    results: Row
+
+    @property
+    def finished(self) -> bool:
+        return bool(self.results) or bool(self.stages and all(stage.finished for stage in self.stages))
+
+    def of_kind(self, kind: str) -> list[Stage]:
+        return [stage for stage in self.stages if stage.kind == kind and stage.metrics.steps]
+
+
+def load_run(folder: Path) -> Run:
+    """Read a run folder or a pipeline folder."""
+    folder = Path(folder)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"report: {folder} is not a folder; give the folder of a run, e.g. runs/demo")
+    notes: list[str] = []
+    listed = _json(folder / "stages.json", notes)
+    results = _json(folder / "results.json", notes)
+    results = results if isinstance(results, dict) else {}
+    if isinstance(listed, list):
+        stages = [
+            load_stage(_inside(folder, str(s.get("folder", s.get("name", "")))), str(s.get("name", "?")), s.get("kind"))
+            for s in listed
+            if isinstance(s, dict)
+        ]
+        if stages:
+            stages[0].notes.extend(notes)
+        return Run(folder.resolve().name, folder, True, stages, results)
+    stage = load_stage(folder)
+    stage.notes.extend(notes)
+    if not stage.started:
+        raise FileNotFoundError(
+            f"report: {folder} holds no run (no stages.json, config.resolved.json, metrics.jsonl or evals.jsonl)"
+        )
+    return Run(stage.name, folder, False, [stage], results)
+
+
+def _is_eval(row: Row) -> bool:
+    return isinstance(row.get("accuracy"), dict) and isinstance(row.get("step", 0), (int, float))
+
+
+def _inside(folder: Path, relative: str) -> Path:
+    path = folder / relative
+    if not path.resolve().is_relative_to(folder.resolve()):
+        raise ValueError(f"report: stages.json names the folder {relative!r}, which is outside {folder}")
+    return path
+
+
+def load_stage(folder: Path, name: str | None = None, kind: str | None = None) -> Stage:
+    notes: list[str] = []
+    config = _json(folder / "config.resolved.json", notes)
+    manifest = _json(folder / "manifest.json", notes)
+    config, manifest = (value if isinstance(value, dict) else {} for value in (config, manifest))
+    metrics, by_step = Metrics(), {}
+    for row in rows(folder / "metrics.jsonl", notes):
+        if isinstance(row.get("step"), int):
+            by_step[row["step"]] = row  # after a resume the later row of a step counts
+    for _, row in sorted(by_step.items()):
+        metrics.add(row)
+    phase = next((str(row.get("phase")) for row in by_step.values() if row.get("phase")), None)
+    return Stage(
+        name=name or str(config.get("name") or folder.resolve().name),
+        kind=str(kind or config.get("stage") or phase or "run"),
+        folder=folder,
+        config=config,
+        manifest=manifest,
+        metrics=metrics,
+        seconds=_sums(folder / "timings.jsonl", notes),
+        events=list(rows(folder / "events.jsonl", notes)),
+        evals=[row for row in rows(folder / "evals.jsonl", notes) if _is_eval(row)],
+        notes=notes,
+    )
+
+
+def rows(path: Path, notes: list[str] | None = None) -> Iterator[Row]:
+    """The JSON objects of a .jsonl file, line by line; lines that are none are counted in `notes`."""
+    if not path.is_file():
+        return
+    damaged = 0
+    with path.open(encoding="utf-8", errors="replace") as lines:
+        for line in lines:
+            if not line.strip():
+                continue
+            try:  # the last line of a killed run may be torn
+                row = json.loads(line)
+            except (json.JSONDecodeError, RecursionError):
+                damaged += 1
+                continue
+            if isinstance(row, dict):
+                yield row
+            else:
+                damaged += 1
+    if damaged and notes is not None:
+        notes.append(f"{path.name}: {damaged} unreadable line{'s' if damaged > 1 else ''} left out")
+
+
+def spread(files: list[tuple[int, Path]], limit: int) -> list[tuple[int, Path]]:
+    """At most `limit` of the files, evenly spaced, first and last among them."""
+    if len(files) <= limit:
+        return files
+    return [files[round(i * (len(files) - 1) / (limit - 1))] for i in range(limit)]
+
+
+def stream(files: list[tuple[int, Path]], byte_budget: int) -> Iterator[tuple[int, Row]]:
+    """(step, record) of rollout files in order, until about that many bytes have been read."""
+    for step, path in files:
+        if byte_budget <= 0:
+            return
+        byte_budget -= path.stat().st_size
+        for record in rows(path):
+            if isinstance(record.get("text"), str):
+                yield step, record
+
+
+def _sums(path: Path, notes: list[str]) -> dict[str, float]:
+    last: dict[int, Row] = {row["step"]: row for row in rows(path, notes) if isinstance(row.get("step"), int)}
+    sums: dict[str, float] = {}
+    for row in last.values():
+        for key, value in row.items():
+            if key != "step" and isinstance(value, (int, float)) and math.isfinite(value):
+                sums[key] = sums.get(key, 0.0) + float(value)
+    return sums
+
+
+def _json(path: Path, notes: list[str]) -> Any:
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (json.JSONDecodeError, RecursionError):
+        notes.append(f"{path.name} is unreadable and was left out")
+        return None

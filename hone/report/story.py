@@ -1,0 +1,225 @@
+"""What a run showed: the evaluations before and after training, compared, and said in words.
+
+The words follow the numbers. A fall is called a fall, and a difference whose interval holds zero is
+not called a rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from hone.analysis import reflection, stats
+from hone.report.read import Row, Run, Stage, rows
+from hone.report.tables import to_interval
+from hone.report.text import p_value, percent, tokens
+from hone.types import Interval
+
+
+@dataclass(frozen=True)
+class Side:
+    """One evaluation: its row, and what its samples add."""
+
+    label: str  # "before" | "after"
+    row: Row
+    stage: Stage | None
+    accuracy: Interval | None
+    tokens: Interval | None
+    reflects: Interval | None
+    outcomes: Mapping[str, list[float]]  # problem id -> 1/0 per sample
+    shown: Mapping[str, Row]  # problem id -> its first sample, with its text
+
+    @property
+    def step(self) -> int:
+        return int(self.row.get("step", 0))
+
+    @property
+    def sampling(self) -> str:
+        """The settings in words: temperature 1, top-p 1, ..., one sample per problem."""
+        settings = self.row.get("sampling")
+        parts = [f"{k.replace('_', ' ')} {v}" for k, v in settings.items()] if isinstance(settings, dict) else []
+        counts = {len(v) for v in self.outcomes.values()}
+        if counts and max(counts) > 1:
+            parts.append(f"{max(counts)} samples per problem")
+        return ", ".join(parts)
+
+
+@dataclass(frozen=True)
+class Story:
+    before: Side | None
+    after: Side | None
+    comparison: stats.Comparison | None
+
+
+def tell(run: Run) -> Story:
+    """The first evaluation called `before` and the last called `after`, of RL stages if there are any."""
+    before, after = _find(run, "before"), _find(run, "after")
+    comparison = None
+    if before and after:
+        shared = sorted(before.outcomes.keys() & after.outcomes.keys())
+        if shared:
+            first, second = ([sum(s.outcomes[i]) / len(s.outcomes[i]) for i in shared] for s in (before, after))
+            comparison = stats.compare(first, second)
+    return Story(before, after, comparison)
+
+
+def _find(run: Run, label: str) -> Side | None:
+    for stages in ([s for s in run.stages if s.kind == "rl"], run.stages):
+        found = [(stage, row) for stage in stages for row in stage.evals if row.get("label") == label]
+        if found:
+            stage, row = found[0] if label == "before" else found[-1]
+            return _side(label, row, stage)
+    summary = run.results.get(label)
+    return _side(label, summary, None) if isinstance(summary, dict) else None
+
+
+def _side(label: str, row: Row, stage: Stage | None) -> Side:
+    verdicts: list[Row] = []
+    by_problem: dict[str, list[tuple[float, float]]] = {}  # (tokens, reflects) of each sample
+    shown: dict[str, Row] = {}
+    path = stage.samples_file(row) if stage else None
+    for record in rows(path, stage.notes if stage else None) if path else ():
+        if not isinstance(record.get("text"), str) or "problem_id" not in record or "verdict" not in record:
+            continue
+        key = str(record["problem_id"])
+        verdicts.append({"problem_id": key, "verdict": str(record["verdict"])})
+        measured = float(record.get("tokens") or 0), float(reflection.is_reflective(record["text"]))
+        by_problem.setdefault(key, []).append(measured)
+        shown.setdefault(key, record)
+    return Side(
+        label,
+        row,
+        stage,
+        to_interval(row.get("accuracy")),
+        _mean(row.get("response_tokens"), [[t for t, _ in v] for v in by_problem.values()], 0.01),
+        _mean(row.get("reflection_rate"), [[r for _, r in v] for v in by_problem.values()], 1e-6),
+        stats.outcomes(verdicts),
+        shown,
+    )
+
+
+def _mean(recorded: Any, groups: list[list[float]], tolerance: float) -> Interval | None:
+    """The recorded mean; with an interval if the samples are there and give the same mean."""
+    if not isinstance(recorded, (int, float)):
+        return stats.accuracy(groups) if groups else None
+    if groups:
+        computed = stats.accuracy(groups)
+        if abs(computed.value - recorded) <= tolerance * max(1.0, abs(recorded)):
+            return computed
+    return Interval(float(recorded), float("nan"), float("nan"), 0)
+
+
+def verb(comparison: stats.Comparison | None, before: float, after: float) -> str:
+    """rose | fell | did not measurably change: by the interval of the difference where there is one."""
+    if comparison and comparison.difference.low <= 0 <= comparison.difference.high:
+        return "did not measurably change"
+    return "rose" if after > before else "fell" if after < before else "did not change"
+
+
+def headline(run: Run, story: Story) -> str:
+    before, after = story.before, story.after
+    if before and after and before.accuracy and after.accuracy:
+        a, b = before.accuracy.value, after.accuracy.value
+        word = verb(story.comparison, a, b)
+        if word in ("rose", "fell"):
+            return f"Accuracy {word} from {percent(a, 0)} to {percent(b, 0)}"
+        return f"Accuracy {word}: {percent(a, 0)} before, {percent(b, 0)} after"
+    only = after or before
+    if only and only.accuracy:
+        return f"Accuracy {percent(only.accuracy.value, 0)} {only.label} training"
+    return f"Run {run.name}"
+
+
+def sentences(run: Run, story: Story) -> Iterator[str]:
+    """The lead paragraph, sentence by sentence."""
+    before, after = story.before, story.after
+    side = after or before
+    if side is None or side.accuracy is None:
+        yield "No evaluation before or after training has been recorded yet."
+        return
+    yield _opening(run, side)
+    if before and after and before.accuracy and after.accuracy:
+        yield f"Before, it was {_with_range(before.accuracy)}."
+        yield _difference(story.comparison)
+        yield from _changes(before, after)
+
+
+def _opening(run: Run, side: Side) -> str:
+    assert side.accuracy is not None
+    split = side.row.get("split")
+    kind = {"test": "held-out problems", "validation": "validation problems"}.get(str(split), "problems")
+    problems = len(side.outcomes) or side.accuracy.n
+    steps = sum(stage.steps_done for stage in run.of_kind("rl"))
+    when = (
+        "Before training" if side.label == "before" else f"After {steps:,} steps of RL" if steps else "After training"
+    )
+    counted = "1 problem" if problems == 1 else f"{problems:,} {kind}"
+    return f"{when}, the model solves {_with_range(side.accuracy)} of {counted}."
+
+
+def _with_range(interval: Interval) -> str:
+    return f"{percent(interval.value)} (95% interval {percent(interval.low)} to {percent(interval.high)})"
+
+
+def _difference(comparison: stats.Comparison | None) -> str:
+    if comparison is None:
+        return "The two evaluations share no problem, so no paired test was made."
+    d = comparison.difference
+    points = f"{100 * d.value:+.1f} percentage points ({100 * d.low:+.1f} to {100 * d.high:+.1f})".replace(
+        "-", "\N{MINUS SIGN}"
+    )
+    same = f"{d.n:,} problems that both evaluations hold" if d.n > 1 else "one problem that both evaluations hold"
+    return f"The difference is {points}; {p_value(comparison.p_value)}, {comparison.method}, paired on the {same}."
+
+
+def _changes(before: Side, after: Side) -> Iterator[str]:
+    if before.tokens and after.tokens:
+        word = _moved(before.tokens, after.tokens, "grew", "shrank", "stayed close")
+        was, now = (tokens(side.value) for side in (before.tokens, after.tokens))
+        yield f"Responses {word} from {was} to {now} tokens on average."
+    if before.reflects and after.reflects:
+        word = _moved(before.reflects, after.reflects, "rose", "fell", "stayed close")
+        yield (
+            f"The share of responses that reflect (they go back, check, or name a contradiction) {word} "
+            f"from {percent(before.reflects.value)} to {percent(after.reflects.value)}."
+        )
+
+
+def _moved(a: Interval, b: Interval, up: str, down: str, same: str) -> str:
+    """Without overlap of the intervals it moved; with, it stayed close. Unknown intervals: by the values."""
+    if b.value == a.value or (b.low <= a.high and a.low <= b.high):
+        return same + ("," if same else "")
+    return up if b.value > a.value else down
+
+
+def sample_problems(story: Story, limit: int = 5) -> list[tuple[str, str]]:
+    """(problem id, why it is shown): mended ones first, but also failures, so that nobody is sold only the best."""
+    before, after = story.before, story.after
+    if not before or not after:
+        side = before or after
+        return [(key, "") for key in sorted(side.shown)[:limit]] if side else []
+    shared = sorted(before.shown.keys() & after.shown.keys())
+
+    def right(side: Side, key: str) -> bool:
+        return side.shown[key]["verdict"] == "correct"
+
+    groups: dict[str, list[str]] = {
+        "wrong before, right after": [],
+        "still wrong": [],
+        "right before, wrong after": [],
+        "right both times": [],
+    }
+    for key in shared:
+        was, now = right(before, key), right(after, key)
+        why = "right both times" if was and now else "still wrong" if not now and not was else ""
+        groups[why or ("right before, wrong after" if was else "wrong before, right after")].append(key)
+    mended = groups["wrong before, right after"]
+    mended.sort(key=lambda key: (not reflection.is_reflective(after.shown[key]["text"]), key))
+    quota = {
+        "wrong before, right after": limit - 2,
+        "still wrong": 1,
+        "right before, wrong after": 1,
+        "right both times": 1,
+    }
+    return [(key, why) for why, keys in groups.items() for key in keys[: quota[why]]]

@@ -1,0 +1,96 @@
+"""Text that was not written by us, made safe to print: escaped, and nothing in it invisible."""
+
+from __future__ import annotations
+
+import html
+import math
+import re
+import unicodedata
+from collections.abc import Iterable
+
+#: Controls (but tab and newline), format characters (bidirectional overrides, zero-width, byte order
+#: mark, tags), lone surrogates, private use and the separators U+2028/2029: shown by their number.
+_HIDDEN = re.compile(
+    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
+    "\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
+)
+
+
+def visible(text: object) -> str:
+    """The text with its invisible characters by number, e.g. ⟨U+202E⟩."""
+    return _HIDDEN.sub(_number, str(text))
+
+
+def escape(text: object) -> str:
+    """For element content and for quoted attributes; nothing in it is invisible or markup."""
+    return html.escape(visible(text), quote=True)
+
+
+def _number(match: re.Match[str]) -> str:
+    return f"⟨U+{ord(match.group()):04X}⟩"
+
+
+def marked(text: str, spans: Iterable[tuple[int, int, str]], limit: int = 6000) -> str:
+    """Escaped text with the spans in <mark>; its middle is left out, and that said, beyond `limit` characters."""
+    if len(text) > limit:
+        head, tail = limit * 2 // 3, limit // 3
+        cut = (
+            f"\n\n[… {len(text) - head - tail:,} characters left out; the whole text is in the file named above …]\n\n"
+        )
+        kept = list(spans)
+        first = _marked(text[:head], [s for s in kept if s[1] <= head])
+        shift = len(text) - tail
+        last = _marked(text[shift:], [(a - shift, b - shift, kind) for a, b, kind in kept if a >= shift])
+        return f'{first}<span class="cut">{escape(cut)}</span>{last}'
+    return _marked(text, spans)
+
+
+def _marked(text: str, spans: Iterable[tuple[int, int, str]]) -> str:
+    parts, at = [], 0
+    for start, end, kind in spans:
+        parts += [escape(text[at:start]), f'<mark title="{escape(kind)}">{escape(text[start:end])}</mark>']
+        at = end
+    return "".join([*parts, escape(text[at:])])
+
+
+def percent(value: float, digits: int = 1) -> str:
+    """Rounded half up, as readers expect of 48.5%."""
+    scale = 10**digits
+    return f"{math.floor(100 * value * scale + 0.5 + 1e-9) / scale:.{digits}f}%"
+
+
+def number(value: float) -> str:
+    """Three significant digits or so, thousands separated."""
+    if not math.isfinite(value):
+        return str(value)
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+    return re.sub(r"e([+-])0*(\d+)$", lambda m: f"e{m.group(1).strip('+')}{m.group(2)}", text)
+
+
+def tokens(value: float) -> str:
+    """A mean number of tokens."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}"
+
+
+def p_value(value: float) -> str:
+    return "p < 0.0001" if value < 1e-4 else f"p = {value:.2g}"
+
+
+def duration(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    if seconds < 5400:
+        return f"{seconds / 60:.1f} min"
+    return f"{seconds / 3600:.1f} h"
+
+
+def size(num_bytes: float) -> str:
+    return f"{num_bytes / 2**30:.2f} GiB" if num_bytes >= 2**30 else f"{num_bytes / 2**20:.0f} MiB"
+
+
+def plain_ascii_key(text: str) -> str:
+    """A file name or an id made of a label."""
+    folded = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
+    return re.sub(r"[^a-z0-9]+", "-", folded.lower()).strip("-") or "x"

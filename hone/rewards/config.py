@@ -1,0 +1,53 @@
+"""Settings of the reward."""
+
+from __future__ import annotations
+
+from pydantic import FiniteFloat, PositiveInt, model_validator
+
+from hone.config import Section
+
+
+class CountdownReward(Section):
+    """Scores of `countdown`; without an answer it is 0."""
+
+    correct: FiniteFloat = 1.0
+    wrong: FiniteFloat = 0.1  # an answer that is not correct, whatever it holds
+
+
+class OverlongReward(Section):
+    """Lengths of `overlong`, in completion tokens: no penalty up to `max_tokens - buffer`, -1 from `max_tokens`."""
+
+    max_tokens: PositiveInt | None = None  # usually that of the sampling
+    buffer: PositiveInt = 64
+
+
+class RewardConfig(Section):
+    """`parts`: names from `hone.rewards.REWARDS` with their weights; the reward is the weighted sum."""
+
+    parts: dict[str, FiniteFloat] = {"outcome": 1.0}
+    countdown: CountdownReward = CountdownReward()
+    overlong: OverlongReward = OverlongReward()
+
+    @model_validator(mode="after")
+    def _known(self) -> RewardConfig:
+        from hone.rewards import REWARDS  # not at the top: that module imports this one
+
+        allowed = ", ".join(sorted(REWARDS))
+        if not self.parts:
+            raise ValueError(f"parts: give at least one of {allowed}")
+        for name in self.parts:
+            if name not in REWARDS:
+                raise ValueError(f"parts: no reward {name!r}; there are {allowed}")
+        for name in ("countdown", "overlong"):
+            if name in self.model_fields_set and name not in self.parts:
+                raise ValueError(
+                    f"{name}: has no effect, since parts does not name {name}; add it there or remove this"
+                )
+        if "overlong" in self.parts:
+            longest = self.overlong.max_tokens
+            if longest is None or longest < self.overlong.buffer:
+                raise ValueError(
+                    f"overlong.max_tokens: {longest}: set it to the most completion tokens, "
+                    f"at least overlong.buffer ({self.overlong.buffer})"
+                )
+        return self

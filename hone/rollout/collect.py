@@ -1,0 +1,39 @@
+"""From problems to groups: render, generate, reward."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from hone.data.render import Renderer
+from hone.rewards.base import RewardFn
+from hone.rollout.base import Engine
+from hone.rollout.config import SamplingConfig
+from hone.types import Group, Problem, Rollout
+
+
+def rollouts(
+    problems: Sequence[Problem],
+    renderer: Renderer,
+    engine: Engine,
+    sampling: SamplingConfig,
+    *,
+    samples: int,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
+) -> list[tuple[Rollout, ...]]:
+    """`samples` answers to each problem, as [P] tuples of [G]."""
+    prompts = [renderer.prompt_ids(p) for p in problems]
+    turns = engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress)
+    return [
+        tuple(
+            Rollout(problem.id, index, (turn,), renderer.text(turn.completion_ids)) for index, turn in enumerate(group)
+        )
+        for problem, group in zip(problems, turns, strict=True)
+    ]
+
+
+def score(problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn) -> list[Group]:
+    """Rewards, a whole group at a time."""
+    return [
+        Group(problem, group, tuple(reward(problem, group))) for problem, group in zip(problems, answers, strict=True)
+    ]

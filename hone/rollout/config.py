@@ -1,0 +1,22 @@
+"""Settings of generation."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveInt
+
+from hone.config import Section
+
+
+class SamplingConfig(Section):
+    temperature: NonNegativeFloat = 1.0  # 0: greedy
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: NonNegativeInt = 0  # 0: off
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    max_tokens: PositiveInt = 256  # completion tokens
+
+
+class RolloutConfig(Section):
+    engine: Literal["native"] = "native"
+    max_sequences: PositiveInt = 512  # sequences decoded at once

@@ -1,0 +1,106 @@
+"""Attention over a prompt that several samples share and over what each of them has said since.
+
+Symbols: B rows (samples being decoded), P prompts among them, G rows of the largest group, H query
+heads, Hkv key heads, R = H / Hkv, Lp prompt positions, W suffix positions, D head size. Key heads come
+first in every array so that heads and rows fold into one batch dimension without a copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Grid:
+    """Where each row stands in the rectangle [P, G] in which all queries of a prompt meet its keys at once.
+
+    Worked example: rows of prompts 0, 1, 0 make G = 2, `rows` = [0, 2, 1] and `cells` = [0, 2, 1, 0];
+    the last cell is empty and repeats row 0, and nothing reads its result.
+    """
+
+    width: int  # G
+    cells: Tensor  # [P * G] row in each cell
+    rows: Tensor  # [B] cell of each row
+    regular: bool  # cells and rows are both 0, 1, 2, ...: nothing to gather
+
+    @staticmethod
+    def of(prompts: Sequence[int], count: int, device: torch.device) -> Grid:
+        """`prompts` [B] is the prompt of each row, each below `count`."""
+        seen = [0] * count
+        places = []
+        for prompt in prompts:
+            places.append((prompt, seen[prompt]))
+            seen[prompt] += 1
+        width = max(seen)
+        rows = [prompt * width + place for prompt, place in places]
+        cells = [0] * (count * width)
+        for row, cell in enumerate(rows):
+            cells[cell] = row
+        regular = rows == list(range(count * width))
+        return Grid(width, torch.tensor(cells, device=device), torch.tensor(rows, device=device), regular)
+
+    def to_cells(self, x: Tensor) -> Tensor:
+        """[Hkv, B, ...] -> [Hkv, P * G, ...]"""
+        return x if self.regular else x.index_select(1, self.cells)
+
+    def to_rows(self, x: Tensor) -> Tensor:
+        """[Hkv, P * G, ...] -> [Hkv, B, ...]"""
+        return x if self.regular else x.index_select(1, self.rows)
+
+
+def decode_attention(
+    query: Tensor,  # [B, H, 1, D]
+    prompt: tuple[Tensor, Tensor],  # keys and values, [Hkv, P, Lp, D]
+    suffix: tuple[Tensor, Tensor],  # keys and values, [Hkv, B, W, D]
+    grid: Grid,
+    mask: Tensor | None,  # [B, Lp + W], 0 or -inf
+    scaling: float,
+) -> Tensor:
+    """One softmax over both parts. Returns [B, 1, H, D]."""
+    batch, heads, _, size = query.shape
+    kv_heads, prompts, prompt_len, _ = prompt[0].shape
+    repeat, width = heads // kv_heads, suffix[0].shape[2]
+    rows = (query * scaling).view(batch, kv_heads, repeat, size).transpose(0, 1).contiguous()  # [Hkv, B, R, D]
+    cells = grid.to_cells(rows).view(kv_heads * prompts, grid.width * repeat, size)
+
+    shared = _scores(cells, prompt[0].flatten(0, 1))  # [Hkv * P, G * R, Lp]
+    shared = grid.to_rows(shared.view(kv_heads, -1, repeat, prompt_len))  # [Hkv, B, R, Lp]
+    own = _scores(rows.flatten(0, 1), suffix[0].flatten(0, 1)).view(kv_heads, batch, repeat, width)
+    scores = torch.cat((shared, own), dim=-1)  # [Hkv, B, R, Lp + W]
+    if mask is not None:
+        scores += mask[:, None, :]
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+
+    shared = grid.to_cells(weights[..., :prompt_len]).reshape(kv_heads * prompts, -1, prompt_len)
+    shared = torch.bmm(shared, prompt[1].flatten(0, 1)).view(kv_heads, -1, repeat, size)
+    own = torch.bmm(weights[..., prompt_len:].flatten(0, 1), suffix[1].flatten(0, 1))
+    out = grid.to_rows(shared) + own.view(kv_heads, batch, repeat, size)
+    return out.transpose(0, 1).reshape(batch, 1, heads, size)
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    """[N, Q, D] x [N, K, D] -> [N, Q, K], in float32 where the device can: bfloat16 scores would be off by 1 %."""
+    if query.is_cuda and query.dtype != torch.float32:
+        return torch.bmm(query, key.transpose(1, 2), out_dtype=torch.float32)
+    return torch.bmm(query, key.transpose(1, 2)).float()
+
+
+def prefill_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scaling: float) -> Tensor:
+    """Causal attention of prompts packed in one row.
+
+    query [1, H, T, D], key and value [1, Hkv, T, D], lengths [P] summing to T. Returns [1, T, H, D].
+    """
+    repeat = query.shape[1] // key.shape[1]
+    key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
+    parts = [
+        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        for q, k, v in zip(
+            query.split(list(lengths), dim=2), key.split(list(lengths), dim=2), value.split(list(lengths), dim=2)
+        )
+    ]
+    return torch.cat(parts, dim=2).transpose(1, 2)

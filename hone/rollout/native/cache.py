@@ -1,0 +1,157 @@
+"""Keys and values: each prompt's once, each sample's own beside it.
+
+Rows are decoded in lock step, so all of them write the same column; a row that came later starts at a
+later column and the mask hides what is before it. A write is then one slice, whatever the lengths.
+
+    columns   0 1 2 3 4 5 | column = 6 is written next
+    row 0     a b c d e f   start 0
+    row 1     . . . g h i   start 3: entered when a finished row left
+
+`rebuild` is the only operation that moves anything: rows leave, rows enter, columns that no row needs
+any more are dropped, and the capacity is chosen anew.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
+
+_CHUNK = 64  # columns added at least, when the suffixes outgrow their capacity
+
+
+class PromptPass:
+    """Passed to the model as `decode_cache` while it reads packed prompts; keeps their keys and values."""
+
+    def __init__(self, lengths: Sequence[int]) -> None:
+        self.lengths = list(lengths)  # [P]
+        self.keys: dict[int, Tensor] = {}  # layer -> [Hkv, T, D]
+        self.values: dict[int, Tensor] = {}
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [1, H, T, D], key and value [1, Hkv, T, D]. Returns [1, T, H, D]."""
+        self.keys[layer], self.values[layer] = key[0], value[0]
+        return prefill_attention(query, key, value, self.lengths, scaling)
+
+    def prompts(self) -> list[Prompt]:
+        """The prompts apart, in their order."""
+        keys = {layer: t.split(self.lengths, dim=1) for layer, t in self.keys.items()}
+        values = {layer: t.split(self.lengths, dim=1) for layer, t in self.values.items()}
+        return [
+            Prompt(n, {layer: (keys[layer][i], values[layer][i]) for layer in keys}) for i, n in enumerate(self.lengths)
+        ]
+
+
+@dataclass(frozen=True, slots=True)
+class Prompt:
+    length: int
+    layers: Mapping[int, tuple[Tensor, Tensor]]  # layer -> keys and values, each [Hkv, length, D]
+
+
+@dataclass(slots=True)
+class _Layer:
+    prompt: tuple[Tensor, Tensor]  # keys and values, [Hkv, P, Lp, D], zero beyond a prompt's length
+    suffix: tuple[Tensor, Tensor]  # keys and values, [Hkv, B, capacity, D]
+
+
+@dataclass(slots=True)
+class DecodeCache:
+    """Passed to the model as `decode_cache` while it decodes one token of every row."""
+
+    column: int = 0  # where the next token's keys and values go
+    capacity: int = 0
+    lengths: dict[int, int] = field(default_factory=dict)  # prompt -> its length, in the order of the grid [P]
+    row_prompts: list[int] = field(default_factory=list)  # [B]
+    starts: list[int] = field(default_factory=list)  # [B] first column of each row
+    _layers: dict[int, _Layer] = field(default_factory=dict)
+    _grid: Grid | None = None
+    _mask: Tensor | None = None  # [B, Lp + capacity]; None: nothing to hide
+
+    @property
+    def full(self) -> bool:
+        return self.column >= self.capacity
+
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+        """query [B, H, 1, D], key and value [B, Hkv, 1, D]. Returns [B, 1, H, D]."""
+        assert self._grid is not None, "rebuild comes before the first token"
+        state, end = self._layers[layer], self.column + 1
+        keys, values = state.suffix
+        keys[:, :, self.column] = key[:, :, 0].transpose(0, 1)
+        values[:, :, self.column] = value[:, :, 0].transpose(0, 1)
+        mask = None if self._mask is None else self._mask[:, : state.prompt[0].shape[2] + end]
+        return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scaling)
+
+    def rebuild(self, keep: Sequence[int], entering: Sequence[int], new: Mapping[int, Prompt], steps: int) -> None:
+        """Keep these rows, in this order, and append one row for each prompt of `entering`.
+
+        `new` holds at least the prompts that are not yet here; one without rows is forgotten.
+        `steps`: tokens that the youngest row may still write, which bounds the capacity.
+        """
+        low = min((self.starts[row] for row in keep), default=self.column)
+        used = self.column - low
+        window = slice(low, self.column)
+        old_order = {prompt: place for place, prompt in enumerate(self.lengths)}
+        self.starts = [self.starts[row] - low for row in keep] + [used] * len(entering)
+        self.row_prompts = [self.row_prompts[row] for row in keep] + list(entering)
+        self.lengths = {
+            prompt: self.lengths[prompt] if prompt in self.lengths else new[prompt].length
+            for prompt in sorted(set(self.row_prompts))
+        }
+        self.column, self.capacity = used, used + min(steps, max(_CHUNK, used // 2))
+        if not self.row_prompts:
+            self._layers, self._grid, self._mask = {}, None, None
+            return
+        for layer in self._layers or next(iter(new.values())).layers:
+            old = self._layers.get(layer)
+            prompt = old.prompt if old and list(old_order) == list(self.lengths) else None
+            if prompt is None:
+                parts = [
+                    (old.prompt[0][:, old_order[p], :n], old.prompt[1][:, old_order[p], :n])
+                    if old and p in old_order
+                    else new[p].layers[layer]
+                    for p, n in self.lengths.items()
+                ]
+                prompt = _pad([keys for keys, _ in parts]), _pad([values for _, values in parts])
+            moved = [self._move(old.suffix[i] if old else None, keep, window, prompt[i]) for i in (0, 1)]
+            self._layers[layer] = _Layer(prompt, (moved[0], moved[1]))
+        device = next(iter(self._layers.values())).prompt[0].device
+        order = {prompt: place for place, prompt in enumerate(self.lengths)}
+        self._grid = Grid.of([order[prompt] for prompt in self.row_prompts], len(order), device)
+        self._mask = self._hide(device)
+
+    def _move(self, old: Tensor | None, keep: Sequence[int], window: slice, like: Tensor) -> Tensor:
+        """Suffixes of the rows that stay, from `old` [Hkv, B, capacity, D], and room for those that enter."""
+        new = like.new_empty(like.shape[0], len(self.row_prompts), self.capacity, like.shape[3])
+        if old is not None and keep:
+            rows = torch.tensor(keep, device=old.device)
+            new[:, : len(keep), : self.column] = old[:, :, window].index_select(1, rows)
+        # A masked column is multiplied by 0, and 0 times what memory happened to hold could be nan.
+        new[:, len(keep) :, : self.column] = 0
+        return new
+
+    def _hide(self, device: torch.device) -> Tensor | None:
+        """-inf before a row's first column and beyond its prompt's end. Returns [B, Lp + capacity] or None."""
+        lengths = [self.lengths[prompt] for prompt in self.row_prompts]  # [B]
+        longest = max(lengths)
+        if not any(self.starts) and min(lengths) == longest:
+            return None
+        length = torch.tensor(lengths, device=device)[:, None]
+        start = torch.tensor(self.starts, device=device)[:, None]
+        mask = torch.zeros(len(lengths), longest + self.capacity, device=device)
+        mask[:, :longest].masked_fill_(torch.arange(longest, device=device) >= length, -math.inf)
+        mask[:, longest:].masked_fill_(torch.arange(self.capacity, device=device) < start, -math.inf)
+        return mask
+
+
+def _pad(parts: Sequence[Tensor]) -> Tensor:
+    """[Hkv, length, D] of each prompt -> [Hkv, P, Lp, D], zero beyond each length."""
+    longest = max(part.shape[1] for part in parts)
+    out = parts[0].new_zeros(parts[0].shape[0], len(parts), longest, parts[0].shape[2])
+    for place, part in enumerate(parts):
+        out[:, place, : part.shape[1]] = part
+    return out

@@ -1,0 +1,96 @@
+"""Progress of long work: a bar with the time left on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+
+#: Seconds between lines where there is no terminal.
+LINE_EVERY = 10.0
+
+
+class Clock:
+    """Seconds of the parts of a step."""
+
+    def __init__(self) -> None:
+        self._start = self._last = time.perf_counter()
+        self._parts: dict[str, float] = {}
+
+    def lap(self, part: str) -> None:
+        """What ran since the last lap was `part`."""
+        now = time.perf_counter()
+        self._parts[part] = self._parts.get(part, 0.0) + now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        return {"seconds": time.perf_counter() - self._start, **self._parts}
+
+
+class Track:
+    """`total` steps of something called `title`. Use as a context manager."""
+
+    def __init__(self, title: str, total: int, done: int = 0) -> None:
+        self.title, self.total, self.done, self._first = title, total, done, done
+        self._started = self._said = time.monotonic()
+        self._bar: Progress | None = None
+        if sys.stderr.isatty():
+            self._bar = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(),
+                MofNCompleteColumn(),
+                TimeElapsedColumn(),
+                TextColumn("left"),
+                TimeRemainingColumn(),
+                TextColumn("{task.fields[note]}"),
+                console=Console(stderr=True),
+            )
+            self._task = self._bar.add_task(title, total=total, completed=done, note="")
+            self._inner = self._bar.add_task("  generating", total=1, visible=False, note="")
+
+    def __enter__(self) -> Track:
+        if self._bar:
+            self._bar.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, tb: TracebackType | None) -> None:
+        if self._bar:
+            self._bar.stop()
+        elif kind is None and self.done > self._first:
+            self._line("done")
+
+    def advance(self, note: str = "") -> None:
+        """One more step is done; `note` is shown beside it."""
+        self.done += 1
+        if self._bar:
+            self._bar.update(self._task, completed=self.done, note=note)
+            self._bar.update(self._inner, visible=False)
+        elif time.monotonic() - self._said >= LINE_EVERY:
+            self._line(note)
+
+    def inner(self, done: int, total: int) -> None:
+        """Progress within the step, e.g. sequences finished of those being generated."""
+        if self._bar:
+            self._bar.update(self._inner, completed=done, total=total, visible=done < total)
+
+    def say(self, text: str) -> None:
+        """A line of its own, above the bar."""
+        if self._bar:
+            self._bar.console.print(text, highlight=False, markup=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def _line(self, note: str) -> None:
+        self._said = now = time.monotonic()
+        rate = (now - self._started) / max(1, self.done - self._first)
+        left = rate * (self.total - self.done)
+        self.say(f"{self.title} {self.done}/{self.total}  {_clock(now - self._started)} left {_clock(left)}  {note}")
+
+
+def _clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02d}:{rest:02d}" if hours else f"{minutes}:{rest:02d}"

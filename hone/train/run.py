@@ -1,0 +1,279 @@
+"""The run folder: everything a run leaves behind, append-only, readable with ordinary tools.
+
+    config.resolved.json   the recipe as validated
+    manifest.json          code version, seed, versions, hardware, command
+    metrics.jsonl          one row per step, the same for the same seed
+    timings.jsonl          one row per step, seconds
+    evals.jsonl            one row per evaluation; evals/LABEL.jsonl its samples
+    events.jsonl           whatever was out of the ordinary
+    rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
+    tokens/step_N.safetensors   its tokens: ids, log-probs of sampler and trainer, advantages, mask
+    checkpoints/           see hone.train.checkpoint
+    model/                 the final weights, an ordinary Hugging Face checkpoint
+
+A row of metrics.jsonl: {"step": 3, "phase": "rl", "loss": 0.01, "reward/mean": 0.42, ...}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import importlib.metadata
+import json
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.numpy import save_file
+
+import hone
+from hone.train import checkpoint
+from hone.train.config import CheckpointConfig
+from hone.train.policy import Policy
+from hone.types import FloatArray, Group, Sample
+
+
+class Interrupted(Exception):
+    """The run was asked to stop and has saved; `resume` goes on from there."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped before step {step}, saved")
+        self.step = step
+
+
+class Run:
+    """Writer of one run folder. One process writes it."""
+
+    def __init__(self, folder: Path, checkpoints: CheckpointConfig) -> None:
+        self.folder = folder
+        self.config = checkpoints
+        self.history: list[dict[str, Any]] = []  # rows of metrics.jsonl
+        self._stop = False
+
+    @classmethod
+    def open(cls, folder: Path, config: Mapping[str, Any], checkpoints: CheckpointConfig, seed: int) -> Run:
+        """Create the folder, or continue in it; says so if its settings were other ones."""
+        folder.mkdir(parents=True, exist_ok=True)
+        run = cls(folder, checkpoints)
+        resolved = folder / "config.resolved.json"
+        text = json.dumps(config, indent=1)
+        if resolved.exists() and resolved.read_text() != text:
+            run.event("config_changed", "resumed with other settings than before; config.resolved.json has the new ones")
+        _write(resolved, text)
+        if not (folder / "manifest.json").exists():
+            _write(folder / "manifest.json", json.dumps(manifest(seed), indent=1))
+        return run
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def log(self, step: int, metrics: Mapping[str, float | str], seconds: Mapping[str, float]) -> None:
+        self.history.append({"step": step, **metrics})
+        self._append("metrics.jsonl", self.history[-1])
+        self._append("timings.jsonl", {"step": step, **{k: round(v, 4) for k, v in seconds.items()}})
+
+    def event(self, kind: str, message: str, step: int | None = None, **details: Any) -> None:
+        """Something out of the ordinary: recorded, and said once on the terminal."""
+        self._append("events.jsonl", {"step": step, "kind": kind, "message": message, **details})
+        if kind not in ("checkpoint",):
+            print(f"[{kind}] {message}", file=sys.stderr, flush=True)
+
+    def log_eval(self, step: int, label: str, row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+        name = f"evals/{label}.jsonl" if label in ("before", "after") else f"evals/{label}_{step:06d}.jsonl"
+        self._write_rows(name, samples)
+        self._append("evals.jsonl", {"step": step, "label": label, **row, "samples_file": name})
+
+    def log_rollouts(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        prompts: Sequence[str],
+        samples: Sequence[Sample],
+        trainer_logprobs: Mapping[int, FloatArray],
+        piece: Callable[[int], str],
+    ) -> None:
+        """Every sample of a step, as text and as tokens; `piece` decodes one token id.
+
+        `samples` [S] are those of the groups in order; `trainer_logprobs` is `StepStats.logprobs`.
+        """
+        rows = []
+        rest = iter(samples)
+        for group, prompt in zip(groups, prompts, strict=True):
+            for rollout, reward in zip(group.rollouts, group.rewards, strict=True):
+                rows.append(
+                    {
+                        "problem_id": rollout.problem_id,
+                        "index": rollout.index,
+                        "level": group.problem.level,
+                        "prompt": prompt,
+                        "text": rollout.text,
+                        "parts": dict(reward.parts),
+                        "total": reward.total,
+                        "verdict": reward.verdict,
+                        "extracted": reward.extracted,
+                        "advantage": _mean_advantage(next(rest)),
+                        "tokens": rollout.num_tokens,
+                        "finish": rollout.finish,
+                        "policy_version": rollout.turns[-1].policy_version,
+                    }
+                )
+        self._write_rows(f"rollouts/step_{step:06d}.jsonl", rows)
+        _write_tokens(self.folder / "tokens" / f"step_{step:06d}.safetensors", samples, trainer_logprobs, piece)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        path = self.folder / name
+        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def checkpoint(self, step: int, policy: Policy) -> None:
+        """Save what is needed to begin step `step`, if it is due."""
+        if step % self.config.every == 0:
+            self.save(step, policy)
+
+    def save(self, step: int, policy: Policy) -> None:
+        checkpoint.save(self.folder / "checkpoints", step, policy, self.config.keep)
+        self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
+
+    def resume(self, policy: Policy) -> int:
+        """The step to begin with: that of the newest good checkpoint, 0 in a fresh folder.
+
+        Rows of steps that will be done again are removed, so that the files read as if the run had
+        never been cut.
+        """
+        folder = self.folder / "checkpoints"
+        good = checkpoint.newest_good(folder, lambda message: self.event("checkpoint_damaged", message))
+        step = 0
+        if good is not None:
+            state = checkpoint.read_state(good)
+            step = int(state["step"])
+            policy.restore(good, state["policy"])
+        started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
+        for name in ("metrics.jsonl", "timings.jsonl", "evals.jsonl"):
+            self._truncate(name, step)
+        for name in ("rollouts", "tokens"):
+            for path in (self.folder / name).glob("step_*"):
+                if int(path.stem.removeprefix("step_")) >= step:
+                    path.unlink()
+        self.history = self.rows("metrics.jsonl")
+        if started:
+            self.event("resumed", f"going on with step {step}", step)
+        return step
+
+    # --- stopping -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The first Ctrl-C (or SIGTERM) asks the loop to save and stop; a second one stops at once."""
+
+        def ask(number: int, _: Any) -> None:
+            if self._stop:
+                raise KeyboardInterrupt
+            self._stop = True
+            print("\nstopping after this step, then saving (again: stop at once)", file=sys.stderr, flush=True)
+
+        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def stop_if_asked(self, step: int, policy: Policy) -> None:
+        """Called between steps: saves and raises `Interrupted` if the user asked for it."""
+        if self._stop:
+            self.save(step, policy)
+            raise Interrupted(step)
+
+    # --- files --------------------------------------------------------------------------------
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        with (self.folder / name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+
+    def _write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        (self.folder / name).parent.mkdir(exist_ok=True)
+        _write(self.folder / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+
+    def _truncate(self, name: str, step: int) -> None:
+        """Drop rows of `step` and later, and a last line that was cut in the middle."""
+        path = self.folder / name
+        if not path.exists():
+            return
+        kept = []
+        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
+            with contextlib.suppress(json.JSONDecodeError):  # a torn last line is what is looked for
+                if line.endswith("\n") and json.loads(line)["step"] < step:
+                    kept.append(line)
+        _write(path, "".join(kept))
+
+
+def _mean_advantage(sample: Sample) -> float:
+    values = sample.advantages[sample.trained]
+    return float(values.mean()) if len(values) else 0.0
+
+
+def _write_tokens(
+    path: Path, samples: Sequence[Sample], trainer_logprobs: Mapping[int, FloatArray], piece: Callable[[int], str]
+) -> None:
+    """Completion tokens of all samples, one after the other; `lengths` tells them apart.
+
+    The trainer's log-prob is NaN where it had no reason to look: no gradient in that sample.
+    """
+    path.parent.mkdir(exist_ok=True)
+    lengths = [int(s.trained.sum()) for s in samples]
+    ids = np.concatenate([s.token_ids[s.trained] for s in samples]).astype(np.int32)
+    missing = (np.full(n, np.nan, np.float32) for n in lengths)
+    arrays = {
+        "lengths": np.asarray(lengths, np.int32),
+        "ids": ids,
+        "sampled_logprobs": np.concatenate([s.logprobs[s.trained] for s in samples]),
+        "trainer_logprobs": np.concatenate([trainer_logprobs.get(i, gap) for i, gap in enumerate(missing)]),
+        "advantages": np.concatenate([s.advantages[s.trained] for s in samples]),
+    }
+    pieces = {str(i): piece(i) for i in np.unique(ids).tolist()}
+    save_file(arrays, path, metadata={"pieces": json.dumps(pieces, ensure_ascii=False)})
+
+
+def manifest(seed: int) -> dict[str, Any]:
+    """What one needs to know to run this again."""
+    packages = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "pydantic")
+    return {
+        "code_version": code_version(),
+        "seed": seed,
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
+        "hardware": {
+            "machine": platform.machine(),
+            "system": platform.system(),
+            "cpus": os.cpu_count(),
+            "torch_threads": torch.get_num_threads(),
+            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+    }
+
+
+def code_version() -> str:
+    """The package version, with the commit when run from a checkout."""
+    root = Path(hone.__file__).parent.parent
+    if not (root / ".git").exists() or shutil.which("git") is None:
+        return hone.__version__
+    answer = subprocess.run(
+        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
+    )
+    return f"{hone.__version__}+{answer.stdout.strip() or 'unknown'}"
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file in one step, so that a reader never sees half of it."""
+    aside = path.with_name(path.name + ".writing")
+    aside.write_text(text, encoding="utf-8")
+    os.replace(aside, path)

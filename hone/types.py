@@ -1,0 +1,235 @@
+"""Every record of the pipeline, in the order in which one problem travels through it.
+
+    Problem -> Rollout (of Turns) -> Reward -> Group -> Sample -> MicroBatch -> StepStats
+
+Records are frozen and complete when built; no stage writes into the one before.
+Symbols: P problems, G samples per problem, Lp prompt tokens, Lc completion tokens,
+L = Lp + Lc tokens of one sequence, T packed input tokens, N trained tokens of a batch.
+This module imports nothing of hone, and torch only for type checking: configuration,
+tasks and rewards work without it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import torch
+
+IntArray = npt.NDArray[np.int64]
+FloatArray = npt.NDArray[np.float32]
+BoolArray = npt.NDArray[np.bool_]
+
+Split = Literal["train", "validation", "test"]
+Finish = Literal["stop", "length", "abort"]
+Verdict = Literal["correct", "wrong", "malformed", "truncated", "verifier_timeout", "verifier_error"]
+
+#: Verdicts that say something about the verifier, not about the sample: such a sample is
+#: left out of its group and counted, never scored 0.
+VERIFIER_FAILURES: frozenset[str] = frozenset({"verifier_timeout", "verifier_error"})
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One question with a checkable answer."""
+
+    id: str
+    task: str
+    messages: tuple[Mapping[str, str], ...]  # chat messages: {"role": ..., "content": ...}
+    answer: Any  # whatever the task's grader needs, JSON-serialisable
+    level: str = ""  # e.g. number of people, "1".."5" for MATH
+    domain: str = ""  # e.g. "Algebra"
+    reference: str | None = None  # a worked solution, if there is one
+    extra: Mapping[str, Any] = field(default_factory=dict)  # other columns of the row
+
+
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """What the engine was given and what it emitted, as tokens: text is never re-tokenised."""
+
+    prompt_ids: IntArray  # [Lp]
+    completion_ids: IntArray  # [Lc], the stop token included when finish == "stop"
+    logprobs: FloatArray  # [Lc], of the distribution actually sampled from
+    finish: Finish
+    policy_version: int
+
+    def __post_init__(self) -> None:
+        if self.logprobs.shape != self.completion_ids.shape:
+            raise ValueError(
+                f"Turn: {self.completion_ids.shape[0]} completion tokens but {self.logprobs.shape[0]} log-probs"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Rollout:
+    """One sampled answer to one problem."""
+
+    problem_id: str
+    index: int  # 0..G-1 within its group
+    turns: tuple[Turn, ...]
+    text: str  # what the model said: the opening tag given in the prompt, if any, then the decoded completion
+
+    @property
+    def num_tokens(self) -> int:
+        """Completion tokens over all turns."""
+        return sum(len(turn.completion_ids) for turn in self.turns)
+
+    @property
+    def finish(self) -> Finish:
+        return self.turns[-1].finish
+
+
+@dataclass(frozen=True, slots=True)
+class Grade:
+    """A task's judgement of one answer."""
+
+    verdict: Verdict
+    extracted: str | None = None  # the answer as the parser read it
+
+
+@dataclass(frozen=True, slots=True)
+class Reward:
+    total: float  # weighted sum of the parts
+    parts: Mapping[str, float]  # unweighted
+    verdict: Verdict
+    extracted: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    problem: Problem
+    rollouts: tuple[Rollout, ...]  # [G]
+    rewards: tuple[Reward, ...]  # [G]
+
+    def __post_init__(self) -> None:
+        if len(self.rollouts) != len(self.rewards):
+            raise ValueError(f"Group {self.problem.id}: {len(self.rollouts)} rollouts, {len(self.rewards)} rewards")
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One training sequence. `trained`, `logprobs` and `advantages` are aligned with
+    `token_ids`: entry t speaks of token t itself, not of its successor. The one shift of
+    the whole system is in `hone.data.pack`.
+
+    Worked example: prompt [5, 6], completion [7, 2(eos)], advantage 1.5::
+
+        token_ids  = [5, 6, 7, 2]
+        trained    = [F, F, T, T]
+        logprobs   = [0, 0, -0.1, -0.7]
+        advantages = [0, 0, 1.5, 1.5]
+    """
+
+    token_ids: IntArray  # [L]
+    trained: BoolArray  # [L]
+    logprobs: FloatArray  # [L], the sampler's; 0 where not trained
+    advantages: FloatArray  # [L]; 0 where not trained
+    prompt_len: int  # Lp, tokens shared by the samples of a group
+    problem_id: str
+    policy_version: int
+
+    def __post_init__(self) -> None:
+        n = self.token_ids.shape
+        for name in ("trained", "logprobs", "advantages"):
+            if getattr(self, name).shape != n:
+                raise ValueError(f"Sample {self.problem_id}: {name} has shape {getattr(self, name).shape}, tokens {n}")
+        if not 0 < self.prompt_len <= n[0]:
+            raise ValueError(f"Sample {self.problem_id}: prompt_len {self.prompt_len} of {n[0]} tokens")
+        if self.trained[: self.prompt_len].any():
+            raise ValueError(f"Sample {self.problem_id}: a prompt token is marked as trained")
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Consecutive packed tokens: one prompt, then the completions that share it.
+
+    Each completion attends to the prompt and to itself. `prompt_len` may be 0 (a completion
+    then holds a whole sequence).
+    """
+
+    prompt_len: int
+    completion_lens: tuple[int, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return self.prompt_len + sum(self.completion_lens)
+
+
+@dataclass(frozen=True, slots=True)
+class MicroBatch:
+    """Packed sequences and, apart from them, the N trained tokens.
+
+    The shift happened once, in `hone.data.pack`: trained token n is `targets[n]`, predicted
+    from the hidden state at packed position `sources[n]`. With a shared prompt its last
+    position is the source of the first token of every completion.
+
+    Worked example: prompt [5, 6] shared by completions [7, 2] and [8, 9, 2]::
+
+        inputs    = [5, 6, 7, 2, 8, 9, 2]
+        positions = [0, 1, 2, 3, 2, 3, 4]
+        layout    = (Block(2, (2, 3)),)
+        sources   = [1, 2,  1, 4, 5]
+        targets   = [7, 2,  8, 9, 2]
+        samples   = [0, 0,  1, 1, 1]
+    """
+
+    inputs: torch.Tensor  # [T] int64
+    positions: torch.Tensor  # [T] int64, restarting per sequence
+    layout: tuple[Block, ...]  # sums to T
+    sources: torch.Tensor  # [N] int64, indices into T
+    targets: torch.Tensor  # [N] int64
+    samples: torch.Tensor  # [N] int64, which sequence of this micro-batch a token belongs to: 0..S-1
+    sampled_logprobs: torch.Tensor  # [N] float32, the sampler's
+    advantages: torch.Tensor  # [N] float32
+    weights: torch.Tensor  # [N] float32, the reduction: loss = sum(weights * token_loss), global over the batch
+    old_logprobs: torch.Tensor | None = None  # [N] float32; None: on-policy, the current ones are the old ones
+    ref_logprobs: torch.Tensor | None = None  # [N] float32; None: no reference in use
+    sample_ids: tuple[int, ...] = ()  # [S] position of each sequence in the step's list of samples
+
+    def __post_init__(self) -> None:
+        t, n = self.inputs.shape[0], self.targets.shape[0]
+        if sum(block.num_tokens for block in self.layout) != t or self.positions.shape[0] != t:
+            raise ValueError(f"MicroBatch: layout or positions do not cover the {t} packed tokens")
+        for name in ("sources", "samples", "sampled_logprobs", "advantages", "weights", "old_logprobs", "ref_logprobs"):
+            value = getattr(self, name)
+            if value is not None and value.shape != (n,):
+                raise ValueError(f"MicroBatch: {name} has shape {tuple(value.shape)}, trained tokens {n}")
+
+
+@dataclass(frozen=True, slots=True)
+class StepStats:
+    """What one call of `Policy.update` did (over all its optimizer steps)."""
+
+    loss: float
+    grad_norm: float  # before clipping; the largest of the updates
+    num_tokens: int  # trained tokens
+    metrics: Mapping[str, float]
+    #: sample -> the trainer's log-probs [Lc] when it was first trained on; samples without gradient are missing
+    logprobs: Mapping[int, FloatArray] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Interval:
+    """A value with its confidence interval, as every reported number has one."""
+
+    value: float
+    low: float
+    high: float
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One supervised pair: the problem, and the text that the model should learn to say."""
+
+    problem: Problem
+    text: str
+    style: str = ""
+
+
+Messages = Sequence[Mapping[str, str]]

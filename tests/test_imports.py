@@ -1,0 +1,142 @@
+"""The direction of imports, and that configuration and the command line answer without the heavy packages."""
+
+import ast
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+#: Top-level modules and packages of hone. Each may import those of the rows above, itself, and
+#: from its own row the settings (`rollout/config.py`, which import nothing themselves).
+ROWS = (
+    ("types",),
+    ("config",),
+    ("validate", "dist"),
+    ("data",),
+    ("tasks", "algo", "model", "analysis"),
+    ("rewards",),
+    ("train", "rollout"),
+    ("recipe",),
+    ("evaluate",),
+    ("rl", "sft", "distil"),
+    ("pipeline", "launch", "report", "doctor"),
+    ("cli",),
+)
+
+HEAVY = ("torch", "transformers", "matplotlib", "statsmodels", "scipy", "pyarrow", "pandas", "vllm", "ray", "wandb")
+
+
+def imports(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
+    """(line, imported module of hone, without `hone.`), function bodies included, TYPE_CHECKING blocks not."""
+
+    def visit(node: ast.AST) -> Iterator[tuple[int, str]]:
+        if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            for other in node.orelse:
+                yield from visit(other)
+            return
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, a.name[5:]) for a in node.names if a.name.startswith("hone."))
+        if isinstance(node, ast.ImportFrom):
+            base = package[: len(package) - node.level + 1] if node.level else ()
+            module = ".".join((*base, *([node.module] if node.module else [])))
+            if module == "hone":
+                yield from ((node.lineno, a.name) for a in node.names)
+            elif module.startswith("hone."):
+                yield node.lineno, module[5:]
+        for child in ast.iter_child_nodes(node):
+            yield from visit(child)
+
+    yield from visit(ast.parse(source))
+
+
+def wrong_imports(name: str, source: str) -> list[str]:
+    """`name` is the path below hone/, as in `train/policy.py`."""
+    path = Path(name)
+    own = path.parts[0].removesuffix(".py")
+    row = _row(own)
+    allowed = {own, *(unit for above in ROWS[:row] for unit in above)}
+    settings = {f"{unit}.config" for unit in ROWS[row]}
+    found = imports(source, ("hone", *path.parent.parts))
+    return [
+        f"hone/{name}:{line} imports hone.{m}"
+        for line, m in found
+        if m.split(".")[0] not in allowed and m not in settings
+    ]
+
+
+def _row(unit: str) -> int:
+    return next(i for i, row in enumerate(ROWS) if unit in row)
+
+
+def test_every_module_imports_only_from_the_rows_above():
+    wrong = []
+    for file in sorted((ROOT / "hone").rglob("*.py")):
+        name = file.relative_to(ROOT / "hone").as_posix()
+        if name == "__init__.py":
+            assert not list(imports(file.read_text(), ("hone",))), "hone/__init__.py imports nothing"
+        else:
+            wrong += wrong_imports(name, file.read_text())
+    assert not wrong
+
+
+@pytest.mark.parametrize(
+    "name, source, lines",
+    [
+        ("algo/losses.py", "from hone.types import Group", []),
+        ("algo/losses.py", "from hone.algo.kl import x\nfrom hone.train import y", [2]),
+        ("algo/losses.py", "def f():\n    import hone.rollout.base", [2]),
+        ("tasks/knights.py", "from hone import cli", [1]),
+        ("tasks/knights.py", "from ..rewards import base", [1]),
+        ("tasks/knights.py", "from . import base", []),
+        ("rollout/base.py", "if TYPE_CHECKING:\n    from hone.train.policy import Policy", []),
+        ("rollout/base.py", "from hone.train.policy import Policy", [1]),  # siblings are not above
+        ("train/policy.py", "from hone.rollout.config import x\nfrom hone.rollout.base import y", [2]),
+        ("report/build.py", "from hone.cli import main", [1]),
+    ],
+)
+def test_the_check_itself(name, source, lines):
+    assert [int(w.split(":")[1].split()[0]) for w in wrong_imports(name, source)] == lines
+
+
+def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], env=environment, capture_output=True, text=True, timeout=60
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "import hone.cli, hone.doctor",
+        "from hone.recipe import load, notices, resolved; r = load('demo'); notices(r); resolved(r)",
+        "import hone.cli; sys.argv = ['hone', 'config', 'show', 'demo']\ntry: hone.cli.main()\nexcept SystemExit: pass",
+        "import hone.types, hone.tasks, hone.rewards",
+    ],
+)
+def test_without_heavy_packages(body):
+    code = f"import sys\n{body}\nsys.exit(', '.join(m for m in {HEAVY} if m in sys.modules) or None)"
+    done = run_python(code)
+    assert done.returncode == 0, done.stderr
+
+
+def test_help_answers_at_once():
+    """At most 0.3 s on a machine that starts a bare interpreter in 30 ms, and as much more as that takes longer:
+    other processes slow both. The best of several tries is what the code costs; the rest is the machine."""
+
+    def seconds(code: str) -> float:
+        start = time.perf_counter()
+        assert run_python(code, "--help").returncode == 0
+        return time.perf_counter() - start
+
+    bare, ours = [], []
+    for _ in range(5):
+        bare.append(seconds("pass"))
+        ours.append(seconds("from hone.cli import main; main()"))
+    assert min(ours) < 0.3 * max(1.0, min(bare) / 0.03)
