@@ -7,6 +7,7 @@ What the user can put right is one line on stderr and exit code 2; Ctrl-C is 130
 
 from __future__ import annotations
 
+import os
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
@@ -40,7 +41,13 @@ Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; defa
 
 def main() -> None:
     try:
-        app(prog_name="hone")
+        try:
+            app(prog_name="hone")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
     except Exception as error:
         from hone.config import UserError
 

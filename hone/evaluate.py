@@ -5,16 +5,22 @@ The same renderer, engine and grader as in training; only the split and the samp
 
 from __future__ import annotations
 
+import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from hone.analysis import reflection, stats
+from hone.config import UserError
 from hone.data.render import Renderer
-from hone.recipe import EvalConfig, Recipe
+from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.recipe import EvalConfig, Pipeline, Recipe
 from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts
+from hone.rollout.native.engine import NativeEngine
+from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.train.progress import Track
 from hone.types import Interval, Problem
@@ -124,3 +130,66 @@ def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
     if not groups:
         raise RuntimeError(f"the verifier failed on all {len(records)} samples: there is no accuracy to report")
     return stats.accuracy(groups)
+
+
+# --- on the command line ---------------------------------------------------------------------
+
+
+def cli_eval(recipe: Recipe | Pipeline, checkpoint: Path | None = None, out: Path | None = None) -> None:
+    """`hone eval`: the recipe's eval section on one model."""
+    stage, path = which_model(recipe, checkpoint)
+    task, renderer, engine = served(stage, path)
+    problems = task.problems(stage.eval.split)[: stage.eval.problems]
+    with Track("evaluating", len(problems) * stage.eval.samples) as progress:
+        seed = stage.seed + EVAL_SEED
+        row, records = evaluate(problems, task, renderer, engine, stage.eval, seed=seed, progress=progress.inner)
+    print(f"{path}: {len(records)} answers to {len(problems)} {stage.eval.split} problems")
+    for label, a in [("all", row["accuracy"]), *row["by_level"].items()]:
+        print(f"  {label:>6}  accuracy {a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]  n {a['n']}")
+    print(f"  tokens {row['response_tokens']:.1f}, reflection rate {row['reflection_rate']:.3f}, {row['verdicts']}")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"model": str(path), **row, "records": records}, indent=1))
+
+
+def cli_sample(recipe: Recipe | Pipeline, checkpoint: Path | None = None, problems: int = 2) -> None:
+    """`hone sample`: what one model answers to a few problems."""
+    stage, path = which_model(recipe, checkpoint)
+    task, renderer, engine = served(stage, path)
+    chosen = task.problems(stage.eval.split)[:problems]
+    answers = rollouts(chosen, renderer, engine, stage.eval.sampling, samples=1, seed=stage.seed)
+    for problem, (rollout,) in zip(chosen, answers, strict=True):
+        grade = task.grade(problem, rollout.text)
+        print(f"--- {problem.id}\n{renderer.prompt_text(problem)}{rollout.text.removeprefix(renderer.prefix)}")
+        print(f"=> {grade.verdict}, {rollout.num_tokens} tokens, finished by {rollout.finish}\n")
+
+
+def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:
+    """The stage whose settings hold, and the folder of the model: the given one, else the run's newest.
+
+    Raises UserError if there is none.
+    """
+    folder = Path(recipe.runs) / recipe.name
+    stage = recipe.stages[-1] if isinstance(recipe, Pipeline) else recipe
+    if checkpoint is not None:
+        for candidate in (checkpoint / "model", checkpoint):
+            if (candidate / "config.json").exists():
+                return stage, candidate
+        raise UserError(f"{checkpoint}: no model here; give a folder that holds config.json or model/config.json")
+    folders = [folder / s.name for s in recipe.stages] if isinstance(recipe, Pipeline) else [folder]
+    for sub in reversed(folders):
+        for candidate in (sub, *reversed(sorted((sub / "checkpoints").glob("step_*")))):
+            if (candidate / "model" / "config.json").exists():
+                return stage, candidate / "model"
+    if stage.model.path != "tiny":
+        return stage, Path(stage.model.path)
+    raise UserError(f"{folder}: nothing is trained there yet; run `hone train` first, or give --checkpoint")
+
+
+def served(stage: Recipe, path: Path) -> tuple[Task, Renderer, Engine]:
+    """A task, and an engine that serves the model at `path` to it."""
+    config = stage.model.model_copy(update={"path": str(path)})
+    model, tokenizer = load_model(config), load_tokenizer(config)
+    task = make_task(stage.task, stage.seed)
+    engine = NativeEngine(model.eval(), stop_token_ids(model, tokenizer), stage.rollout)
+    return task, Renderer(tokenizer, stage.prompt, task.system), engine

@@ -18,12 +18,14 @@ from typing import Annotated, Any, Literal, Union, get_args
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from hone.algo.config import AlgoConfig
+from hone.algo.config import AlgoConfig, WatchConfig
 from hone.config import ConfigError, Layer, Section, merge, override, read, stage_name
 from hone.data.config import PromptConfig
 from hone.model.config import ModelConfig
+from hone.rewards import REWARDS
 from hone.rewards.config import RewardConfig
 from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.tasks import TASKS
 from hone.tasks.countdown import CountdownConfig
 from hone.tasks.knights import KnightsConfig
 from hone.train.config import CheckpointConfig, OptimConfig
@@ -64,6 +66,7 @@ class Recipe(Section):
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
     algo: AlgoConfig = AlgoConfig()
+    watch: WatchConfig = WatchConfig()
     optim: OptimConfig = OptimConfig()
     sft: SFTConfig = SFTConfig()
     eval: EvalConfig = EvalConfig()
@@ -78,6 +81,8 @@ class Recipe(Section):
         self._possible_model()
         if self.stage == "rl":
             self._possible_rl()
+        else:
+            self._possible_sft()
         return self
 
     def _possible_model(self) -> None:
@@ -97,6 +102,17 @@ class Recipe(Section):
                     f"{key}.max_tokens", f"{message} {tiny.max_positions}; lower the one or raise the other"
                 )
 
+    def _possible_sft(self) -> None:
+        known = getattr(TASKS[self.task.name], "trace_styles", ())
+        for style in self.sft.styles:
+            if style not in known:
+                message = (
+                    f"task {self.task.name} writes no such worked answers; give {' or '.join(known) or 'another task'}"
+                )
+                raise impossible(f"sft.styles.{style}", message)
+        if not self.sft.styles:
+            raise impossible("sft.styles", f"no style, so no examples; give {' or '.join(known)}")
+
     def _possible_rl(self) -> None:
         if self.samples_per_prompt == 1 and self.algo.advantage in NEEDS_GROUP:
             message = f"a group of 1 has no other sample to compare with, and algo.advantage {self.algo.advantage}"
@@ -108,6 +124,11 @@ class Recipe(Section):
         if self.sampling.temperature == 0 and self.samples_per_prompt > 1:
             message = "at 0 all samples of a prompt are the same, and no advantage is left; give a number > 0"
             raise impossible("sampling.temperature", message)
+        for part in self.reward.parts:
+            tasks = REWARDS[part].tasks
+            if tasks and self.task.name not in tasks:
+                message = f"this reward is for the task {' or '.join(tasks)}, not for {self.task.name}; remove it"
+                raise impossible(f"reward.parts.{part}", message)
         if not any(self.reward.parts.values()):
             raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
 

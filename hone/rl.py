@@ -71,11 +71,11 @@ def train(recipe: Recipe, folder: Path) -> None:
             )
             stats = policy.update(batch.minibatches, recipe.algo, recipe.sampling.temperature)
             clock.lap("train")
-            note = record(run, step, groups, batch, stats, renderer, clock)
+            note = record(run, step, groups, batch, stats, renderer, clock, recipe.watch)
             run.checkpoint(step + 1, policy)
             progress.advance(note)
             run.stop_if_asked(step + 1, policy)
-    policy.export(folder / "model")
+    run.finish(policy)
 
 
 def step_seed(seed: int, step: int) -> int:
@@ -84,7 +84,14 @@ def step_seed(seed: int, step: int) -> int:
 
 
 def record(
-    run: Run, step: int, groups: list[Group], batch: Batch, stats: StepStats, renderer: Renderer, clock: Clock
+    run: Run,
+    step: int,
+    groups: list[Group],
+    batch: Batch,
+    stats: StepStats,
+    renderer: Renderer,
+    clock: Clock,
+    watch: WatchConfig,
 ) -> str:
     """Write down what the step did and warn of what looks wrong; returns a note for the progress line."""
     metrics = {**rollout_metrics(groups), "loss": stats.loss, "grad_norm": stats.grad_norm, **stats.metrics}
@@ -93,6 +100,6 @@ def record(
     run.log_rollouts(step, groups, prompts, batch.samples, stats.logprobs, renderer.piece)
     if not batch.minibatches:
         run.event("no_signal", "no group had a reward difference: nothing was learned in this step", step)
-    for warning in collapse_warnings(run.history, WatchConfig()):
-        run.event(warning.name, str(warning), step)
+    for warning in collapse_warnings(run.history, watch):
+        run.event("collapse", str(warning), step)
     return f"reward {metrics['reward/mean']:.3f}  correct {metrics['accuracy']:.3f}  length {metrics['length/mean']:.0f}"

@@ -57,7 +57,7 @@ def train(recipe: Recipe, folder: Path) -> None:
             run.checkpoint(step + 1, policy)
             progress.advance(f"loss {stats.loss:.4f}")
             run.stop_if_asked(step + 1, policy)
-    policy.export(folder / "model")
+    run.finish(policy)
 
 
 def num_steps(recipe: Recipe) -> int:

@@ -202,6 +202,14 @@ def test_wrong_overrides(write, override, message):
             "sampling.max_tokens: 2048 leaves no room for a prompt in "
             "model.tiny.max_positions 2048; lower the one or raise the other",
         ),
+        (
+            "reward: {parts: {countdown: 1}}",
+            "reward.parts.countdown: this reward is for the task countdown, not for knights; remove it",
+        ),
+        (
+            "stage: sft\nsft: {styles: {lucky: 1}}",
+            "sft.styles.lucky: task knights writes no such worked answers; give careful or hasty",
+        ),
         # not there
         (
             "model: ./nowhere",
@@ -218,8 +226,9 @@ def test_wrong_overrides(write, override, message):
 def test_one_line_says_where_what_and_how(write, line, message):
     found = problems(write(MINIMAL + "\n" + line))
     assert len(found) == 1
-    assert found[0].startswith(f"r.yaml:4: {message}")
-    assert found[0] == f"r.yaml:4: {message}" or message.endswith("valid here: ")
+    expected = f"r.yaml:{4 + line.count(chr(10))}: {message}"
+    assert found[0].startswith(expected)
+    assert found[0] == expected or message.endswith("valid here: ")
 
 
 @pytest.mark.parametrize(

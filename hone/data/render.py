@@ -6,10 +6,12 @@ Training, validation, evaluation and serving all render here.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 import numpy as np
 
+from hone.config import UserError
 from hone.data.config import PromptConfig
 from hone.types import IntArray, Messages, Problem
 
@@ -27,32 +29,21 @@ class Renderer:
     config: PromptConfig
     system: str  # the task's system prompt, used unless the config gives another
 
-    @property
+    @cached_property
     def prefix(self) -> str:
-        """What the prompt already says on the model's behalf; graded text begins with it."""
-        return OPEN_THINK if self.config.open_think else ""
+        """What every prompt already says on the model's behalf; graded text begins with it.
+
+        Either `open_think` puts it there, or the chat template does so itself.
+        """
+        return OPEN_THINK if self._ends_open(self._templated(({"role": "user", "content": "?"},))) else ""
 
     def prompt_text(self, problem: Problem) -> str:
         """The prompt as a string.
 
-        Raises ValueError when style `chat` is asked of a tokenizer without a chat template.
+        Raises UserError when style `chat` is asked of a tokenizer without a chat template.
         """
-        messages = self._with_system(problem.messages)
-        style = self.config.style
-        has_template = bool(getattr(self.tokenizer, "chat_template", None))
-        if style == "chat" and not has_template:
-            raise ValueError("prompt.style is chat but the tokenizer has no chat template; use prompt.style: raw")
-        if style == "raw" or (style == "auto" and not has_template):
-            by_role = {m["role"]: m["content"] for m in messages}
-            text = self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
-        else:
-            text = str(
-                self.tokenizer.apply_chat_template(
-                    [dict(m) for m in messages], tokenize=False, add_generation_prompt=True
-                )
-            )
-        # A chat template may open the tag itself.
-        return text if text.rstrip().endswith(OPEN_THINK) else text + self.prefix
+        text = self._templated(problem.messages)
+        return text + OPEN_THINK if self.config.open_think and not text.rstrip().endswith(OPEN_THINK) else text
 
     def prompt_ids(self, problem: Problem) -> IntArray:
         """[Lp]. Special tokens written by the template are recognised, none are added."""
@@ -75,6 +66,21 @@ class Renderer:
     def piece(self, token_id: int) -> str:
         """One token as text."""
         return str(self.tokenizer.decode([token_id]))
+
+    def _ends_open(self, text: str) -> bool:
+        return self.config.open_think or text.rstrip().endswith(OPEN_THINK)
+
+    def _templated(self, messages: Messages) -> str:
+        messages = self._with_system(messages)
+        style = self.config.style
+        has_template = bool(getattr(self.tokenizer, "chat_template", None))
+        if style == "chat" and not has_template:
+            raise UserError("prompt.style is chat but the tokenizer has no chat template; use prompt.style: raw")
+        if style == "raw" or not has_template:
+            by_role = {m["role"]: m["content"] for m in messages}
+            return self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
+        plain = [dict(m) for m in messages]
+        return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
 
     def _with_system(self, messages: Messages) -> list[dict[str, str]]:
         system = self.system if self.config.system is None else self.config.system

@@ -49,6 +49,7 @@ def create(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int) ->
         num_key_value_heads=config.kv_heads,
         max_position_embeddings=config.max_positions,
         tie_word_embeddings=True,
+        initializer_range=config.init_std,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
         pad_token_id=tokenizer.pad_token_id,

@@ -22,7 +22,7 @@ from hone.model.config import ModelConfig
 from hone.model.load import load_model
 from hone.rollout.config import SamplingConfig
 from hone.train.policy import Policy, frozen_logprobs, split_by_sample
-from hone.types import FloatArray, Group, MicroBatch, Sample
+from hone.types import VERIFIER_FAILURES, FloatArray, Group, MicroBatch, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -76,15 +76,13 @@ def load_reference(model: ModelConfig, algo: AlgoConfig) -> PreTrainedModel | No
     return load_model(model).eval().requires_grad_(False)
 
 
-def learnable(groups: Sequence[Group], samples: Sequence[Sample], algo: AlgoConfig) -> list[bool]:
-    """Which samples can move the weights: the others never enter a forward or backward pass.
+def counted(group: Group, index: int, algo: AlgoConfig) -> bool:
+    """Whether a sample is part of the batch at all.
 
-    A zero advantage gives a zero policy gradient; KL in the loss and the entropy bonus do not need
-    an advantage. Truncated answers are out if `mask_truncated` says so.
+    Out are samples whose verifier failed, and truncated ones where `mask_truncated` says so.
     """
-    finished = [r.finish != "length" or not algo.mask_truncated for g in groups for r in g.rollouts]
-    always = (algo.kl.coef > 0 and algo.kl.place == "loss") or algo.entropy_coef != 0
-    return [ok and (always or bool(s.advantages.any())) for ok, s in zip(finished, samples, strict=True)]
+    masked = algo.mask_truncated and group.rollouts[index].finish == "length"
+    return not masked and group.rewards[index].verdict not in VERIFIER_FAILURES
 
 
 def minibatches(
@@ -101,15 +99,19 @@ def minibatches(
     Denominators are those of the whole update: they count the samples that carry no gradient too,
     so that leaving those out of the computation changes nothing.
     """
-    keep = learnable(groups, samples, algo)
-    of_group = np.repeat(np.arange(len(groups)), [len(g.rollouts) for g in groups])
-    truncated = [r.finish == "length" for g in groups for r in g.rollouts]
+    # A zero advantage gives a zero policy gradient; KL in the loss and the entropy bonus need no advantage.
+    always = (algo.kl.coef > 0 and algo.kl.place == "loss") or algo.entropy_coef != 0
+    places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.rollouts))]
     updates = []
     for u in range(algo.updates_per_rollout):
-        members = [i for i in range(len(samples)) if of_group[i] % algo.updates_per_rollout == u]
-        lengths = [0 if algo.mask_truncated and truncated[i] else int(samples[i].trained.sum()) for i in members]
+        members = [
+            i
+            for i, (p, g) in enumerate(places)
+            if p % algo.updates_per_rollout == u and counted(groups[p], g, algo)
+        ]
+        lengths = [int(samples[i].trained.sum()) for i in members]
         weights = dict(zip(members, token_weights(lengths, algo.reduction, max_tokens), strict=True))
-        kept = [i for i in members if keep[i]]
+        kept = [i for i in members if always or samples[i].advantages.any()]
         if kept:
             updates.append(
                 pack(

@@ -27,7 +27,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         np.asarray([np.nan if r.verdict in VERIFIER_FAILURES else r.total for r in g.rewards]) for g in groups
     ]
     parts = sorted({name for r in graded for name in r.parts})
-    first_thoughts = [parse(g.rollouts[0].text).thinking or "" for g in groups]
+    # One per problem, and only where there is any: a model without tags does not think the same, it does not think.
+    first_thoughts = [t for g in groups if (t := parse(g.rollouts[0].text).thinking) is not None]
     return {
         "reward/mean": float(totals.mean()),
         "reward/std": float(totals.std()),

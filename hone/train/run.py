@@ -167,6 +167,14 @@ class Run:
             self.event("resumed", f"going on with step {step}", step)
         return step
 
+    def finish(self, policy: Policy) -> None:
+        """Export the final model; a stage with a `model` folder is complete."""
+        aside = self.folder / ".model"
+        shutil.rmtree(aside, ignore_errors=True)
+        policy.export(aside)
+        os.replace(aside, self.folder / "model")
+        self._append("events.jsonl", {"step": policy.updates, "kind": "finished", "message": "all steps are done"})
+
     # --- stopping -----------------------------------------------------------------------------
 
     @contextlib.contextmanager

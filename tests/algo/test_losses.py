@@ -39,13 +39,14 @@ def test_clipped_by_hand() -> None:
 
 
 def test_clip_higher_by_hand() -> None:
-    # clip_high 0.4: rho = 1.3 with A = 1 is now inside: loss -1.3, gradient -1.3.
-    p = leaf(0.52)
-    loss, cut = clipped(p, torch.tensor([0.4]).log(), torch.ones(1), one_sample(1), clip_low=0.2, clip_high=0.4)
-    close(loss, [-1.3])
+    # clip_high 0.4: rho = 1.3 with A = 1 is now inside: loss -1.3, gradient -1.3. The lower bound stays 0.8:
+    # rho = 0.7 with A = -1 is outside: loss -min(-0.7, -0.8) = 0.8, no gradient.
+    p, old = leaf(0.52, 0.28), torch.full((2,), math.log(0.4))
+    loss, cut = clipped(p, old, torch.tensor([1.0, -1]), one_sample(2), clip_low=0.2, clip_high=0.4)
+    close(loss, [-1.3, 0.8])
     loss.sum().backward()
-    close(p.grad, [-1.3])
-    assert not cut.any()
+    close(p.grad, [-1.3, 0.0])
+    assert cut.tolist() == [False, True]
 
 
 def test_dual_clip_by_hand() -> None:

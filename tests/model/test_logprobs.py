@@ -106,6 +106,25 @@ def test_bfloat16_head_is_computed_in_float32() -> None:
     torch.testing.assert_close(exact.double(), expected, atol=1e-5, rtol=0)
 
 
+@pytest.mark.gpu
+def test_on_a_gpu_the_logits_of_a_bfloat16_head_are_not_rounded() -> None:
+    if not torch.cuda.is_available():
+        pytest.skip("no CUDA device")
+    hidden, weight, _, targets = (x.detach() for x in random_head(64, 128, 500, torch.bfloat16))
+    on_gpu = [hidden.cuda().requires_grad_(), weight.cuda().requires_grad_()]
+    exact = [hidden.double().requires_grad_(), weight.double().requires_grad_()]
+    logprobs, entropy = token_logprobs(*on_gpu, targets.cuda(), want_entropy=True, budget=500 * 10)
+    expected, expected_entropy = naive(*exact, targets, 1.0, 0.0)
+    torch.testing.assert_close(logprobs.cpu().double(), expected, atol=1e-4, rtol=1e-5)
+    torch.testing.assert_close(entropy.cpu().double(), expected_entropy, atol=1e-4, rtol=1e-4)
+    (logprobs + entropy).sum().backward()
+    (expected + expected_entropy).sum().backward()
+    for ours, true in zip(on_gpu, exact, strict=True):
+        assert ours.grad.dtype == torch.bfloat16
+        error = (ours.grad.cpu().double() - true.grad).norm() / true.grad.norm()
+        assert error < 0.01
+
+
 class Largest(TorchDispatchMode):
     """The most elements of any tensor that an operation returned."""
 
@@ -157,6 +176,7 @@ print(peak() - before)
     "sizes", [(4096, 8192, 2, 2**19), pytest.param((4096, 151_936, 2, 2**24), marks=pytest.mark.slow)]
 )
 def test_peak_memory_of_the_process(sizes: tuple[int, int, int, int]) -> None:
+    pytest.importorskip("resource")  # not on Windows
     result = subprocess.run(
         [sys.executable, "-c", PEAK, *map(str, sizes)], capture_output=True, text=True, check=True, timeout=110
     )

@@ -107,7 +107,8 @@ def _tokens(turns: list[list[Turn]]) -> list[list[list[int]]]:
 @pytest.mark.parametrize("lengths", [EQUAL, MIXED])
 @pytest.mark.parametrize("stopping", [False, True])
 def test_greedy_equals_generate(architecture: str, lengths: tuple[int, ...], stopping: bool) -> None:
-    model, prompts, stops = _model(architecture), _prompts(lengths), ()
+    model, prompts = _model(architecture), _prompts(lengths)
+    stops: tuple[int, ...] = ()
     expected = _generate(model, prompts, stops, 30)
     if stopping:
         stops = (expected[0][8], expected[1][20])
