@@ -1,10 +1,10 @@
 """Stages, one after the other: each starts from the model that the one before it left.
 
-    runs/NAME/                 a recipe of one stage: its run folder
-    runs/NAME/base/            the from-scratch model, if the recipe asks for `tiny`
-    runs/NAME/STAGE/           with `stages:`, one run folder each
-    runs/NAME/stages.json      which stages there are, and where
-    runs/NAME/results.json     what came out, with seconds and peak memory
+runs/NAME/                 a recipe of one stage: its run folder
+runs/NAME/base/            the from-scratch model, if the recipe asks for `tiny`
+runs/NAME/STAGE/           with `stages:`, one run folder each
+runs/NAME/stages.json      which stages there are, and where
+runs/NAME/results.json     what came out, with seconds and peak memory
 """
 
 from __future__ import annotations
@@ -25,10 +25,11 @@ from hone.config import UserError
 from hone.data.render import Renderer
 from hone.model import tiny
 from hone.model.load import load_tokenizer
-from hone.recipe import Pipeline, Recipe
+from hone.recipe import Pipeline, Recipe, resolved
 from hone.rewards import make_reward
 from hone.tasks import make_task
-from hone.tasks.base import TracedTask
+from hone.tasks.base import Task, TracedTask
+from hone.train.run import Interrupted
 from hone.types import Finish, Problem, Rollout, Turn
 
 STAGES = {"sft": sft.train, "rl": rl.train}
@@ -54,7 +55,8 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     rows = [{"name": stage.name, "kind": stage.stage, "folder": str(sub)} for stage, sub in stages]
     if isinstance(recipe, Pipeline):
         (folder / "stages.json").write_text(json.dumps(rows, indent=1))
-    with session(folder):
+        (folder / "config.resolved.json").write_text(json.dumps(resolved(recipe), indent=1))
+    with session(folder), how_to_go_on(folder):
         model = first_model(stages[0][0], folder)
         for stage, sub in stages:
             path = folder / sub
@@ -71,6 +73,17 @@ def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
     if isinstance(recipe, Pipeline):
         return [(stage, Path(stage.name)) for stage in recipe.stages]
     return [(recipe, Path())]
+
+
+@contextlib.contextmanager
+def how_to_go_on(folder: Path) -> Iterator[None]:
+    """Says, after a Ctrl-C, what was saved and how to continue."""
+    try:
+        yield
+    except KeyboardInterrupt as stop:
+        saved = f"saved: {stop}" if isinstance(stop, Interrupted) else "stopped; the last checkpoint counts"
+        print(f"{saved}. Go on with: hone train {folder} --resume", file=sys.stderr)
+        raise
 
 
 def set_aside(folder: Path) -> None:
@@ -98,13 +111,15 @@ def first_model(recipe: Recipe, folder: Path) -> str | Path:
 def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
     """Prompts and worked answers of the training problems, in every style."""
     task = make_task(recipe.task, recipe.seed)
-    styles = getattr(task, "trace_styles", ())
+    teacher = task if isinstance(task, TracedTask) else None
+    styles = teacher.trace_styles if teacher else ()
     template = recipe.prompt.template
     system = task.system if recipe.prompt.system is None else recipe.prompt.system
     for i, problem in enumerate(islice(task.problems("train"), TOKENIZER_TEXTS // (1 + len(styles)))):
         yield template.format(system=system, user=problem.messages[-1]["content"])
         for style in styles:
-            yield task.trace(problem, style, seed=i).text
+            assert teacher is not None
+            yield teacher.trace(problem, style, seed=i).text
 
 
 @contextlib.contextmanager
@@ -182,12 +197,14 @@ def plan(stage: Recipe) -> str:
     )
 
 
-def probes(task: TracedTask, problem: Problem) -> list[tuple[str, str, Finish]]:
+def probes(task: Task, problem: Problem) -> list[tuple[str, str, Finish]]:
     """Answers whose reward one should look at before training."""
-    gold = task.trace(problem, "careful", seed=0).text
+    right: list[tuple[str, str, Finish]] = []
+    if isinstance(task, TracedTask):
+        gold = task.trace(problem, task.trace_styles[0], seed=0).text
+        right = [("right answer", gold, "stop"), ("cut short", gold[: len(gold) // 2], "length")]
     return [
-        ("right answer", gold, "stop"),
-        ("cut short", gold[: len(gold) // 2], "length"),
+        *right,
         ("empty", "", "stop"),
         ("junk", "lorem ipsum <answer> )( </answer> Assistant:", "stop"),
     ]

@@ -66,9 +66,7 @@ def train(recipe: Recipe, folder: Path) -> None:
             clock.lap("generate")
             groups = score(problems, answers, reward)
             clock.lap("reward")
-            batch = prepare(
-                groups, policy, reference, recipe.algo, recipe.sampling, recipe.tokens_per_microbatch
-            )
+            batch = prepare(groups, policy, reference, recipe.algo, recipe.sampling, recipe.tokens_per_microbatch)
             stats = policy.update(batch.minibatches, recipe.algo, recipe.sampling.temperature)
             clock.lap("train")
             note = record(run, step, groups, batch, stats, renderer, clock, recipe.watch)
@@ -102,4 +100,6 @@ def record(
         run.event("no_signal", "no group had a reward difference: nothing was learned in this step", step)
     for warning in collapse_warnings(run.history, watch):
         run.event("collapse", str(warning), step)
-    return f"reward {metrics['reward/mean']:.3f}  correct {metrics['accuracy']:.3f}  length {metrics['length/mean']:.0f}"
+    return (
+        f"reward {metrics['reward/mean']:.3f}  correct {metrics['accuracy']:.3f}  length {metrics['length/mean']:.0f}"
+    )

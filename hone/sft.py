@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from hone.algo.reduce import token_weights
+from hone.config import UserError
 from hone.data.pack import pack
 from hone.data.render import Renderer
 from hone.data.samples import supervised_sample
@@ -31,6 +32,8 @@ def train(recipe: Recipe, folder: Path) -> None:
     Raises `hone.train.run.Interrupted` after saving, if the user asked to stop.
     """
     task = make_task(recipe.task, recipe.seed)
+    if not isinstance(task, TracedTask):
+        raise UserError(f"task {task.name} writes no worked answers to learn from; stage: sft needs a task that does")
     steps = num_steps(recipe)
     policy = Policy.load(recipe.model, recipe.optim, steps)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
@@ -45,7 +48,7 @@ def train(recipe: Recipe, folder: Path) -> None:
             weights = token_weights([int(s.trained.sum()) for s in chosen], "token_mean")
             stats = policy.imitate(pack(chosen, list(weights), recipe.tokens_per_microbatch))
             clock.lap("train")
-            row = {
+            row: dict[str, float | str] = {
                 "phase": "sft",
                 "loss": stats.loss,
                 "grad_norm": stats.grad_norm,

@@ -59,11 +59,11 @@ def objective(
     with torch.no_grad():
         sums = torch.stack(
             [
-                entropy.sum(),
+                entropy.detach().sum(),
                 policy_loss.clipped.sum(),
                 (old - batch.sampled_logprobs).abs().sum(),
-                kl.sum(),
-                torch.exp(logprobs - old).sum(),
+                kl.detach().sum(),
+                torch.exp(logprobs.detach() - old).sum(),
             ]
         ).double()
     return Objective((batch.weights * loss).sum(), sums)

@@ -104,6 +104,14 @@ def _above(series: Series, limit: float, window: int) -> str | None:
     return f"{fmean(series[-window:]):.3g} is above {limit}"
 
 
+def _duplicates(series: Series, config: WatchConfig) -> str | None:
+    """A model that guesses in one sentence may begin with much of the same; training must not add to it."""
+    means = _start_and_now(series, config)
+    if means is None or not means[1] > max(config.duplicate_thinking, means[0] + 0.1):
+        return None
+    return f"{means[1]:.3g} is above {config.duplicate_thinking}; at the start it was {means[0]:.3g}"
+
+
 def _grad_explosion(series: Series, config: WatchConfig) -> str | None:
     before = [x for x in series[:-GRAD_STEPS][-4 * config.window :] if x > 0.0]
     if len(before) < config.window:
@@ -122,7 +130,7 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "entropy_collapse": (ENTROPY, _entropy_collapse),
     "entropy_explosion": (ENTROPY, _entropy_explosion),
     "length_collapse": (LENGTH, _length_collapse),
-    "duplicate_thinking": (DUPLICATES, lambda s, c: _above(s, c.duplicate_thinking, c.window)),
+    "duplicate_thinking": (DUPLICATES, _duplicates),
     "kl_explosion": (KL, lambda s, c: _above(s, c.kl, c.window)),
     "clip_fraction": (CLIP, lambda s, c: _above(s, c.clip_fraction, c.window)),
     "grad_explosion": (GRAD_NORM, _grad_explosion),

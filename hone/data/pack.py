@@ -15,7 +15,7 @@ import torch
 
 from hone.types import Block, FloatArray, MicroBatch, Sample
 
-#: Sequences without a shared prompt are attended to in padded rows of this many, sorted by length.
+#: Sequences without a shared prompt stand in blocks of this many, sorted by length.
 ROWS = 16
 
 

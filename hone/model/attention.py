@@ -12,10 +12,13 @@ would silently let documents see each other.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.autograd.function import once_differentiable
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from hone.types import Block
@@ -30,69 +33,137 @@ def packed_attention(
     layout: tuple[Block, ...],
     scaling: float,
 ) -> torch.Tensor:  # [1, T, H, D]
-    """Causal attention inside each block: completions see their prompt and themselves, no one else.
+    """Causal attention inside each block: completions see their prompt and themselves, no one else."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    out: torch.Tensor = _PackedAttention.apply(q, k, v, layout, scaling)
+    return out[None]
 
-    One scaled-dot-product call per block for the prompt and one for its completions, which are
-    padded to the longest of the block; the packer keeps lengths within a block alike.
+
+class _PackedAttention(torch.autograd.Function):
+    """Scaled-dot-product attention per block, as one node of the graph.
+
+    Left to autograd, every slice of the packed row would have a backward pass that fills a zero
+    tensor as long as the whole row; here the gradients of a block are written to their place.
     """
-    groups = query.shape[1] // key.shape[1]
-    outputs: list[torch.Tensor] = []
-    start = 0
-    for block in layout:
-        stop = start + block.num_tokens
-        q, k, v = (x[:, :, start:stop] for x in (query, key, value))
-        outputs.append(_block_attention(q, k, v, block, scaling, groups))
-        start = stop
-    return torch.cat(outputs, dim=1)
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: tuple[Block, ...], scaling: float
+    ) -> torch.Tensor:
+        ctx.layout, ctx.pieces = layout, []
+        result = torch.empty_like(q, memory_format=torch.contiguous_format)
+        start = 0
+        for block in layout:
+            stop = start + block.num_tokens
+            leaves = _block_inputs(q[start:stop], k[start:stop], v[start:stop], block)
+            with torch.set_grad_enabled(any(ctx.needs_input_grad)):
+                leaves = [[x.detach().requires_grad_(any(ctx.needs_input_grad)) for x in part] for part in leaves]
+                outputs = [_sdpa(*part, scaling) for part in leaves]  # [n, H, longest, D]
+            _unpad(result[start:stop], [out.detach().transpose(1, 2) for out in outputs], block)
+            ctx.pieces.append((leaves, outputs))
+            start = stop
+        return result
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # [T, H, D]
+        parts: list[list[torch.Tensor]] = [[], [], []]  # gradients of q, k, v, block after block
+        start = 0
+        for block, (leaves, outputs) in zip(ctx.layout, ctx.pieces, strict=True):
+            stop = start + block.num_tokens
+            grads = [x.transpose(1, 2) for x in _pad(grad[start:stop], block)]
+            flat = torch.autograd.grad(outputs, [x for part in leaves for x in part], grads)
+            for which in range(3):
+                parts[which] += _block_gradient(list(flat[which::3]), block)
+            start = stop
+        ctx.pieces = []
+        return torch.cat(parts[0]), torch.cat(parts[1]), torch.cat(parts[2]), None, None
 
 
-def _block_attention(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: Block, scaling: float, groups: int
-) -> torch.Tensor:
-    """One block: q [1, H, Tb, D], k and v [1, Hkv, Tb, D] -> [1, Tb, H, D]."""
-    lp, lens = block.prompt_len, block.completion_lens
-    parts: list[torch.Tensor] = []
-    if lp:
-        out = _sdpa(q[:, :, :lp], k[:, :, :lp], v[:, :, :lp], scaling, groups, is_causal=True)
-        parts.append(out.transpose(1, 2))
-    if lens:
-        longest = max(lens)
-        qs, ks, vs = (_pad_completions(x[:, :, lp:], lens, longest) for x in (q, k, v))  # [n, h, longest, D]
-        n = len(lens)
-        mask = None
-        if lp:
-            ks = torch.cat([k[:, :, :lp].expand(n, -1, -1, -1), ks], dim=2)
-            vs = torch.cat([v[:, :, :lp].expand(n, -1, -1, -1), vs], dim=2)
-            mask = torch.ones(longest, lp + longest, dtype=torch.bool, device=q.device).tril(lp)
-        out = _sdpa(qs, ks, vs, scaling, groups, is_causal=mask is None, mask=mask).transpose(1, 2)  # [n, longest, H, D]
-        if min(lens) == longest:
-            parts.append(out.reshape(1, n * longest, *out.shape[2:]))
+def _block_inputs(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: Block
+) -> list[list[torch.Tensor]]:  # one [q, k, v] per part, each [n, heads, length, D]
+    """The prompt, if any, and the runs of completions, whose keys stand behind the prompt's."""
+    parts = [[x.transpose(1, 2) for x in part] for part in zip(*(_pad(x, block) for x in (q, k, v)), strict=True)]
+    if not block.prompt_len:
+        return parts
+    prompt, runs = parts[0], parts[1:]
+    return [prompt] + [
+        [rq, *(torch.cat([p.expand(len(x), -1, -1, -1), x], dim=2) for p, x in zip(prompt[1:], (rk, rv), strict=True))]
+        for rq, rk, rv in runs
+    ]
+
+
+@lru_cache(maxsize=256)
+def _runs(lens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    """Neighbours of about the same length, at most a quarter apart: what is padded together stays small."""
+    runs: list[list[int]] = []
+    for length in lens:
+        if runs and max(*runs[-1], length) <= 1.25 * min(*runs[-1], length) + 8:
+            runs[-1].append(length)
         else:
-            parts.append(torch.cat([out[i, :length] for i, length in enumerate(lens)])[None])
-    return torch.cat(parts, dim=1) if len(parts) > 1 else parts[0]
+            runs.append([length])
+    return tuple(tuple(run) for run in runs)
 
 
-def _pad_completions(x: torch.Tensor, lens: tuple[int, ...], longest: int) -> torch.Tensor:
-    """[1, h, sum(lens), D] -> [n, h, longest, D], zeros after each completion's end."""
-    if min(lens) == longest:
-        return x[0].unflatten(1, (len(lens), longest)).transpose(0, 1)
-    pieces = x[0].split(lens, dim=1)
-    return torch.stack([F.pad(piece, (0, 0, 0, longest - piece.shape[1])) for piece in pieces])
+def _pad(x: torch.Tensor, block: Block) -> list[torch.Tensor]:
+    """[Tb, heads, D] -> the prompt [1, Lp, heads, D], if any, and each run of completions [n, longest, heads, D].
+
+    Zeros stand behind each completion's end: causal attention never looks there, and no gradient comes from there.
+    """
+    lp = block.prompt_len
+    parts = [x[:lp][None]] if lp else []
+    rest = list(x[lp:].split(block.completion_lens)) if block.completion_lens else []
+    for run in _runs(block.completion_lens):
+        parts.append(pad_sequence(rest[: len(run)], batch_first=True))
+        rest = rest[len(run) :]
+    return parts
 
 
-def _sdpa(
-    q: torch.Tensor,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    scaling: float,
-    groups: int,
-    *,
-    is_causal: bool,
-    mask: torch.Tensor | None = None,
-) -> torch.Tensor:
+def _unpad(out: torch.Tensor, parts: list[torch.Tensor], block: Block) -> None:
+    """Write what `_pad` took apart back into [Tb, heads, D]."""
+    lp = block.prompt_len
+    if lp:
+        out[:lp] = parts[0][0]
+    if block.completion_lens:
+        rows = [row for part in parts[bool(lp) :] for row in part]
+        for target, row in zip(out[lp:].split(block.completion_lens), rows, strict=True):
+            target.copy_(row[: len(target)])
+
+
+def _block_gradient(grads: list[torch.Tensor], block: Block) -> list[torch.Tensor]:
+    """Gradients of the parts, [n, heads, length, D], as pieces [*, heads, D] in packed order.
+
+    Keys and values of the prompt have been used by the prompt and by every completion.
+    """
+    lp, runs = block.prompt_len, _runs(block.completion_lens)
+    pieces: list[torch.Tensor] = []
+    if lp:
+        prompt = grads[0][0]
+        for run, grad in zip(runs, grads[1:], strict=True):
+            if grad.shape[2] > max(run):  # keys or values: the first Lp columns are the prompt's
+                prompt = prompt + grad[:, :, :lp].sum(dim=0)
+        pieces.append(prompt.transpose(0, 1))
+    for run, grad in zip(runs, grads[bool(lp) :], strict=True):
+        before = grad.shape[2] - max(run)
+        pieces += [row[:, before : before + n].transpose(0, 1) for row, n in zip(grad, run, strict=True)]
+    return pieces
+
+
+def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
+    """Causal; where keys are more than queries, the first ones are the prompt's, which all queries see."""
+    before = k.shape[2] - q.shape[2]
+    mask = _causal_mask(q.shape[2], before, q.dtype, q.device) if before else None
     return F.scaled_dot_product_attention(
-        q, k, v, attn_mask=mask, scale=scaling, is_causal=is_causal, enable_gqa=groups > 1
+        q, k, v, attn_mask=mask, scale=scaling, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
     )
+
+
+@lru_cache(maxsize=32)
+def _causal_mask(queries: int, before: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """[queries, before + queries], 0 or -inf; kept because every layer asks for the same few."""
+    seen = torch.ones(queries, before + queries, dtype=torch.bool, device=device).tril(before)
+    return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))
 
 
 def hone_attention(

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import logging
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from hone.model import attention
@@ -35,7 +34,8 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
         config.path, revision=config.revision, dtype=dtype, attn_implementation=attention.NAME
     )
     check_supported(model)
-    return model.to(device())
+    model.to(device())  # type: ignore[arg-type]  # transformers' wrapper hides the signature
+    return model
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -50,7 +50,9 @@ def check_supported(model: PreTrainedModel) -> None:
     """Refuse what would train silently wrong: capped logits, dropout, logits multiplied by a constant."""
     c = model.config
     if getattr(c, "final_logit_softcapping", None):
-        raise ValueError(f"{c.model_type} caps its logits (final_logit_softcapping): not supported, choose another model")
+        raise ValueError(
+            f"{c.model_type} caps its logits (final_logit_softcapping): not supported, choose another model"
+        )
     if getattr(c, "logit_scale", None) or getattr(c, "logits_scaling", None):
         raise ValueError(f"{c.model_type} scales its logits: not supported, choose another model")
     for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
@@ -62,16 +64,9 @@ def check_supported(model: PreTrainedModel) -> None:
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token that ends a completion: the tokenizer's, the model's and its generation config's."""
+    generation = model.generation_config.eos_token_id if model.generation_config is not None else None
     found: list[int] = []
-    generation: GenerationConfig | None = getattr(model, "generation_config", None)
-    for source in (tokenizer.eos_token_id, model.config.eos_token_id, generation and generation.eos_token_id):
+    for source in (tokenizer.eos_token_id, model.config.eos_token_id, generation):
         if source is not None:
             found += [source] if isinstance(source, int) else list(source)
     return tuple(dict.fromkeys(found))
-
-
-def exists_locally(path: str) -> bool:
-    return (Path(path) / "config.json").is_file()
-
-
-__all__ = ["AutoConfig", "check_supported", "device", "load_model", "load_tokenizer", "stop_token_ids"]

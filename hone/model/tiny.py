@@ -57,8 +57,18 @@ def create(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int) ->
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = Qwen2ForCausalLM(hf_config)
+    _scale_residual_branches(model)
     model.generation_config.do_sample = False
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+
+
+@torch.no_grad()
+def _scale_residual_branches(model: Qwen2ForCausalLM) -> None:
+    """What each layer adds to the residual stream starts smaller by 1/sqrt(2 layers), as in GPT-2."""
+    factor = (2 * model.config.num_hidden_layers) ** -0.5
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(factor)
+        layer.mlp.down_proj.weight.mul_(factor)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from hone.types import Example, Grade, Problem, Split
 
@@ -23,6 +23,7 @@ class Task(Protocol):
         ...
 
 
+@runtime_checkable
 class TracedTask(Task, Protocol):
     """A task that can also write worked solutions, to teach a model from scratch."""
 

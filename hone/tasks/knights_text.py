@@ -62,8 +62,11 @@ def _phrase(tree: Statement, names: Sequence[str], roles: Sequence[bool] | None,
     op = tree[0]
     simple, negated = (tree[1], "not ") if op == "not" else (tree, "")
     if simple[0] in LEAVES:
-        claim = f"{names[simple[1]]} is {negated}a {ROLES[simple[0] == 'telling-truth']}"
-        return claim if roles is None else f"{claim} ({'yes' if holds(tree, roles) else 'no'})"
+        name, role = names[simple[1]], ROLES[simple[0] == "telling-truth"]
+        if roles is None:
+            return f"{name} is {negated}a {role}"
+        actual, true = ROLES[roles[simple[1]]], holds(tree, roles)
+        return f"{name} {actual} is {negated}a {role} ({'yes' if true else 'no'})"
     parts = [_phrase(arg, names, roles, nested=True) for arg in tree[1:]]
     if op == "not":
         text = f"it is not the case that {parts[0]}"
@@ -87,9 +90,13 @@ def full_quiz(puzzle: Puzzle, rng: random.Random) -> str:
 
 
 def brief_quiz(puzzle: Puzzle) -> str:
-    """One line per person, one phrasing: `Zoey says: Oliver is a knave.`"""
+    """One sentence per person, one phrasing: `Zoey says: Oliver is a knave.`
+
+    No name begins a line, here or in the worked answers: a byte-level tokenizer has other tokens for a
+    word at the start of a line, and a small model would have to learn that both are the same person.
+    """
     lines = (f"{name} says: {in_words(tree, puzzle.names)}." for name, tree in zip(puzzle.names, puzzle.statements))
-    return "\n".join(lines)
+    return " ".join(lines)
 
 
 def _listed(items: Sequence[str]) -> str:

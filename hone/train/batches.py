@@ -1,6 +1,6 @@
 """From the groups of a step to the micro-batches of its updates.
 
-    groups -> samples -> (reference and old log-probs) -> advantages -> mini-batches -> micro-batches
+groups -> samples -> (reference and old log-probs) -> advantages -> mini-batches -> micro-batches
 """
 
 from __future__ import annotations
@@ -105,9 +105,7 @@ def minibatches(
     updates = []
     for u in range(algo.updates_per_rollout):
         members = [
-            i
-            for i, (p, g) in enumerate(places)
-            if p % algo.updates_per_rollout == u and counted(groups[p], g, algo)
+            i for i, (p, g) in enumerate(places) if p % algo.updates_per_rollout == u and counted(groups[p], g, algo)
         ]
         lengths = [int(samples[i].trained.sum()) for i in members]
         weights = dict(zip(members, token_weights(lengths, algo.reduction, max_tokens), strict=True))

@@ -23,9 +23,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     graded = [r for r in rewards if r.verdict not in VERIFIER_FAILURES]
     totals = np.asarray([r.total for r in graded] or [np.nan])
     lengths = np.asarray([r.num_tokens for r in rollouts])
-    per_group = [
-        np.asarray([np.nan if r.verdict in VERIFIER_FAILURES else r.total for r in g.rewards]) for g in groups
-    ]
+    per_group = [np.asarray([np.nan if r.verdict in VERIFIER_FAILURES else r.total for r in g.rewards]) for g in groups]
     parts = sorted({name for r in graded for name in r.parts})
     # One per problem, and only where there is any: a model without tags does not think the same, it does not think.
     first_thoughts = [t for g in groups if (t := parse(g.rollouts[0].text).thinking) is not None]

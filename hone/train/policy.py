@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 from hone.algo.config import AlgoConfig
 from hone.algo.objective import METRICS, objective
 from hone.model.config import ModelConfig
+from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.logprobs import head_logprobs
 from hone.train.config import OptimConfig
@@ -31,9 +32,10 @@ def packed_logprobs(
     model: PreTrainedModel, batch: MicroBatch, temperature: float, *, want_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs [N] of the trained tokens under the sampling temperature, and their entropies [N]."""
-    hidden = model.base_model(
-        input_ids=batch.inputs[None], position_ids=batch.positions[None], use_cache=False, layout=batch.layout
-    ).last_hidden_state[0]
+    with onednn(model):
+        hidden = model.base_model(
+            input_ids=batch.inputs[None], position_ids=batch.positions[None], use_cache=False, layout=batch.layout
+        ).last_hidden_state[0]
     return head_logprobs(model, hidden[batch.sources], batch.targets, temperature, want_entropy)
 
 
@@ -91,7 +93,7 @@ class Policy:
     def to_device(self, batch: MicroBatch) -> MicroBatch:
         if batch.inputs.device == self.device:
             return batch
-        moved = {
+        moved: dict[str, Any] = {
             f.name: value.to(self.device, non_blocking=True)
             for f in fields(batch)
             if isinstance(value := getattr(batch, f.name), torch.Tensor)
@@ -121,14 +123,12 @@ class Policy:
             batch: MicroBatch, logprobs: torch.Tensor, entropy: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
             sums = torch.zeros(len(METRICS), dtype=torch.float64)
-            sums[0] = entropy.sum()
+            sums[0] = entropy.detach().sum()
             return -(batch.weights * logprobs).sum(), sums
 
         return self._step(batches, loss_fn, 1.0)
 
-    def _step(
-        self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float
-    ) -> StepStats:
+    def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
         loss = torch.zeros((), dtype=torch.float64)
         sums = torch.zeros(len(METRICS), dtype=torch.float64)
@@ -219,9 +219,7 @@ def merge_stats(stats: Sequence[StepStats]) -> StepStats:
     if not stats:
         return StepStats(0.0, 0.0, 0, {"skipped": 1.0})
     tokens = sum(s.num_tokens for s in stats)
-    metrics = {
-        key: sum(s.metrics[key] * s.num_tokens for s in stats) / max(tokens, 1) for key in stats[0].metrics
-    }
+    metrics = {key: sum(s.metrics[key] * s.num_tokens for s in stats) / max(tokens, 1) for key in stats[0].metrics}
     metrics["mismatch/mean_abs"] = stats[0].metrics["mismatch/mean_abs"]
     metrics["lr"] = stats[-1].metrics["lr"]
     metrics["skipped"] = sum(s.metrics["skipped"] for s in stats)

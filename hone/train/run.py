@@ -41,8 +41,8 @@ from hone.train.policy import Policy
 from hone.types import FloatArray, Group, Sample
 
 
-class Interrupted(Exception):
-    """The run was asked to stop and has saved; `resume` goes on from there."""
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop and has saved; `--resume` goes on from there. Exit code 130, as for any Ctrl-C."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped before step {step}, saved")
@@ -66,7 +66,9 @@ class Run:
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
         if resolved.exists() and resolved.read_text() != text:
-            run.event("config_changed", "resumed with other settings than before; config.resolved.json has the new ones")
+            run.event(
+                "config_changed", "resumed with other settings than before; config.resolved.json has the new ones"
+            )
         _write(resolved, text)
         if not (folder / "manifest.json").exists():
             _write(folder / "manifest.json", json.dumps(manifest(seed), indent=1))

@@ -23,6 +23,7 @@ from transformers import (
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 from hone.rollout.native.attention import Grid, decode_attention
+from hone.model.linear import available, onednn
 from hone.rollout.native.scheduler import Queue
 from hone.types import IntArray, Turn
 
@@ -270,6 +271,30 @@ def test_the_model_is_left_as_it_was_even_after_an_error() -> None:
     assert (model.config._attn_implementation, model.training) == ("sdpa", True)
     model(torch.tensor([[1, 2, 3]])).logits.sum().backward()
     assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+@pytest.mark.skipif(not available(), reason="this machine keeps PyTorch's own matrix products")
+def test_onednn_differs_in_rounding_only_and_is_gone_afterwards() -> None:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Linear(96, 32, bias=False))
+    frozen = torch.nn.Linear(32, 8)
+    vars(frozen)["forward"] = own = lambda x: x[..., :8]  # as accelerate and others do
+    model.append(frozen)
+    x = torch.randn(5, 3, 64)
+    plain, exact = model(x), x.double()
+    for layer in list(model)[:2]:
+        exact = torch.nn.functional.linear(
+            exact, layer.weight.double(), None if layer.bias is None else layer.bias.double()
+        )
+    with onednn(model), torch.no_grad():
+        assert "forward" in vars(model[0])
+        fast = model(x)
+    torch.testing.assert_close(fast.double(), exact[..., :8], rtol=0, atol=1e-5)
+    torch.testing.assert_close(fast, plain, rtol=0, atol=1e-5)
+    assert "forward" not in vars(model[0])
+    assert vars(frozen)["forward"] is own
+    model(x).sum().backward()
+    assert model[0].weight.grad is not None
 
 
 def test_sync_serves_the_policy_and_its_version() -> None:

@@ -70,8 +70,9 @@ def decode_attention(
 
     shared = _scores(cells, prompt[0].flatten(0, 1))  # [Hkv * P, G * R, Lp]
     shared = grid.to_rows(shared.view(kv_heads, -1, repeat, prompt_len))  # [Hkv, B, R, Lp]
-    own = _scores(rows.flatten(0, 1), suffix[0].flatten(0, 1)).view(kv_heads, batch, repeat, width)
-    scores = torch.cat((shared, own), dim=-1)  # [Hkv, B, R, Lp + W]
+    # Keys times queries, not queries times keys: with a handful of queries per key head, MKL then streams the keys.
+    own = _scores(suffix[0].flatten(0, 1), rows.flatten(0, 1)).view(kv_heads, batch, width, repeat)
+    scores = torch.cat((shared, own.transpose(2, 3)), dim=-1)  # [Hkv, B, R, Lp + W]
     if mask is not None:
         scores += mask[:, None, :]
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)

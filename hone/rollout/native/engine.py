@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from hone.model import attention
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
+from hone.model.linear import onednn
 from hone.rollout.native.sampler import sample
 from hone.rollout.native.scheduler import Queue, Rows, Work
 from hone.types import IntArray, Turn
@@ -100,14 +101,15 @@ class NativeEngine:
 
 @contextmanager
 def serving(model: PreTrainedModel) -> Iterator[None]:
-    """Our attention and no dropout, for the duration; what was set before comes back."""
+    """Our attention, fast linear layers and no dropout, for the duration; what was set before comes back."""
     training, implementation = model.training, model.config._attn_implementation
     try:
         if implementation != attention.NAME:
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        yield
+        with onednn(model):
+            yield
     finally:
         if implementation != attention.NAME:
             model.config._attn_implementation = implementation

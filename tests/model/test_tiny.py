@@ -1,0 +1,61 @@
+"""The from-scratch model is an ordinary Hugging Face checkpoint."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from hone.model.config import ModelConfig, TinyConfig
+from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.model.tiny import create, train_tokenizer
+from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.rollout.native.engine import NativeEngine
+
+TEXTS = ["Zoey says: Oliver is a knave.\n<think>Suppose Zoey: knight.</think>\n<answer>(1) Zoey is a knight</answer>"]
+TINY = TinyConfig(vocab_size=320, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)
+
+
+def test_plain_transformers_generates_what_our_engine_does(tmp_path: Path) -> None:
+    create(tmp_path, TINY, TEXTS, seed=3)
+    plain, tokenizer = AutoModelForCausalLM.from_pretrained(tmp_path), AutoTokenizer.from_pretrained(tmp_path)
+    prompt = tokenizer("Zoey says:", return_tensors="pt")
+    expected = plain.generate(**prompt, max_new_tokens=24, do_sample=False)[0, prompt.input_ids.shape[1] :]
+
+    config = ModelConfig(path=str(tmp_path))
+    model, own = load_model(config), load_tokenizer(config)
+    engine = NativeEngine(model, stop_token_ids(model, own), RolloutConfig())
+    ids = np.asarray(own.encode("Zoey says:"))
+    sampling = SamplingConfig(temperature=0, max_tokens=24)
+    ((turn,),) = engine.generate([ids], sampling, samples=1, seed=0)
+    assert turn.completion_ids.tolist() == expected.tolist()
+
+
+def test_same_seed_same_weights(tmp_path: Path) -> None:
+    for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+        create(tmp_path / name, TINY, TEXTS, seed)
+    a, b, c = (load_model(ModelConfig(path=str(tmp_path / n))).state_dict() for n in "abc")
+    assert all(torch.equal(a[k], b[k]) for k in a)
+    assert not torch.equal(a["model.embed_tokens.weight"], c["model.embed_tokens.weight"])
+    assert (tmp_path / "a" / "tokenizer.json").read_bytes() == (tmp_path / "b" / "tokenizer.json").read_bytes()
+
+
+def test_tags_are_single_visible_tokens() -> None:
+    tokenizer = train_tokenizer(TEXTS, 320)
+    for tag in ("<think>", "</think>", "<answer>", "</answer>"):
+        (token,) = tokenizer.encode(tag)
+        assert tokenizer.decode([token], skip_special_tokens=True) == tag
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=60).filter(lambda t: "<|" not in t))
+def test_every_text_round_trips(text: str) -> None:
+    tokenizer = TOKENIZER
+    assert tokenizer.decode(tokenizer.encode(text)) == text.encode("utf-8", "replace").decode()
+
+
+TOKENIZER = train_tokenizer(TEXTS, 320)

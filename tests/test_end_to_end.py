@@ -1,0 +1,171 @@
+"""The whole way, small: warm-up, RL, evaluation, report; and the same bits after any interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from hone import pipeline
+from hone.recipe import load
+from hone.report.build import build
+
+RECIPE = """
+name: small
+runs: {runs}
+model: {{path: tiny, tiny: {{vocab_size: 400, hidden_size: 32, layers: 2, heads: 2, kv_heads: 1, mlp_size: 64}}}}
+task: {{name: knights, people: [2], quiz: brief, names: 4, train: 60, validation: 10, test: 20, repeats: true}}
+prompt: {{style: raw, system: "", template: "{{user}}\\n"}}
+checkpoint: {{every: 2, keep: 2}}
+tokens_per_microbatch: 2048
+stages:
+  - name: warmup
+    stage: sft
+    sft: {{examples: 48, examples_per_step: 8, styles: {{hasty: 0.9, careful: 0.1}}}}
+    optim: {{lr: 5.0e-3, decay: cosine}}
+  - name: rl
+    stage: rl
+    steps: 5
+    prompts_per_step: 4
+    samples_per_prompt: 4
+    sampling: {{max_tokens: 48}}
+    optim: {{lr: 1.0e-3}}
+    reward: {{parts: {{outcome: 1.0, overlong: 1.0}}, overlong: {{buffer: 40}}}}
+    eval: {{problems: 20, every: 2, sampling: {{max_tokens: 48}}}}
+"""
+
+
+def write_recipe(folder: Path, runs: Path) -> Path:
+    path = folder / "recipe.yaml"
+    path.write_text(RECIPE.format(runs=runs))
+    return path
+
+
+def start(recipe: Path, *arguments: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "hone", "train", str(recipe), *arguments]
+    env = {**os.environ, "PYTHONUNBUFFERED": "1"}
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env)
+
+
+def bits(run: Path) -> dict[str, bytes]:
+    """Everything that must not depend on where a run was cut."""
+    names = [
+        p
+        for stage in ("warmup", "rl")
+        for pattern in ("metrics.jsonl", "evals.jsonl", "evals/*", "rollouts/*", "tokens/*", "model/model.safetensors")
+        for p in sorted((run / stage).glob(pattern))
+    ]
+    return {str(p.relative_to(run)): p.read_bytes() for p in names}
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run that nobody interrupted, in a process of its own like the others."""
+    folder = tmp_path_factory.mktemp("whole")
+    process = start(write_recipe(folder, folder / "runs"))
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    return folder / "runs" / "small"
+
+
+def test_the_run_folder_holds_what_it_promises(whole: Path) -> None:
+    results = json.loads((whole / "results.json").read_text())
+    assert results["seconds"] > 0 and results["peak_rss_bytes"] > 1e8
+    for label in ("before", "after"):
+        accuracy = results[label]["accuracy"]
+        assert 0 <= accuracy["low"] <= accuracy["value"] <= accuracy["high"] <= 1 and accuracy["n"] == 20
+        assert results[label]["response_tokens"] > 0 and 0 <= results[label]["reflection_rate"] <= 1
+    rows = [json.loads(line) for line in (whole / "rl" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
+    # Sampler and trainer are the same weights in the same precision: on-policy, their log-probs agree.
+    assert all(row.get("mismatch/mean_abs", 0.0) < 1e-5 for row in rows)
+    assert any(row["grad_norm"] > 0 for row in rows), "no step of the test's run had any gradient"
+    evals = [json.loads(line) for line in (whole / "rl" / "evals.jsonl").read_text().splitlines()]
+    assert [(row["label"], row["step"]) for row in evals] == [
+        ("before", 0),
+        ("validation", 0),
+        ("validation", 2),
+        ("validation", 4),
+        ("after", 5),
+    ]
+    rollouts = [json.loads(line) for line in (whole / "rl" / "rollouts" / "step_000003.jsonl").read_text().splitlines()]
+    assert len(rollouts) == 16 and {row["policy_version"] for row in rollouts} == {3}
+    events = [json.loads(line)["kind"] for line in (whole / "rl" / "events.jsonl").read_text().splitlines()]
+    assert events[-1] == "finished" and "checkpoint" in events
+
+
+def test_the_report_is_built_from_a_real_run(whole: Path) -> None:
+    page = build(whole).read_text()
+    assert "<script" not in page and "</html>" in page
+    accuracy = json.loads((whole / "results.json").read_text())["after"]["accuracy"]["value"]
+    assert f"{100 * accuracy:.0f}%" in page
+
+
+def test_two_runs_with_one_seed_are_the_same_bits(whole: Path, tmp_path: Path) -> None:
+    process = start(write_recipe(tmp_path, tmp_path / "runs"))
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    assert bits(tmp_path / "runs" / "small") == bits(whole)
+
+
+def test_another_seed_is_another_run(whole: Path, tmp_path: Path) -> None:
+    run = pipeline.run(load(write_recipe(tmp_path, tmp_path / "runs"), ["seed=1", "stages.rl.steps=1"]))
+    other = (run / "warmup" / "metrics.jsonl").read_text()
+    assert other.splitlines()[-1] != (whole / "warmup" / "metrics.jsonl").read_text().splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    ("how", "stage", "step"),
+    [
+        (signal.SIGINT, "rl", 1),
+        (signal.SIGKILL, "rl", 3),
+        (signal.SIGKILL, "warmup", 3),
+        (signal.SIGINT, "warmup", 1),
+    ],
+)
+def test_interrupted_and_resumed_is_the_same_bits(
+    whole: Path, tmp_path: Path, how: signal.Signals, stage: str, step: int
+) -> None:
+    recipe = write_recipe(tmp_path, tmp_path / "runs")
+    run = tmp_path / "runs" / "small"
+    process = start(recipe)
+    metrics = run / stage / "metrics.jsonl"
+    deadline = time.monotonic() + 120
+    while not metrics.exists() or metrics.read_text().count("\n") <= step:
+        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        time.sleep(0.002)
+    process.send_signal(how)
+    out, _ = process.communicate(timeout=120)
+    assert not (run / "results.json").exists(), "the run was over before it could be interrupted"
+    if how == signal.SIGINT:
+        assert process.returncode == 130, out
+        assert "--resume" in out
+    process = start(recipe, "--resume")
+    out, _ = process.communicate(timeout=240)
+    assert process.returncode == 0, out
+    assert bits(run) == bits(whole)
+
+
+def test_a_second_run_sets_the_first_aside(tmp_path: Path) -> None:
+    recipe = load(write_recipe(tmp_path, tmp_path / "runs"), ["stages.rl.steps=1", "stages.warmup.sft.examples=8"])
+    first = pipeline.run(recipe)
+    marker = (first / "results.json").read_text()
+    assert pipeline.run(recipe, resume=True) == first  # finished: nothing to do
+    assert (first / "results.json").read_text() == marker
+    pipeline.run(recipe)
+    (aside,) = [p for p in first.parent.iterdir() if p != first]
+    assert (aside / "results.json").read_text() == marker
+
+
+def test_dry_run_starts_nothing_and_shows_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipeline.dry_run(load(write_recipe(tmp_path, tmp_path / "runs")))
+    out = capsys.readouterr().out
+    assert "right answer" in out and "+1.00" in out and "malformed" in out
+    assert out.count("prompt of") == 2
+    assert not (tmp_path / "runs").exists()
