@@ -178,7 +178,7 @@ def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Rec
         raise UserError(f"{checkpoint}: no model here; give a folder that holds config.json or model/config.json")
     folders = [folder / s.name for s in recipe.stages] if isinstance(recipe, Pipeline) else [folder]
     for sub in reversed(folders):
-        for candidate in (sub, *reversed(sorted((sub / "checkpoints").glob("step_*")))):
+        for candidate in (sub, *sorted((sub / "checkpoints").glob("step_*"), reverse=True)):
             if (candidate / "model" / "config.json").exists():
                 return stage, candidate / "model"
     if stage.model.path != "tiny":

@@ -76,11 +76,14 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_the_run_folder_holds_what_it_promises(whole: Path) -> None:
     results = json.loads((whole / "results.json").read_text())
-    assert results["seconds"] > 0 and results["peak_rss_bytes"] > 1e8
+    assert results["seconds"] > 0
+    assert results["peak_rss_bytes"] > 1e8
     for label in ("before", "after"):
         accuracy = results[label]["accuracy"]
-        assert 0 <= accuracy["low"] <= accuracy["value"] <= accuracy["high"] <= 1 and accuracy["n"] == 20
-        assert results[label]["response_tokens"] > 0 and 0 <= results[label]["reflection_rate"] <= 1
+        assert 0 <= accuracy["low"] <= accuracy["value"] <= accuracy["high"] <= 1
+        assert accuracy["n"] == 20
+        assert results[label]["response_tokens"] > 0
+        assert 0 <= results[label]["reflection_rate"] <= 1
     rows = [json.loads(line) for line in (whole / "rl" / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     # Sampler and trainer are the same weights in the same precision: on-policy, their log-probs agree.
@@ -95,14 +98,17 @@ def test_the_run_folder_holds_what_it_promises(whole: Path) -> None:
         ("after", 5),
     ]
     rollouts = [json.loads(line) for line in (whole / "rl" / "rollouts" / "step_000003.jsonl").read_text().splitlines()]
-    assert len(rollouts) == 16 and {row["policy_version"] for row in rollouts} == {3}
+    assert len(rollouts) == 16
+    assert {row["policy_version"] for row in rollouts} == {3}
     events = [json.loads(line)["kind"] for line in (whole / "rl" / "events.jsonl").read_text().splitlines()]
-    assert events[-1] == "finished" and "checkpoint" in events
+    assert events[-1] == "finished"
+    assert "checkpoint" in events
 
 
 def test_the_report_is_built_from_a_real_run(whole: Path) -> None:
     page = build(whole).read_text()
-    assert "<script" not in page and "</html>" in page
+    assert "<script" not in page
+    assert "</html>" in page
     accuracy = json.loads((whole / "results.json").read_text())["after"]["accuracy"]["value"]
     assert f"{100 * accuracy:.0f}%" in page
 
@@ -138,7 +144,8 @@ def test_interrupted_and_resumed_is_the_same_bits(
     metrics = run / stage / "metrics.jsonl"
     deadline = time.monotonic() + 120
     while not metrics.exists() or metrics.read_text().count("\n") <= step:
-        assert process.poll() is None and time.monotonic() < deadline, process.communicate()[0]
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < deadline
         time.sleep(0.002)
     process.send_signal(how)
     out, _ = process.communicate(timeout=120)
@@ -166,6 +173,8 @@ def test_a_second_run_sets_the_first_aside(tmp_path: Path) -> None:
 def test_dry_run_starts_nothing_and_shows_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pipeline.dry_run(load(write_recipe(tmp_path, tmp_path / "runs")))
     out = capsys.readouterr().out
-    assert "right answer" in out and "+1.00" in out and "malformed" in out
+    assert "right answer" in out
+    assert "+1.00" in out
+    assert "malformed" in out
     assert out.count("prompt of") == 2
     assert not (tmp_path / "runs").exists()

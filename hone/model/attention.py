@@ -58,7 +58,7 @@ class _PackedAttention(torch.autograd.Function):
             leaves = _block_inputs(q[start:stop], k[start:stop], v[start:stop], block)
             with torch.set_grad_enabled(any(ctx.needs_input_grad)):
                 leaves = [[x.detach().requires_grad_(any(ctx.needs_input_grad)) for x in part] for part in leaves]
-                outputs = [_sdpa(*part, scaling) for part in leaves]  # [n, H, longest, D]
+                outputs = [_sdpa(part[0], part[1], part[2], scaling) for part in leaves]  # [n, H, longest, D]
             _unpad(result[start:stop], [out.detach().transpose(1, 2) for out in outputs], block)
             ctx.pieces.append((leaves, outputs))
             start = stop

@@ -32,7 +32,7 @@ from hone.tasks.knights_logic import (
 )
 from hone.tasks.knights_rows import puzzle_of, row_of
 from hone.tasks.knights_text import NAMES, answer_text, brief_quiz, full_quiz, read_roles
-from hone.tasks.knights_trace import careful, hasty
+from hone.tasks.knights_trace import careful, careful_steps, hasty
 from hone.tasks.rows import Row, read_rows
 from hone.tasks.splits import SHARES, even_shares, split_of, warn_of_overlap
 from hone.types import Example, Grade, Problem, Split
@@ -224,8 +224,8 @@ def problem_of(puzzle: Puzzle, quiz: str) -> Problem:
 
 def row_of_problem(problem: Problem, index: int) -> Row:
     """A problem of this task in the public row format."""
-    thinking = parse(problem.reference or "").thinking or ""
-    return row_of(puzzle_of_problem(problem), problem.messages[-1]["content"], thinking, index)
+    puzzle = puzzle_of_problem(problem)
+    return row_of(puzzle, problem.messages[-1]["content"], careful_steps(puzzle), index)
 
 
 def puzzle_of_problem(problem: Problem) -> Puzzle:

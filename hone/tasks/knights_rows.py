@@ -34,9 +34,8 @@ def puzzle_of(row: Mapping[str, Any]) -> Puzzle:
     return Puzzle(names, statements, solution)
 
 
-def row_of(puzzle: Puzzle, quiz: str, thinking: str, index: int) -> Row:
-    """A puzzle as a public row; `thinking` is a worked solution, one step per line."""
-    steps = thinking.splitlines()
+def row_of(puzzle: Puzzle, quiz: str, steps: Sequence[str], index: int) -> Row:
+    """A puzzle as a public row; `steps` are those of a worked solution."""
     return {
         "quiz": quiz,
         "names": list(puzzle.names),
@@ -52,7 +51,7 @@ def row_of(puzzle: Puzzle, quiz: str, thinking: str, index: int) -> Row:
         "solution_text": solution_sentence(puzzle.names, puzzle.solution),
         "solution_text_format": answer_text(puzzle.names, puzzle.solution),
         "cot_head": "Let's think step by step, assuming a role for one person after the other.",
-        "cot_repeat_steps": steps[:-1],
+        "cot_repeat_steps": list(steps[:-1]),
         "cot_foot": steps[-1] if steps else "",
         "statements": repr(puzzle.statements),
         "index": index,

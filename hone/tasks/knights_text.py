@@ -54,7 +54,7 @@ _ROLE_WORD = re.compile(r"\b(?:knight|knave)\b", re.IGNORECASE)
 
 
 def in_words(tree: Statement, names: Sequence[str], roles: Sequence[bool] | None = None) -> str:
-    """A statement as English; with `roles`, every simple claim is followed by (yes) or (no)."""
+    """A statement as English; with `roles`, names are followed by their role, simple claims by (yes) or (no)."""
     return _phrase(tree, names, roles, nested=False)
 
 

@@ -15,49 +15,56 @@ from hone.tasks.knights_text import ROLES, answer_text, in_words
 
 
 def careful(puzzle: Puzzle) -> str:
-    """A depth-first search over the people in order, said aloud; ends in the solution.
+    """The steps of `careful_steps` as thinking, then the answer."""
+    return completion(" ".join(careful_steps(puzzle)), answer_text(puzzle.names, puzzle.solution))
 
-    Every step names all assumptions in force, so that the next one needs to look no further back.
-    A statement is checked as soon as everybody it mentions, and its speaker, has a role.
-    Raises ValueError if no assignment is consistent.
+
+def careful_steps(puzzle: Puzzle) -> list[str]:
+    """A depth-first search over the people in order, said aloud; the last supposition is the solution.
+
+    Every mention of a person is followed by the role they are supposed to have, so that what a reader
+    needs next is never further away than the last mention. A statement is checked as soon as
+    everybody it mentions, and its speaker, has a role. Raises ValueError if nothing is consistent.
     """
     last = [max(mentioned(tree) | {i}) for i, tree in enumerate(puzzle.statements)]
-    lines: list[str] = []
-    roles: list[bool] = []
-    again = ""
-    while len(roles) < len(puzzle.names):
-        roles.append(True)
-        if len(roles) - 1 not in last:
-            continue  # nothing to check yet: the next assumption says this one too
-        lines.append(f"{again}Suppose {_assumed(puzzle, roles)}.")
-        while not _check(puzzle, roles, last, lines):
-            while roles and not roles[-1]:
-                roles.pop()
-            if not roles:
-                raise ValueError(f"knights: no consistent assignment for {puzzle.statements!r}")
-            roles[-1] = False
-            if len(roles) - 1 not in last:
-                break
-            lines.append(f"Wait, go back. Suppose {_assumed(puzzle, roles)}.")
-        again = "Wait, go back. " if len(roles) - 1 not in last else ""
-    lines.append("Everything fits.")
-    return completion(" ".join(lines), answer_text(puzzle.names, roles))
+    steps: list[str] = []
+    roles = [True]
+    back = ""
+    while True:
+        fits = True
+        if len(roles) - 1 in last:  # else there is nothing to check yet, and the next supposition says this one too
+            steps.append(f"{back}Suppose {_assumed(puzzle, roles)}.")
+            back = ""
+            fits = _check(puzzle, roles, last, steps)
+        if fits and len(roles) == len(puzzle.names):
+            return [*steps, "Everything fits."]
+        if fits:
+            roles.append(True)
+            continue
+        while roles and not roles[-1]:
+            roles.pop()
+        if not roles:
+            raise ValueError(f"knights: no consistent assignment for {puzzle.statements!r}")
+        roles[-1] = False
+        back = "Wait, go back. "
 
 
 def _assumed(puzzle: Puzzle, roles: list[bool]) -> str:
     return ", ".join(f"{name} {ROLES[role]}" for name, role in zip(puzzle.names, roles, strict=False))
 
 
-def _check(puzzle: Puzzle, roles: list[bool], last: list[int], lines: list[str]) -> bool:
-    """Check the statements decided by the newest role, appending to `lines`; False on a contradiction."""
+def _check(puzzle: Puzzle, roles: list[bool], last: list[int], steps: list[str]) -> bool:
+    """Check the statements decided by the newest role, appending to `steps`; False on a contradiction."""
     for speaker in _decided(last, len(roles) - 1):
         tree, name = puzzle.statements[speaker], puzzle.names[speaker]
         true = holds(tree, roles)
-        said = f"{name} {ROLES[roles[speaker]]} says {in_words(tree, puzzle.names, roles)}: {'true' if true else 'false'}"
+        said = (
+            f"{name} {ROLES[roles[speaker]]} says {in_words(tree, puzzle.names, roles)}: {'true' if true else 'false'}"
+        )
         if true is not roles[speaker]:
-            lines.append(f"{said}. Contradiction.")
+            steps.append(f"{said}. Contradiction.")
             return False
-        lines.append(f"{said}, fits.")
+        steps.append(f"{said}, fits.")
     return True
 
 

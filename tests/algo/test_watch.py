@@ -77,6 +77,11 @@ def test_levels(metric: str, good: float, bad: float, name: str) -> None:
     assert len(all_warnings(again)) == 2  # it ended and came back
 
 
+def test_guessing_alike_from_the_start_is_no_alarm() -> None:
+    # Half of the answers begin as the same one-sentence guess: known at the start, falling, no news.
+    assert all_warnings(history(40, DUPLICATES=lambda t: 0.5 - 0.005 * t)) == []
+
+
 def test_mismatch_is_seen_at_the_first_step() -> None:
     (warning,) = all_warnings(history(1, MISMATCH=lambda t: 0.4))
     assert warning.step == 0

@@ -12,15 +12,15 @@ from hone.data.samples import supervised_sample
 from hone.model import attention
 from hone.types import Sample
 
-SIZES = dict(
-    vocab_size=97,
-    hidden_size=32,
-    intermediate_size=48,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    max_position_embeddings=256,
-)
+SIZES = {
+    "vocab_size": 97,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 256,
+}
 MODELS = {
     "qwen2": lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
     "qwen3": lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES, head_dim=16)),
@@ -86,6 +86,4 @@ def test_sliding_window_is_refused() -> None:
     model.set_attn_implementation(attention.NAME)
     (batch,) = pack(samples()[:1], [1.0], 100)
     with pytest.raises(ValueError, match="sliding window"):
-        model(
-            input_ids=batch.inputs[None], position_ids=batch.positions[None], use_cache=False, layout=batch.layout
-        )
+        model(input_ids=batch.inputs[None], position_ids=batch.positions[None], use_cache=False, layout=batch.layout)

@@ -20,10 +20,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from hone.model.linear import available, onednn
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 from hone.rollout.native.attention import Grid, decode_attention
-from hone.model.linear import available, onednn
 from hone.rollout.native.scheduler import Queue
 from hone.types import IntArray, Turn
 

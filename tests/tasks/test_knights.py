@@ -131,7 +131,7 @@ def test_a_try_that_fails_yields_none():
 
 
 def test_brief_wording():
-    assert brief_quiz(PAIR) == "Zoey says: Oliver is a knave.\nOliver says: Zoey is a knight and Oliver is a knight."
+    assert brief_quiz(PAIR) == "Zoey says: Oliver is a knave. Oliver says: Zoey is a knight and Oliver is a knight."
 
 
 def test_full_wording():
@@ -151,19 +151,23 @@ def test_full_wording():
 @pytest.mark.parametrize(
     "tree, words, annotated",
     [
-        (K0, "A is a knight", "A is a knight (yes)"),
-        (("not", K1), "B is not a knight", "B is not a knight (yes)"),
-        (("not", N0), "A is not a knave", "A is not a knave (yes)"),
-        (("->", K0, K1), "if A is a knight then B is a knight", "if A is a knight (yes) then B is a knight (no)"),
+        (K0, "A is a knight", "A knight is a knight (yes)"),
+        (("not", K1), "B is not a knight", "B knave is not a knight (yes)"),
+        (("not", N0), "A is not a knave", "A knight is not a knave (yes)"),
+        (
+            ("->", K0, K1),
+            "if A is a knight then B is a knight",
+            "if A knight is a knight (yes) then B knave is a knight (no)",
+        ),
         (
             ("<=>", N0, N1),
             "A is a knave if and only if B is a knave",
-            "A is a knave (no) if and only if B is a knave (yes)",
+            "A knight is a knave (no) if and only if B knave is a knave (yes)",
         ),
         (
             ("not", ("or", K0, ("and", K1, N0))),
             "it is not the case that (A is a knight or (B is a knight and A is a knave))",
-            "it is not the case that (A is a knight (yes) or (B is a knight (no) and A is a knave (no)))",
+            "it is not the case that (A knight is a knight (yes) or (B knave is a knight (no) and A knight is a knave (no)))",
         ),
     ],
 )
@@ -192,12 +196,11 @@ def test_grades():
 
 def test_careful_trace_word_for_word():
     assert careful(PAIR) == (
-        "<think>Assume Zoey is a knight.\n"
-        "Assume Oliver is a knight.\n"
-        "Zoey says Oliver is a knave (no): false, but Zoey is a knight. Contradiction.\n"
-        "Wait, go back. Oliver is a knave instead.\n"
-        "Zoey says Oliver is a knave (yes): true, fits.\n"
-        "Oliver says Zoey is a knight (yes) and Oliver is a knight (no): false, fits.\n"
+        "<think>Suppose Zoey knight, Oliver knight. "
+        "Zoey knight says Oliver knight is a knave (no): false. Contradiction. "
+        "Wait, go back. Suppose Zoey knight, Oliver knave. "
+        "Zoey knight says Oliver knave is a knave (yes): true, fits. "
+        "Oliver knave says Zoey knight is a knight (yes) and Oliver knave is a knight (no): false, fits. "
         "Everything fits.</think>\n"
         "<answer>(1) Zoey is a knight\n(2) Oliver is a knave</answer>"
     )

@@ -49,7 +49,7 @@ def test_public_rows_are_read_and_written(tmp_path, suffix):
     assert {key: written[key] for key in ROW if not key.startswith(("cot", "knight"))} == {
         key: value for key, value in ROW.items() if not key.startswith(("cot", "knight"))
     }
-    assert written["cot_repeat_steps"][0] == "Assume Zoey is a knight."
+    assert written["cot_repeat_steps"][0] == "Suppose Zoey knight, Oliver knight."
     assert written["cot_foot"] == "Everything fits."
     write_rows(path, [written])
     assert read_rows(path) == [written]

@@ -95,7 +95,9 @@ def test_one_two_or_seven_micro_batches_give_one_gradient(
         samples = prepare(groups, policy, None, AlgoConfig(), SamplingConfig(max_tokens=16), budget).minibatches[0]
         counts.add(len(samples))
         results.append(gradient(policy, groups, algo, budget, reference=penalty != "none"))
-    assert len(counts) == 3 and min(counts) == 1 and max(counts) >= 7
+    assert len(counts) == 3
+    assert min(counts) == 1
+    assert max(counts) >= 7
     scale = np.abs(results[0]).max()
     assert scale > 1e-4
     for other in results[1:]:
@@ -155,7 +157,8 @@ def test_several_updates_share_the_groups_and_use_old_logprobs(folder: Path) -> 
     batch = prepare(make_groups(REWARDS), policy, None, algo, SamplingConfig(max_tokens=16), 10_000)
     assert len(batch.minibatches) == 2
     first, second = ({i for m in u for i in m.sample_ids} for u in batch.minibatches)
-    assert first == set(range(0, 4)) | set(range(8, 12)) and second == set(range(4, 8)) | set(range(12, 16))
+    assert first == set(range(4)) | set(range(8, 12))
+    assert second == set(range(4, 8)) | set(range(12, 16))
     assert batch.minibatches[0][0].old_logprobs is not None
     stats = policy.update(batch.minibatches, algo, 1.0)
     assert stats.metrics["ratio/mean"] != pytest.approx(1.0, abs=1e-6)  # the second update is off-policy
@@ -181,7 +184,7 @@ def test_a_gradient_that_is_not_finite_is_skipped_then_stops(folder: Path) -> No
         assert stats.metrics["skipped"] == 1.0
     for p, b in zip(policy.parameters, before, strict=True):
         torch.testing.assert_close(p, b, equal_nan=True, rtol=0, atol=0)
-    with pytest.raises(NonFiniteUpdate, match="lower optim.lr"):
+    with pytest.raises(NonFiniteUpdate, match=r"lower optim\.lr"):
         policy.update(good.minibatches, AlgoConfig(), 1.0)
 
 
@@ -226,8 +229,11 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(folder: Path, tmp_pa
         (tmp_path / "step_000002" / "checksums.json").unlink()
     said: list[str] = []
     good = checkpoint.newest_good(tmp_path, said.append)
-    assert good is not None and good.name == "step_000001"
-    assert len(said) == 1 and "step_000002" in said[0] and "the one before" in said[0]
+    assert good is not None
+    assert good.name == "step_000001"
+    assert len(said) == 1
+    assert "step_000002" in said[0]
+    assert "the one before" in said[0]
 
 
 def test_old_checkpoints_are_pruned_and_leftovers_replaced(folder: Path, tmp_path: Path) -> None:

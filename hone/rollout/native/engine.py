@@ -16,9 +16,9 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hone.model import attention
+from hone.model.linear import onednn
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
-from hone.model.linear import onednn
 from hone.rollout.native.sampler import sample
 from hone.rollout.native.scheduler import Queue, Rows, Work
 from hone.types import IntArray, Turn
