@@ -9,6 +9,7 @@ rounding only. Anything but a plain CPU float32 `nn.Linear` is left alone.
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -16,6 +17,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+# oneDNN builds a kernel per shape and keeps the last 1024, about a megabyte each; it reads this at its first product.
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 
 def available() -> bool:

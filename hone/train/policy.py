@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from hone.algo.config import AlgoConfig
@@ -19,10 +20,14 @@ from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.logprobs import head_logprobs
 from hone.train.config import OptimConfig
-from hone.types import FloatArray, MicroBatch, StepStats
+from hone.types import Block, FloatArray, MicroBatch, StepStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: Packed lengths are rounded up to a multiple of this. Kernels are built per shape and kept: few shapes take less
+#: time to build and less memory to keep.
+LENGTH_MULTIPLE = 128
 
 #: What to minimise over one micro-batch: (batch, logprobs [N], entropy [N]) -> (loss, sums of METRICS).
 LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
@@ -32,9 +37,12 @@ def packed_logprobs(
     model: PreTrainedModel, batch: MicroBatch, temperature: float, *, want_entropy: bool
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Log-probs [N] of the trained tokens under the sampling temperature, and their entropies [N]."""
+    spare = -len(batch.inputs) % LENGTH_MULTIPLE  # one more sequence, which nobody asks anything of
+    layout = (*batch.layout, Block(0, (spare,))) if spare else batch.layout
+    inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
     with onednn(model):
         hidden = model.base_model(
-            input_ids=batch.inputs[None], position_ids=batch.positions[None], use_cache=False, layout=batch.layout
+            input_ids=inputs, position_ids=positions, use_cache=False, layout=layout
         ).last_hidden_state[0]
     return head_logprobs(model, hidden[batch.sources], batch.targets, temperature, want_entropy)
 
