@@ -30,7 +30,7 @@ export TORCH NEED_GB
 .PHONY: help demo test lint format venv venv-dev clean check-space
 
 help:
-	@echo "make demo     set up, train the demo on the CPU, write runs/demo/report.html"
+	@echo "make demo     set up, train the demo on the CPU, write runs/demo/report/report.html"
 	@echo "make test     set up, run the tests and the linters"
 	@echo "make lint     ruff and mypy only        make format   rewrite the code with ruff"
 	@echo "make venv     set up only               make clean    remove .venv and caches (not runs/)"

@@ -76,6 +76,6 @@ def test_any_tag_soup_is_read(text):
 @pytest.mark.parametrize("junk", ["x", "<answer>", "</answer>", "<think>", "<", "a <answer"])
 def test_a_megabyte_of_junk_is_quick(junk):
     text = junk * (1_000_000 // len(junk)) + GOOD
-    start = time.perf_counter()
+    start = time.process_time()
     assert parse(text).answer == "c"
-    assert time.perf_counter() - start < 0.5
+    assert time.process_time() - start < 0.5

@@ -129,10 +129,10 @@ def test_the_word_assistant_changes_nothing():
 @pytest.mark.parametrize("unit", ["x", "Zoey is a knight ", "knight ", "<answer>", "Zoey "])
 def test_a_megabyte_of_junk_is_quick_and_wrong(unit):
     junk = unit * (1_000_000 // len(unit))
-    start = time.perf_counter()
+    start = time.process_time()
     assert logic_rl(TWO, junk).total == -3.0
     assert logic_rl(TWO, f"<think>x</think><answer>{junk}</answer>").total in (-1.0, -3.0)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @given(st.text())

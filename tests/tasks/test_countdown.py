@@ -162,9 +162,9 @@ def test_hostile_answers_are_quick(hostile):
     TASK.grade(problem, "<answer>1</answer>")
     took = []
     for _ in range(3):  # the best of three: the machine may be busy
-        start = time.perf_counter()
+        start = time.process_time()
         verdict = TASK.grade(problem, text).verdict
-        took.append(time.perf_counter() - start)
+        took.append(time.process_time() - start)
     assert verdict in ("wrong", "malformed")
     assert min(took) < 0.05
 

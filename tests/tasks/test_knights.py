@@ -115,9 +115,9 @@ def test_the_same_settings_give_the_same_puzzles():
 
 
 def test_generation_is_quick():
-    start = time.perf_counter()
+    start = time.process_time()
     assert len(task(people=(5,), train=2000).problems("train")) == 2000
-    assert time.perf_counter() - start < 12  # 10 000 in less than a minute
+    assert time.process_time() - start < 12  # 10 000 in less than a minute
 
 
 def test_a_try_that_fails_yields_none():
@@ -167,7 +167,8 @@ def test_full_wording():
         (
             ("not", ("or", K0, ("and", K1, N0))),
             "it is not the case that (A is a knight or (B is a knight and A is a knave))",
-            "it is not the case that (A knight is a knight (yes) or (B knave is a knight (no) and A knight is a knave (no)))",
+            "it is not the case that (A knight is a knight (yes) "
+            "or (B knave is a knight (no) and A knight is a knave (no)))",
         ),
     ],
 )

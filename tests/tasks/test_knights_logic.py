@@ -156,9 +156,9 @@ def test_what_the_canonical_form_tells_apart():
 def test_canonical_form_of_symmetric_puzzles_is_quick(partner):
     statements = tuple(("lying", partner(i)) for i in range(8))
     other = moved(statements, random.Random(1).sample(range(8), 8))
-    start = time.perf_counter()
+    start = time.process_time()
     assert canonical_form(statements) == canonical_form(other)
-    assert time.perf_counter() - start < 1.0
+    assert time.process_time() - start < 1.0
 
 
 @pytest.mark.parametrize(
