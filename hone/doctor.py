@@ -104,7 +104,7 @@ def device() -> Iterator[Finding]:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         text = f"cuda: {', '.join(names)}; {text}"
         if not torch.cuda.is_bf16_supported():
-            yield Finding("bfloat16", "warn", "not supported by this GPU; set model.dtype=float32")
+            yield Finding("bfloat16", "warn", "not supported by this GPU; hone computes in float32")
     elif shutil.which("nvidia-smi"):
         remedy = "install a CUDA build of torch, or check `nvidia-smi`"
         yield Finding(

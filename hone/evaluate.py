@@ -17,6 +17,7 @@ from hone.config import UserError
 from hone.data.render import Renderer
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe import EvalConfig, Pipeline, Recipe
+from hone.rewards.base import judge
 from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts
 from hone.rollout.native.engine import NativeEngine
@@ -47,7 +48,7 @@ class Evaluator:
         config = self.recipe.eval
         if label == "validation":
             config = config.model_copy(update={"split": "validation"})
-        problems = self.task.problems(config.split)[: config.problems]
+        problems = eval_problems(self.task, config)
         row, records = evaluate(
             problems,
             self.task,
@@ -86,8 +87,7 @@ def evaluate(
     for problem, group in zip(problems, answers, strict=True):
         prompt = renderer.prompt_text(problem)
         for rollout in group:
-            grade = task.grade(problem, rollout.text)
-            truncated = rollout.finish == "length" and grade.verdict == "malformed"
+            grade = judge(task, problem, rollout).grade
             records.append(
                 {
                     "problem_id": problem.id,
@@ -95,7 +95,7 @@ def evaluate(
                     "domain": problem.domain,
                     "prompt": prompt,
                     "text": rollout.text,
-                    "verdict": "truncated" if truncated else grade.verdict,
+                    "verdict": grade.verdict,
                     "extracted": grade.extracted,
                     "answer": problem.answer,
                     "tokens": rollout.num_tokens,
@@ -104,6 +104,14 @@ def evaluate(
                 }
             )
     return summary(records, config), records
+
+
+def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
+    """The first `config.problems` of the split, or all there are. Raises UserError if there are none."""
+    problems = task.problems(config.split)[: config.problems]
+    if not problems:
+        raise UserError(f"eval: the {config.split} split of task {task.name} is empty; give it a size, e.g. 100")
+    return problems
 
 
 def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, Any]:
@@ -119,7 +127,10 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
         "length": {"min": min(lengths), "max": max(lengths)},
         "reflection_rate": reflection.rate([record["text"] for record in records]),
         "verdicts": dict(Counter(record["verdict"] for record in records)),
-        "by_level": {level: asdict(_accuracy(by_level[level])) for level in sorted(by_level)},
+        # A level on which the verifier failed every time has no accuracy; `verdicts` tells.
+        "by_level": {
+            level: asdict(_accuracy(by_level[level])) for level in sorted(by_level) if stats.outcomes(by_level[level])
+        },
         "samples": config.samples,
         "sampling": config.sampling.model_dump(),
     }
@@ -139,7 +150,7 @@ def cli_eval(recipe: Recipe | Pipeline, checkpoint: Path | None = None, out: Pat
     """`hone eval`: the recipe's eval section on one model."""
     stage, path = which_model(recipe, checkpoint)
     task, renderer, engine = served(stage, path)
-    problems = task.problems(stage.eval.split)[: stage.eval.problems]
+    problems = eval_problems(task, stage.eval)
     with Track("evaluating", len(problems) * stage.eval.samples) as progress:
         seed = stage.seed + EVAL_SEED
         row, records = evaluate(problems, task, renderer, engine, stage.eval, seed=seed, progress=progress.inner)

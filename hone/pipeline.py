@@ -48,6 +48,8 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     stages = stages_of(recipe)
     if folder.exists() and not resume:
         set_aside(folder)
+    if resume and not folder.exists():
+        print(f"{folder}: there is no run to go on with; it begins now", file=sys.stderr)
     if (folder / "results.json").exists():
         print(f"{folder} is finished; without --resume it is set aside and trained anew", file=sys.stderr)
         return folder
@@ -60,9 +62,10 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
         model = first_model(stages[0][0], folder)
         for stage, sub in stages:
             path = folder / sub
-            if not (path / "model").exists():  # exported last: the stage is complete
-                stage = stage.model_copy(update={"model": stage.model.model_copy(update={"path": str(model)})})
-                STAGES[stage.stage](stage, path)
+            if (path / "model").exists():  # exported last: the stage is complete
+                check_unchanged(stage, path)
+            else:
+                STAGES[stage.stage](stage, path, stage.model.at(str(model)))
             model = path / "model"
     (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
     return folder
@@ -81,9 +84,22 @@ def how_to_go_on(folder: Path) -> Iterator[None]:
     try:
         yield
     except KeyboardInterrupt as stop:
+        how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
         saved = f"saved: {stop}" if isinstance(stop, Interrupted) else "stopped; the last checkpoint counts"
-        print(f"{saved}. Go on with: hone train {folder} --resume", file=sys.stderr)
+        print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
         raise
+
+
+def check_unchanged(stage: Recipe, folder: Path) -> None:
+    """A finished stage counts only for the settings that it was trained with. Raises UserError for others."""
+    before = json.loads((folder / "config.resolved.json").read_text())
+    now = stage.model_dump(mode="json")
+    other = sorted(key for key in now if now[key] != before.get(key) and key not in ("name", "runs"))
+    if other:
+        raise UserError(
+            f"{folder} is finished, but with other settings of {', '.join(other)}; resume with the old ones, "
+            "or give the run another name"
+        )
 
 
 def set_aside(folder: Path) -> None:

@@ -103,6 +103,9 @@ class Recipe(Section):
                 )
 
     def _possible_sft(self) -> None:
+        if self.sft.epochs * self.sft.examples < self.sft.examples_per_step:
+            message = f"{self.sft.examples} examples are less than one step (sft.examples_per_step"
+            raise impossible("sft.examples", f"{message} {self.sft.examples_per_step}); give more, or smaller steps")
         known = getattr(TASKS[self.task.name], "trace_styles", ())
         for style in self.sft.styles:
             if style not in known:
@@ -168,6 +171,9 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
     layer = read(file := find(path))
     if file.suffix == ".json":
         layer = Layer(_as_written(layer.data), layer.origins)
+    if file.name == "config.resolved.json":  # a run folder is that run, wherever it has been moved to
+        folder = file.parent if file.parent.name else file.parent.resolve()
+        layer.data.update(name=folder.name, runs=str(folder.parent))
     for text in overrides:
         layer = override(layer, text, Recipe)
     recipe = _load_stages(layer) if "stages" in layer.data else validate(Recipe, layer)

@@ -16,6 +16,7 @@ from hone.algo.curriculum import Course
 from hone.algo.watch import collapse_warnings
 from hone.data.render import Renderer
 from hone.evaluate import Evaluator
+from hone.model.config import ModelConfig
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rollout import make_engine
@@ -29,14 +30,14 @@ from hone.train.run import Run
 from hone.types import Group, StepStats
 
 
-def train(recipe: Recipe, folder: Path) -> None:
-    """Run the RL stage in `folder`, from its beginning or from its last checkpoint.
+def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
+    """Train `model` in `folder`, from the beginning or from the last checkpoint there.
 
     Raises `hone.train.run.Interrupted` after saving, if the user asked to stop.
     """
     task = make_task(recipe.task, recipe.seed)
-    policy = Policy.load(recipe.model, recipe.optim, recipe.steps * recipe.algo.updates_per_rollout)
-    reference = load_reference(recipe.model, recipe.algo)
+    policy = Policy.load(model, recipe.optim, recipe.steps * recipe.algo.updates_per_rollout)
+    reference = load_reference(model, recipe.algo)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     engine = make_engine(recipe.rollout, policy)
     reward = make_reward(recipe.reward, task)
@@ -72,7 +73,7 @@ def train(recipe: Recipe, folder: Path) -> None:
             note = record(run, step, groups, batch, stats, renderer, clock, recipe.watch)
             run.checkpoint(step + 1, policy)
             progress.advance(note)
-            run.stop_if_asked(step + 1, policy)
+            run.stop_if_asked(step + 1)
     run.finish(policy)
 
 

@@ -17,6 +17,7 @@ from hone.config import UserError
 from hone.data.pack import pack
 from hone.data.render import Renderer
 from hone.data.samples import supervised_sample
+from hone.model.config import ModelConfig
 from hone.recipe import Recipe
 from hone.tasks import make_task
 from hone.tasks.base import TracedTask
@@ -26,8 +27,8 @@ from hone.train.run import Run
 from hone.types import Example, Sample
 
 
-def train(recipe: Recipe, folder: Path) -> None:
-    """Run the supervised stage in `folder`, from its beginning or from its last checkpoint.
+def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
+    """Train `model` in `folder`, from the beginning or from the last checkpoint there.
 
     Raises `hone.train.run.Interrupted` after saving, if the user asked to stop.
     """
@@ -35,7 +36,7 @@ def train(recipe: Recipe, folder: Path) -> None:
     if not isinstance(task, TracedTask):
         raise UserError(f"task {task.name} writes no worked answers to learn from; stage: sft needs a task that does")
     steps = num_steps(recipe)
-    policy = Policy.load(recipe.model, recipe.optim, steps)
+    policy = Policy.load(model, recipe.optim, steps)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
     samples = [to_sample(example, renderer) for example in examples(recipe, task)]
@@ -59,7 +60,7 @@ def train(recipe: Recipe, folder: Path) -> None:
             run.log(step, row, clock.seconds())
             run.checkpoint(step + 1, policy)
             progress.advance(f"loss {stats.loss:.4f}")
-            run.stop_if_asked(step + 1, policy)
+            run.stop_if_asked(step + 1)
     run.finish(policy)
 
 

@@ -36,7 +36,7 @@ stages:
     samples_per_prompt: 4
     sampling: {{max_tokens: 48}}
     optim: {{lr: 1.0e-3}}
-    reward: {{parts: {{outcome: 1.0, overlong: 1.0}}, overlong: {{buffer: 40}}}}
+    reward: {{parts: {{outcome: 1.0, overlong: 1.0}}, overlong: {{buffer: 40, max_tokens: 48}}}}
     eval: {{problems: 20, every: 2, sampling: {{max_tokens: 48}}}}
 """
 

@@ -180,6 +180,12 @@ def group_advantages(
         group - np.array([p.sum(dtype=np.float64) for p in penalty])
         for group, penalty in zip(totals, penalties, strict=True)
     ]
+    if algo.advantage == "grpo":
+        # Dividing by the standard deviation would blow the penalty's small differences up to full size.
+        totals = [
+            np.where(np.isnan(group), group, 0.0) if is_zero_variance(np.asarray(raw, dtype=np.float64)) else group
+            for group, raw in zip(totals, rewards, strict=True)
+        ]
     # A lone sample whose siblings were not graded teaches nothing; sampling one per prompt is a mistake.
     lone = all(len(group) == 1 for group in totals)
     per_sample = [_ignoring_ungraded(GROUP_LEVEL[algo.advantage], group, allow_lone=lone) for group in totals]

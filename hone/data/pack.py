@@ -48,7 +48,11 @@ def pack(
     """
     if not samples:
         raise ValueError("pack: no samples")
-    blocks = _shared_blocks(samples, tokens_per_microbatch) if share_prompts else _plain_blocks(samples)
+    blocks = (
+        _shared_blocks(samples, tokens_per_microbatch)
+        if share_prompts
+        else _plain_blocks(samples, tokens_per_microbatch)
+    )
     extra = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs}
     given = {name: values for name, values in extra.items() if values is not None}
     names = range(len(samples)) if ids is None else ids
@@ -79,7 +83,7 @@ def _shared_blocks(samples: Sequence[Sample], budget: int) -> list[_Packed]:
             room.append(i)
             used += length
         blocks.append(_shared_block(samples, room))
-    return blocks + (_plain_blocks(samples, alone) if alone else [])
+    return blocks + (_plain_blocks(samples, budget, alone) if alone else [])
 
 
 def _shared_block(samples: Sequence[Sample], members: list[int]) -> _Packed:
@@ -87,10 +91,18 @@ def _shared_block(samples: Sequence[Sample], members: list[int]) -> _Packed:
     return _Packed(Block(prompt, tuple(len(samples[i].token_ids) - prompt for i in members)), tuple(members))
 
 
-def _plain_blocks(samples: Sequence[Sample], members: Sequence[int] | None = None) -> list[_Packed]:
-    """Whole sequences, sorted by length, in rows of ROWS; no prompt is shared."""
+def _plain_blocks(samples: Sequence[Sample], budget: int, members: Sequence[int] | None = None) -> list[_Packed]:
+    """Whole sequences, sorted by length, at most ROWS of them and `budget` tokens; no prompt is shared."""
     order = sorted(members if members is not None else range(len(samples)), key=lambda i: len(samples[i].token_ids))
-    rows = [order[i : i + ROWS] for i in range(0, len(order), ROWS)]
+    rows: list[list[int]] = []
+    used = 0
+    for i in order:
+        length = len(samples[i].token_ids)
+        if not rows or len(rows[-1]) == ROWS or used + length > budget:
+            rows.append([])
+            used = 0
+        rows[-1].append(i)
+        used += length
     return [_Packed(Block(0, tuple(len(samples[i].token_ids) for i in row)), tuple(row)) for row in rows]
 
 

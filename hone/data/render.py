@@ -46,8 +46,21 @@ class Renderer:
         return text + OPEN_THINK if self.config.open_think and not text.rstrip().endswith(OPEN_THINK) else text
 
     def prompt_ids(self, problem: Problem) -> IntArray:
-        """[Lp]. Special tokens written by the template are recognised, none are added."""
-        return np.asarray(self.tokenizer.encode(self.prompt_text(problem), add_special_tokens=False), dtype=np.int64)
+        """[Lp]. Special tokens written by a chat template are recognised and none are added.
+
+        A raw prompt gets the beginning-of-text token that the tokenizer puts before any text, if it does.
+        """
+        ids = self.tokenizer.encode(self.prompt_text(problem), add_special_tokens=False)
+        return np.asarray([*(self._begin if self._is_raw else []), *ids], dtype=np.int64)
+
+    @property
+    def _is_raw(self) -> bool:
+        return self.config.style == "raw" or not getattr(self.tokenizer, "chat_template", None)
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        begin = self.tokenizer.bos_token_id
+        return [begin] if begin is not None and self.tokenizer.encode("?")[:1] == [begin] else []
 
     def completion_ids(self, text: str) -> IntArray:
         """[Lc] of a given answer, the end-of-text token included: for supervised training.
@@ -72,11 +85,9 @@ class Renderer:
 
     def _templated(self, messages: Messages) -> str:
         messages = self._with_system(messages)
-        style = self.config.style
-        has_template = bool(getattr(self.tokenizer, "chat_template", None))
-        if style == "chat" and not has_template:
+        if self.config.style == "chat" and self._is_raw:
             raise UserError("prompt.style is chat but the tokenizer has no chat template; use prompt.style: raw")
-        if style == "raw" or not has_template:
+        if self._is_raw:
             by_role = {m["role"]: m["content"] for m in messages}
             return self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
         plain = [dict(m) for m in messages]

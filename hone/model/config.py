@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
-
-from pydantic import PositiveFloat, PositiveInt
+from pydantic import Field, PositiveFloat, PositiveInt
 
 from hone.config import Section
 
@@ -12,7 +10,7 @@ from hone.config import Section
 class TinyConfig(Section):
     """The from-scratch model: an ordinary small Qwen2 with a tokenizer trained on task text."""
 
-    vocab_size: PositiveInt = 512
+    vocab_size: int = Field(default=512, ge=300)  # 256 bytes, special tokens, tags, and some merges
     hidden_size: PositiveInt = 128
     layers: PositiveInt = 4
     heads: PositiveInt = 4
@@ -27,5 +25,8 @@ class ModelConfig(Section):
 
     path: str = "tiny"
     revision: str | None = None
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"  # auto: float32 on CPU, bfloat16 compute on GPU
     tiny: TinyConfig = TinyConfig()
+
+    def at(self, path: str) -> ModelConfig:
+        """The same settings for the model at `path`."""
+        return self.model_copy(update={"path": path})

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import logging
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from hone.config import UserError
 from hone.model import attention
 from hone.model.config import ModelConfig
+from hone.model.logprobs import output_head
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -24,42 +26,54 @@ def device() -> torch.device:
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:
-    """Weights in the dtype of training: float32 on a CPU; on a GPU as `config.dtype` says.
+    """The model in float32, with our attention and without dropout.
 
-    Raises OSError (from transformers) when nothing is found at `config.path`.
+    Raises UserError when there is no model at `config.path`, or one that would train silently wrong.
     """
     attention.register()
-    dtype = {"auto": torch.float32, "float32": torch.float32, "bfloat16": torch.bfloat16}[config.dtype]
-    model = AutoModelForCausalLM.from_pretrained(
-        config.path, revision=config.revision, dtype=dtype, attn_implementation=attention.NAME
+    model = _found(
+        config,
+        lambda: AutoModelForCausalLM.from_pretrained(
+            config.path, revision=config.revision, dtype=torch.float32, attn_implementation=attention.NAME
+        ),
     )
     check_supported(model)
-    model.to(device())  # type: ignore[arg-type]  # transformers' wrapper hides the signature
+    for module in model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0  # sampler and trainer must be one network
+    model.to(device())
     return model
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The checkpoint's own tokenizer; one without an end-of-text token is an error."""
-    tokenizer = AutoTokenizer.from_pretrained(config.path, revision=config.revision)
+    tokenizer = _found(config, lambda: AutoTokenizer.from_pretrained(config.path, revision=config.revision))
     if tokenizer.eos_token_id is None:
-        raise ValueError(f"the tokenizer of {config.path} has no end-of-text token: stopping could not be learned")
+        raise UserError(f"the tokenizer of {config.path} has no end-of-text token: stopping could not be learned")
     return tokenizer
 
 
+def _found(config: ModelConfig, load: Callable[[], Any]) -> Any:
+    try:
+        return load()
+    except OSError as error:  # what transformers raises for a missing file, an unknown id, or no network
+        first = str(error).strip().splitlines()[0]
+        raise UserError(f"model.path: {config.path}: {first}; give a folder with a checkpoint, or a hub id") from error
+
+
 def check_supported(model: PreTrainedModel) -> None:
-    """Refuse what would train silently wrong: capped logits, dropout, logits multiplied by a constant."""
-    c = model.config
-    if getattr(c, "final_logit_softcapping", None):
-        raise ValueError(
-            f"{c.model_type} caps its logits (final_logit_softcapping): not supported, choose another model"
-        )
-    if getattr(c, "logit_scale", None) or getattr(c, "logits_scaling", None):
-        raise ValueError(f"{c.model_type} scales its logits: not supported, choose another model")
-    for key in ("attention_dropout", "resid_pdrop", "embd_pdrop"):
-        if getattr(c, key, 0):
-            # Sampler and trainer would see different networks.
-            logging.getLogger(__name__).warning("%s = %s is set to 0 for training", key, getattr(c, key))
-            setattr(c, key, 0.0)
+    """Refuse what would train silently wrong: other than full attention, scaled or capped logits (`output_head`)."""
+    text = model.config.get_text_config()
+    other = sorted({str(t) for t in getattr(text, "layer_types", None) or []} - {"full_attention"})
+    if other:
+        raise UserError(f"{text.model_type} has layers of type {', '.join(other)}; hone supports full attention only")
+    try:
+        output_head(model)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    for name in ("attention_dropout", "attn_pdrop"):
+        if getattr(text, name, 0):
+            setattr(text, name, 0.0)
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

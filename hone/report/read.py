@@ -13,6 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from hone.config import UserError
+
 Row = dict[str, Any]
 
 
@@ -122,7 +124,7 @@ def load_run(folder: Path) -> Run:
     """Read a run folder or a pipeline folder."""
     folder = Path(folder)
     if not folder.is_dir():
-        raise FileNotFoundError(f"report: {folder} is not a folder; give the folder of a run, e.g. runs/demo")
+        raise UserError(f"report: {folder} is not a folder; give the folder of a run, e.g. runs/demo")
     notes: list[str] = []
     listed = _json(folder / "stages.json", notes)
     results = _json(folder / "results.json", notes)
@@ -139,7 +141,7 @@ def load_run(folder: Path) -> Run:
     stage = load_stage(folder)
     stage.notes.extend(notes)
     if not stage.started:
-        raise FileNotFoundError(
+        raise UserError(
             f"report: {folder} holds no run (no stages.json, config.resolved.json, metrics.jsonl or evals.jsonl)"
         )
     return Run(stage.name, folder, False, [stage], results)

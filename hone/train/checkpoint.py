@@ -47,13 +47,28 @@ def save(folder: Path, step: int, policy: Policy, keep: int) -> Path:
         raise OSError(
             error.errno, f"checkpoint {step} could not be written ({error.strerror}); the ones before are intact", final
         ) from error
-    if final.exists():
-        shutil.rmtree(final)
-    os.replace(aside, final)
+    if final.exists():  # of an earlier attempt at this step; whole, so this one changes nothing
+        shutil.rmtree(aside)
+    else:
+        os.replace(aside, final)
     _fsync(folder)
     for old in found(folder)[:-keep]:
         shutil.rmtree(old)
     return final
+
+
+def drop_newer(folder: Path, good: Path | None) -> None:
+    """Remove damaged checkpoints after the one that a run goes on from; its steps will write them again."""
+    for candidate in found(folder):
+        if good is not None and candidate.name > good.name:
+            shutil.rmtree(candidate)
+
+
+def sync(folder: Path) -> None:
+    """Every file below `folder` is on the disk when this returns."""
+    for path in folder.rglob("*"):
+        if path.is_file():
+            _fsync(path)
 
 
 def found(folder: Path) -> list[Path]:
@@ -67,7 +82,7 @@ def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
         problem = _fault(candidate)
         if problem is None:
             return candidate
-        report(f"checkpoint {candidate.name} is damaged ({problem}); using the one before")
+        report(f"checkpoint {candidate.name} is damaged ({problem}); looking for one before it")
     return None
 
 

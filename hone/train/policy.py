@@ -15,6 +15,7 @@ from safetensors.torch import load_file, save_file
 
 from hone.algo.config import AlgoConfig
 from hone.algo.objective import METRICS, objective
+from hone.config import UserError
 from hone.model.config import ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
@@ -50,10 +51,23 @@ def packed_logprobs(
 @torch.no_grad()
 def frozen_logprobs(model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
     """[N] per micro-batch, without gradient: old log-probs, and those of a reference model."""
-    return [packed_logprobs(model, b, temperature, want_entropy=False)[0].float().cpu().numpy() for b in batches]
+    moved = (to_device(batch, model.device) for batch in batches)
+    return [packed_logprobs(model, b, temperature, want_entropy=False)[0].float().cpu().numpy() for b in moved]
 
 
-class NonFiniteUpdate(RuntimeError):
+def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """The same micro-batch with its tensors on `device`."""
+    if batch.inputs.device == device:
+        return batch
+    moved: dict[str, Any] = {
+        f.name: value.to(device, non_blocking=True)
+        for f in fields(batch)
+        if isinstance(value := getattr(batch, f.name), torch.Tensor)
+    }
+    return replace(batch, **moved)
+
+
+class NonFiniteUpdate(UserError):
     """Raised when updates keep being skipped because of a loss or gradient that is not finite."""
 
 
@@ -96,17 +110,7 @@ class Policy:
 
     def logprobs(self, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
         """[N] per micro-batch, without gradient."""
-        return frozen_logprobs(self.model, map(self.to_device, batches), temperature)
-
-    def to_device(self, batch: MicroBatch) -> MicroBatch:
-        if batch.inputs.device == self.device:
-            return batch
-        moved: dict[str, Any] = {
-            f.name: value.to(self.device, non_blocking=True)
-            for f in fields(batch)
-            if isinstance(value := getattr(batch, f.name), torch.Tensor)
-        }
-        return replace(batch, **moved)
+        return frozen_logprobs(self.model, batches, temperature)
 
     # --- update -------------------------------------------------------------------------------
 
@@ -142,7 +146,7 @@ class Policy:
         sums = torch.zeros(len(METRICS), dtype=torch.float64)
         tokens = 0
         seen: dict[int, FloatArray] = {}
-        for batch in map(self.to_device, batches):
+        for batch in (to_device(b, self.device) for b in batches):
             logprobs, entropy = packed_logprobs(self.model, batch, temperature, want_entropy=True)
             assert entropy is not None
             seen.update(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
@@ -225,7 +229,7 @@ def merge_stats(stats: Sequence[StepStats]) -> StepStats:
     The mismatch between sampler and trainer is that of the first update, when both hold the same weights.
     """
     if not stats:
-        return StepStats(0.0, 0.0, 0, {"skipped": 1.0})
+        return StepStats(0.0, 0.0, 0, {"skipped": 0.0})
     tokens = sum(s.num_tokens for s in stats)
     metrics = {key: sum(s.metrics[key] * s.num_tokens for s in stats) / max(tokens, 1) for key in stats[0].metrics}
     metrics["mismatch/mean_abs"] = stats[0].metrics["mismatch/mean_abs"]

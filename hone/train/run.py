@@ -20,6 +20,7 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
+import math
 import os
 import platform
 import shutil
@@ -35,6 +36,7 @@ import torch
 from safetensors.numpy import save_file
 
 import hone
+from hone.config import UserError
 from hone.train import checkpoint
 from hone.train.config import CheckpointConfig
 from hone.train.policy import Policy
@@ -136,8 +138,8 @@ class Run:
     # --- checkpoints --------------------------------------------------------------------------
 
     def checkpoint(self, step: int, policy: Policy) -> None:
-        """Save what is needed to begin step `step`, if it is due."""
-        if step % self.config.every == 0:
+        """Save what is needed to begin step `step`, if it is due, or if the user asked to stop."""
+        if step % self.config.every == 0 or self._stop:
             self.save(step, policy)
 
     def save(self, step: int, policy: Policy) -> None:
@@ -145,13 +147,20 @@ class Run:
         self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
 
     def resume(self, policy: Policy) -> int:
-        """The step to begin with: that of the newest good checkpoint, 0 in a fresh folder.
+        """The step to begin with: that of the newest good checkpoint, 0 if none was written yet.
 
         Rows of steps that will be done again are removed, so that the files read as if the run had
         never been cut.
         """
         folder = self.folder / "checkpoints"
+        there = checkpoint.found(folder)
         good = checkpoint.newest_good(folder, lambda message: self.event("checkpoint_damaged", message))
+        if there and good is None:
+            raise UserError(
+                f"{folder}: none of its {len(there)} checkpoints is whole; nothing was changed. Restore one, or move "
+                f"{self.folder} away to begin anew"
+            )
+        checkpoint.drop_newer(folder, good)
         step = 0
         if good is not None:
             state = checkpoint.read_state(good)
@@ -162,7 +171,8 @@ class Run:
             self._truncate(name, step)
         for name in ("rollouts", "tokens"):
             for path in (self.folder / name).glob("step_*"):
-                if int(path.stem.removeprefix("step_")) >= step:
+                # A file that a kill left half written is called step_000007.jsonl.writing.
+                if int(path.name.removeprefix("step_").split(".")[0]) >= step or path.suffix == ".writing":
                     path.unlink()
         self.history = self.rows("metrics.jsonl")
         if started:
@@ -174,6 +184,7 @@ class Run:
         aside = self.folder / ".model"
         shutil.rmtree(aside, ignore_errors=True)
         policy.export(aside)
+        checkpoint.sync(aside)
         os.replace(aside, self.folder / "model")
         self._append("events.jsonl", {"step": policy.updates, "kind": "finished", "message": "all steps are done"})
 
@@ -196,17 +207,18 @@ class Run:
             for number, handler in before.items():
                 signal.signal(number, handler)
 
-    def stop_if_asked(self, step: int, policy: Policy) -> None:
-        """Called between steps: saves and raises `Interrupted` if the user asked for it."""
+    def stop_if_asked(self, step: int) -> None:
+        """Called between steps, after `checkpoint`: raises `Interrupted` if the user asked to stop."""
         if self._stop:
-            self.save(step, policy)
+            if not (self.folder / "checkpoints" / f"step_{step:06d}").exists():
+                return  # asked for in between: the next step saves first
             raise Interrupted(step)
 
     # --- files --------------------------------------------------------------------------------
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(row, ensure_ascii=False) + "\n")
+            file.write(json.dumps(_without_nan(row), ensure_ascii=False) + "\n")
 
     def _write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         (self.folder / name).parent.mkdir(exist_ok=True)
@@ -223,6 +235,11 @@ class Run:
                 if line.endswith("\n") and json.loads(line)["step"] < step:
                     kept.append(line)
         _write(path, "".join(kept))
+
+
+def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
+    """JSON has no NaN and no infinity: null says that there is no number."""
+    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
 
 
 def _mean_advantage(sample: Sample) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import pytest
 
+from hone.config import UserError
 from hone.report import curves, story, tables
 from hone.report.build import build
 from hone.report.read import load_run
@@ -225,9 +226,9 @@ def test_missing_pieces_are_left_out(rl_run: Callable[..., Path], tmp_path: Path
 
 
 def test_not_a_run(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match="holds no run"):
+    with pytest.raises(UserError, match="holds no run"):
         build(tmp_path)
-    with pytest.raises(FileNotFoundError, match="is not a folder"):
+    with pytest.raises(UserError, match="is not a folder"):
         build(tmp_path / "nothing")
     (tmp_path / "stages.json").write_text('[{"name": "x", "kind": "rl", "folder": "../other"}]')
     with pytest.raises(ValueError, match="outside"):
