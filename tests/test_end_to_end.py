@@ -174,7 +174,7 @@ def test_dry_run_starts_nothing_and_shows_the_reward(tmp_path: Path, capsys: pyt
     pipeline.dry_run(load(write_recipe(tmp_path, tmp_path / "runs")))
     out = capsys.readouterr().out
     assert "right answer" in out
-    assert "+1.00" in out
+    assert "correct  (outcome 1," in out
     assert "malformed" in out
     assert out.count("prompt of") == 2
     assert not (tmp_path / "runs").exists()

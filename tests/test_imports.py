@@ -27,6 +27,7 @@ ROWS = (
     ("rl", "sft", "distil"),
     ("pipeline", "launch", "report", "doctor"),
     ("cli",),
+    ("__main__",),
 )
 
 HEAVY = ("torch", "transformers", "matplotlib", "statsmodels", "scipy", "pyarrow", "pandas", "vllm", "ray", "wandb")

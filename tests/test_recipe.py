@@ -145,10 +145,17 @@ def test_a_resolved_recipe_is_read_back_equal(write, text):
     write("", "rows.jsonl")
     recipe = load(write(text))
     values = json.loads(json.dumps(resolved(recipe)))
-    write(json.dumps(values), "run/config.resolved.json")
-    again = load("run")
+    folder = f"{recipe.runs}/{recipe.name}"
+    write(json.dumps(values), f"{folder}/config.resolved.json")
+    again = load(folder)
     assert again == recipe
     assert resolved(again) == values
+
+
+def test_a_run_folder_is_that_run_wherever_it_has_been_moved_to(write):
+    write(json.dumps(resolved(load(write(MINIMAL)))), "elsewhere/renamed/config.resolved.json")
+    moved = load("elsewhere/renamed")
+    assert (moved.name, moved.runs) == ("renamed", "elsewhere")
 
 
 def test_a_resolved_recipe_holds_the_defaults(write):
