@@ -20,6 +20,8 @@ JOBS ?= 2
 PY := .venv/bin/python
 PIP := $(PY) -m pip -q --disable-pip-version-check
 RECIPE := recipes/demo/recipe.yaml
+# The value of `KEY=` in ARGS, or the recipe's own.
+given = $(or $(lastword $(patsubst $(1)=%,%,$(filter $(1)=%,$(ARGS)))),$(2))
 
 # Somebody else's active environment must not leak into ours.
 unexport PYTHONPATH PYTHONHOME PYTHONSTARTUP VIRTUAL_ENV CONDA_PREFIX PIP_TARGET PIP_PREFIX PIP_REQUIRE_VIRTUALENV
@@ -40,7 +42,7 @@ help:
 
 demo: venv
 	@.venv/bin/hone train $(RECIPE) $(ARGS)
-	@.venv/bin/hone report runs/demo
+	@.venv/bin/hone report $(call given,runs,runs)/$(call given,name,demo)
 
 test: venv-dev
 	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not slow and not gpu and not vllm" $(ARGS)

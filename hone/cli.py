@@ -7,6 +7,7 @@ What the user can put right is one line on stderr and exit code 2; Ctrl-C is 130
 
 from __future__ import annotations
 
+import errno
 import os
 import sys
 from pathlib import Path
@@ -54,9 +55,12 @@ def main() -> None:
     except Exception as error:
         from hone.config import UserError
 
-        if not isinstance(error, UserError):
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            print(f"the disk is full: {error}. Free some space; with --resume the run goes on", file=sys.stderr)
+        elif isinstance(error, UserError):
+            print(error, file=sys.stderr)
+        else:
             raise
-        print(error, file=sys.stderr)
         sys.exit(2)
 
 

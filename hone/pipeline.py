@@ -29,6 +29,7 @@ from hone.recipe import Pipeline, Recipe, resolved
 from hone.rewards import make_reward
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask
+from hone.train import jsonl
 from hone.train.run import Interrupted
 from hone.types import Finish, Problem, Rollout, Turn
 
@@ -53,20 +54,19 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     if (folder / "results.json").exists():
         print(f"{folder} is finished; without --resume it is set aside and trained anew", file=sys.stderr)
         return folder
+    done = [path for _, sub in stages if (path := folder / sub / "model").exists()]  # exported last: complete
+    for stage, sub in stages[: len(done)]:
+        check_unchanged(stage, folder / sub)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{"name": stage.name, "kind": stage.stage, "folder": str(sub)} for stage, sub in stages]
     if isinstance(recipe, Pipeline):
         (folder / "stages.json").write_text(json.dumps(rows, indent=1))
         (folder / "config.resolved.json").write_text(json.dumps(resolved(recipe), indent=1))
     with session(folder), how_to_go_on(folder):
-        model = first_model(stages[0][0], folder)
-        for stage, sub in stages:
-            path = folder / sub
-            if (path / "model").exists():  # exported last: the stage is complete
-                check_unchanged(stage, path)
-            else:
-                STAGES[stage.stage](stage, path, stage.model.at(str(model)))
-            model = path / "model"
+        model = done[-1] if done else first_model(stages[0][0], folder)
+        for stage, sub in stages[len(done) :]:
+            STAGES[stage.stage](stage, folder / sub, stage.model.at(str(model)))
+            model = folder / sub / "model"
     (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
     return folder
 
@@ -141,13 +141,24 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
 @contextlib.contextmanager
 def session(folder: Path) -> Iterator[None]:
     """Records how long this sitting took and how much memory it used, however it ends."""
-    start = time.monotonic()
+    path = folder / "sessions.jsonl"
+    rows = [_ended(row, folder) for row in jsonl.read(path)]
+    started = time.time()
+    rows.append({"started": started, "seconds": None, "peak_rss_bytes": None})
+    jsonl.write(path, rows)
     try:
         yield
     finally:
-        row = {"seconds": round(time.monotonic() - start, 2), "peak_rss_bytes": peak_rss_bytes()}
-        with (folder / "sessions.jsonl").open("a") as file:
-            file.write(json.dumps(row) + "\n")
+        rows[-1] |= {"seconds": round(time.time() - started, 2), "peak_rss_bytes": peak_rss_bytes()}
+        jsonl.write(path, rows)
+
+
+def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A sitting that was killed could not say how long it took: until the last row that it wrote."""
+    if row["seconds"] is None:
+        last = max((path.stat().st_mtime for path in folder.rglob("*.jsonl")), default=row["started"])
+        return {**row, "seconds": round(max(0.0, last - row["started"]), 2)}
+    return row
 
 
 def peak_rss_bytes() -> int:
@@ -158,15 +169,14 @@ def peak_rss_bytes() -> int:
 
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
     """Seconds over all sittings, peak memory, and the evaluations before and after the last RL stage."""
-    sittings = [json.loads(line) for line in (folder / "sessions.jsonl").read_text().splitlines()]
+    sittings = jsonl.read(folder / "sessions.jsonl")
     found: dict[str, Any] = {
         "seconds": round(sum(s["seconds"] for s in sittings), 1),
-        "peak_rss_bytes": max(s["peak_rss_bytes"] for s in sittings),
+        "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
         "seed": stages[0][0].seed,
     }
     for _, sub in stages:
-        path = folder / sub / "evals.jsonl"
-        for row in map(json.loads, path.read_text().splitlines() if path.exists() else []):
+        for row in jsonl.read(folder / sub / "evals.jsonl"):
             if row["label"] in ("before", "after"):
                 found[row["label"]] = {
                     k: row[k] for k in ("accuracy", "response_tokens", "reflection_rate", "by_level", "verdicts")

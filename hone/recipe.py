@@ -290,7 +290,7 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
 def _is_path(value: str) -> bool:
     """A folder rather than a hub id (`name` or `owner/name`)."""
     head = value.split("/")[0]
-    return value.startswith(("/", ".", "~")) or value.count("/") != 1 or os.path.isdir(head) or os.path.exists(value)
+    return value.startswith(("/", ".", "~")) or value.count("/") > 1 or os.path.isdir(head) or os.path.exists(value)
 
 
 def _leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -96,7 +96,7 @@ def record(
     metrics = {**rollout_metrics(groups), "loss": stats.loss, "grad_norm": stats.grad_norm, **stats.metrics}
     run.log(step, {"phase": "rl", "trained_tokens": stats.num_tokens, **metrics}, clock.seconds())
     prompts = [renderer.prompt_text(group.problem) for group in groups]
-    run.log_rollouts(step, groups, prompts, batch.samples, stats.logprobs, renderer.piece)
+    run.log_rollouts(step, groups, prompts, batch.samples, stats, renderer.piece)
     if not batch.minibatches:
         run.event("no_signal", "no group had a reward difference: nothing was learned in this step", step)
     for warning in collapse_warnings(run.history, watch):

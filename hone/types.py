@@ -211,6 +211,7 @@ class StepStats:
     metrics: Mapping[str, float]
     #: sample -> the trainer's log-probs [Lc] when it was first trained on; samples without gradient are missing
     logprobs: Mapping[int, FloatArray] = field(default_factory=dict)
+    entropies: Mapping[int, FloatArray] = field(default_factory=dict)  # [Lc] likewise, in nats
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from hone import pipeline
+from hone.config import UserError
 from hone.recipe import load
 from hone.report.build import build
+from hone.train import jsonl
 
 RECIPE = """
 name: small
@@ -168,6 +171,33 @@ def test_a_second_run_sets_the_first_aside(tmp_path: Path) -> None:
     pipeline.run(recipe)
     (aside,) = [p for p in first.parent.iterdir() if p != first]
     assert (aside / "results.json").read_text() == marker
+
+
+def test_a_finished_stage_counts_for_its_own_settings_only(whole: Path, tmp_path: Path) -> None:
+    moved = tmp_path / "moved"
+    shutil.copytree(whole, moved)
+    (moved / "results.json").unlink()
+    with pytest.raises(UserError, match=r"moved/warmup is finished, but with other settings of optim;"):
+        pipeline.run(load(moved, ["stages.warmup.optim.lr=1e-4"]), resume=True)
+    assert pipeline.run(load(moved), resume=True) == moved  # as it was: nothing left to do but to sum up
+    assert json.loads((moved / "results.json").read_text())["after"]
+
+
+def test_a_sitting_that_was_killed_lasted_until_its_last_row(tmp_path: Path) -> None:
+    with pipeline.session(tmp_path):
+        (row,) = jsonl.read(tmp_path / "sessions.jsonl")
+        killed = {**row, "started": row["started"] - 1000}
+    jsonl.write(tmp_path / "sessions.jsonl", [killed])
+    (tmp_path / "rl").mkdir()
+    jsonl.append(tmp_path / "rl" / "metrics.jsonl", {"step": 0})
+    os.utime(tmp_path / "rl" / "metrics.jsonl", (killed["started"] + 70, killed["started"] + 70))
+    os.utime(tmp_path / "sessions.jsonl", (killed["started"], killed["started"]))
+    with pipeline.session(tmp_path):
+        pass
+    first, second = jsonl.read(tmp_path / "sessions.jsonl")
+    assert first["seconds"] == pytest.approx(70, abs=0.1)
+    assert 0 <= second["seconds"] < 5
+    assert second["peak_rss_bytes"] > 1e7
 
 
 def test_dry_run_starts_nothing_and_shows_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -20,12 +20,12 @@ class PromptConfig(Section):
     @model_validator(mode="after")
     def _fills(self) -> PromptConfig:
         try:
-            filled = self.template.format(system="", user="{user}")
+            filled = self.template.format(system="", user="\0")
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(
                 f"template: {self.template!r} cannot be filled in ({error}); it may hold {{system}} and {{user}}, "
                 "and a brace that means itself is written twice"
             ) from error
-        if "{user}" not in filled:
+        if "\0" not in filled:
             raise ValueError(f"template: {self.template!r} has no {{user}}: every problem would have the same prompt")
         return self

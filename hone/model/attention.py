@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface
 
+from hone.config import UserError
 from hone.types import Block
 
 NAME = "hone"
@@ -177,13 +178,15 @@ def hone_attention(
     decode_cache: Any = None,
     sliding_window: int | None = None,
     softcap: float | None = None,
+    s_aux: torch.Tensor | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
     """The function registered with transformers; returns ([B, Tq, H, D], no weights)."""
-    if sliding_window is not None or softcap is not None:
-        raise ValueError(
-            f"layer {module.layer_idx} uses a sliding window ({sliding_window}) or soft-capped attention ({softcap}); "
-            "hone supports full causal attention only: choose a model without them"
+    given = {"a sliding window": sliding_window, "soft-capped attention": softcap, "attention sinks": s_aux}
+    if used := [what for what, value in given.items() if value is not None]:
+        raise UserError(
+            f"layer {module.layer_idx} uses {' and '.join(used)}; hone supports full causal attention only: "
+            "choose a model without"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if decode_cache is not None:

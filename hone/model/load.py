@@ -56,7 +56,7 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 def _found(config: ModelConfig, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except OSError as error:  # what transformers raises for a missing file, an unknown id, or no network
+    except (OSError, ValueError) as error:  # transformers' own, for a missing file, an unknown id, no network
         first = str(error).strip().splitlines()[0]
         raise UserError(f"model.path: {config.path}: {first}; give a folder with a checkpoint, or a hub id") from error
 

@@ -27,7 +27,7 @@ class Engine(Protocol):
         Randomness: sample g of prompt p draws from a counter-based stream keyed by
         (seed, p, g, token position), so a completion does not depend on what else is in the batch.
         `progress(done, total)` is called as sequences finish. Returns [P][G] turns.
-        Raises ValueError for a prompt that leaves no room for a completion.
+        Raises UserError for a prompt that leaves no room for a completion.
         """
         ...
 

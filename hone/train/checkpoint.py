@@ -39,9 +39,9 @@ def save(folder: Path, step: int, policy: Policy, keep: int) -> Path:
         (aside / "state.json").write_text(json.dumps({"step": step, "policy": scalars}, indent=1))
         sums = {str(p.relative_to(aside)): _sha256(p) for p in sorted(aside.rglob("*")) if p.is_file()}
         for name in sums:
-            _fsync(aside / name)
+            fsync(aside / name)
         (aside / "checksums.json").write_text(json.dumps(sums, indent=1))
-        _fsync(aside / "checksums.json")
+        fsync(aside / "checksums.json")
     except OSError as error:
         shutil.rmtree(aside, ignore_errors=True)
         raise OSError(
@@ -51,7 +51,7 @@ def save(folder: Path, step: int, policy: Policy, keep: int) -> Path:
         shutil.rmtree(aside)
     else:
         os.replace(aside, final)
-    _fsync(folder)
+    fsync(folder)
     for old in found(folder)[:-keep]:
         shutil.rmtree(old)
     return final
@@ -68,7 +68,7 @@ def sync(folder: Path) -> None:
     """Every file below `folder` is on the disk when this returns."""
     for path in folder.rglob("*"):
         if path.is_file():
-            _fsync(path)
+            fsync(path)
 
 
 def found(folder: Path) -> list[Path]:
@@ -111,7 +111,8 @@ def _sha256(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _fsync(path: Path) -> None:
+def fsync(path: Path) -> None:
+    """The file, or the folder's list of files, is on the disk when this returns."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -145,11 +145,12 @@ class Policy:
         loss = torch.zeros((), dtype=torch.float64)
         sums = torch.zeros(len(METRICS), dtype=torch.float64)
         tokens = 0
-        seen: dict[int, FloatArray] = {}
+        seen: dict[str, dict[int, FloatArray]] = {"logprobs": {}, "entropies": {}}
         for batch in (to_device(b, self.device) for b in batches):
             logprobs, entropy = packed_logprobs(self.model, batch, temperature, want_entropy=True)
             assert entropy is not None
-            seen.update(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
+            for name, values in (("logprobs", logprobs), ("entropies", entropy)):
+                seen[name].update(split_by_sample(batch, values.detach().float().cpu().numpy()))
             part, part_sums = loss_fn(batch, logprobs, entropy)
             part.backward()
             loss += part.detach().double().cpu()
@@ -171,7 +172,7 @@ class Policy:
                 f"gradient norm {norm}): lower optim.lr, or look at the samples of the last steps"
             )
         metrics = {name: float(s) / max(tokens, 1) for name, s in zip(METRICS, sums, strict=True)}
-        return StepStats(float(loss), norm, tokens, {**metrics, "lr": lr, "skipped": float(not finite)}, seen)
+        return StepStats(float(loss), norm, tokens, {**metrics, "lr": lr, "skipped": float(not finite)}, **seen)
 
     def learning_rate(self) -> float:
         """Linear warm-up, then constant, or linear/cosine decay to zero at the last update."""
@@ -240,5 +241,6 @@ def merge_stats(stats: Sequence[StepStats]) -> StepStats:
         max(s.grad_norm for s in stats),
         tokens,
         metrics,
-        {i: lp for s in stats for i, lp in s.logprobs.items()},
+        {i: values for s in stats for i, values in s.logprobs.items()},
+        {i: values for s in stats for i, values in s.entropies.items()},
     )

@@ -7,7 +7,7 @@
     evals.jsonl            one row per evaluation; evals/LABEL.jsonl its samples
     events.jsonl           whatever was out of the ordinary
     rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
-    tokens/step_N.safetensors   its tokens: ids, log-probs of sampler and trainer, advantages, mask
+    tokens/step_N.safetensors   its tokens: ids, advantages, entropies, log-probs of sampler and trainer
     checkpoints/           see hone.train.checkpoint
     model/                 the final weights, an ordinary Hugging Face checkpoint
 
@@ -20,7 +20,6 @@ import contextlib
 import datetime
 import importlib.metadata
 import json
-import math
 import os
 import platform
 import shutil
@@ -37,10 +36,10 @@ from safetensors.numpy import save_file
 
 import hone
 from hone.config import UserError
-from hone.train import checkpoint
+from hone.train import checkpoint, jsonl
 from hone.train.config import CheckpointConfig
 from hone.train.policy import Policy
-from hone.types import FloatArray, Group, Sample
+from hone.types import FloatArray, Group, Sample, StepStats
 
 
 class Interrupted(KeyboardInterrupt):
@@ -59,11 +58,13 @@ class Run:
         self.config = checkpoints
         self.history: list[dict[str, Any]] = []  # rows of metrics.jsonl
         self._stop = False
+        self._unsynced: set[Path] = set()  # written since the last checkpoint
 
     @classmethod
     def open(cls, folder: Path, config: Mapping[str, Any], checkpoints: CheckpointConfig, seed: int) -> Run:
         """Create the folder, or continue in it; says so if its settings were other ones."""
         folder.mkdir(parents=True, exist_ok=True)
+        jsonl.keep(folder / "events.jsonl", lambda row: True)
         run = cls(folder, checkpoints)
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
@@ -71,9 +72,9 @@ class Run:
             run.event(
                 "config_changed", "resumed with other settings than before; config.resolved.json has the new ones"
             )
-        _write(resolved, text)
+        jsonl.replace(resolved, text)
         if not (folder / "manifest.json").exists():
-            _write(folder / "manifest.json", json.dumps(manifest(seed), indent=1))
+            jsonl.replace(folder / "manifest.json", json.dumps(manifest(seed), indent=1))
         return run
 
     # --- rows ---------------------------------------------------------------------------------
@@ -100,12 +101,12 @@ class Run:
         groups: Sequence[Group],
         prompts: Sequence[str],
         samples: Sequence[Sample],
-        trainer_logprobs: Mapping[int, FloatArray],
+        stats: StepStats,
         piece: Callable[[int], str],
     ) -> None:
         """Every sample of a step, as text and as tokens; `piece` decodes one token id.
 
-        `samples` [S] are those of the groups in order; `trainer_logprobs` is `StepStats.logprobs`.
+        `samples` [S] are those of the groups in order.
         """
         rows = []
         rest = iter(samples)
@@ -129,11 +130,10 @@ class Run:
                     }
                 )
         self._write_rows(f"rollouts/step_{step:06d}.jsonl", rows)
-        _write_tokens(self.folder / "tokens" / f"step_{step:06d}.safetensors", samples, trainer_logprobs, piece)
+        _write_tokens(self._noted(f"tokens/step_{step:06d}.safetensors"), samples, stats, piece)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
-        path = self.folder / name
-        return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+        return jsonl.read(self.folder / name)
 
     # --- checkpoints --------------------------------------------------------------------------
 
@@ -143,6 +143,10 @@ class Run:
             self.save(step, policy)
 
     def save(self, step: int, policy: Policy) -> None:
+        """What was written about the steps before comes to the disk first: a resumed run does not write it again."""
+        for path in self._unsynced:
+            checkpoint.fsync(path)
+        self._unsynced.clear()
         checkpoint.save(self.folder / "checkpoints", step, policy, self.config.keep)
         self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
 
@@ -168,7 +172,7 @@ class Run:
             policy.restore(good, state["policy"])
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
         for name in ("metrics.jsonl", "timings.jsonl", "evals.jsonl"):
-            self._truncate(name, step)
+            jsonl.keep(self.folder / name, lambda row: row["step"] < step)
         for name in ("rollouts", "tokens"):
             for path in (self.folder / name).glob("step_*"):
                 # A file that a kill left half written is called step_000007.jsonl.writing.
@@ -217,29 +221,16 @@ class Run:
     # --- files --------------------------------------------------------------------------------
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        with (self.folder / name).open("a", encoding="utf-8") as file:
-            file.write(json.dumps(_without_nan(row), ensure_ascii=False) + "\n")
+        jsonl.append(self._noted(name), row)
 
     def _write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         (self.folder / name).parent.mkdir(exist_ok=True)
-        _write(self.folder / name, "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows))
+        jsonl.write(self._noted(name), rows)
 
-    def _truncate(self, name: str, step: int) -> None:
-        """Drop rows of `step` and later, and a last line that was cut in the middle."""
+    def _noted(self, name: str) -> Path:
         path = self.folder / name
-        if not path.exists():
-            return
-        kept = []
-        for line in path.read_text(encoding="utf-8").splitlines(keepends=True):
-            with contextlib.suppress(json.JSONDecodeError):  # a torn last line is what is looked for
-                if line.endswith("\n") and json.loads(line)["step"] < step:
-                    kept.append(line)
-        _write(path, "".join(kept))
-
-
-def _without_nan(row: Mapping[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity: null says that there is no number."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
+        self._unsynced |= {path, path.parent}
+        return path
 
 
 def _mean_advantage(sample: Sample) -> float:
@@ -247,22 +238,24 @@ def _mean_advantage(sample: Sample) -> float:
     return float(values.mean()) if len(values) else 0.0
 
 
-def _write_tokens(
-    path: Path, samples: Sequence[Sample], trainer_logprobs: Mapping[int, FloatArray], piece: Callable[[int], str]
-) -> None:
+def _write_tokens(path: Path, samples: Sequence[Sample], stats: StepStats, piece: Callable[[int], str]) -> None:
     """Completion tokens of all samples, one after the other; `lengths` tells them apart.
 
-    The trainer's log-prob is NaN where it had no reason to look: no gradient in that sample.
+    The trainer's log-prob and entropy are NaN where it had no reason to look: no gradient in that sample.
     """
     path.parent.mkdir(exist_ok=True)
     lengths = [int(s.trained.sum()) for s in samples]
     ids = np.concatenate([s.token_ids[s.trained] for s in samples]).astype(np.int32)
-    missing = (np.full(n, np.nan, np.float32) for n in lengths)
+
+    def of_trainer(values: Mapping[int, FloatArray]) -> FloatArray:
+        return np.concatenate([values.get(i, np.full(n, np.nan, np.float32)) for i, n in enumerate(lengths)])
+
     arrays = {
         "lengths": np.asarray(lengths, np.int32),
         "ids": ids,
         "sampled_logprobs": np.concatenate([s.logprobs[s.trained] for s in samples]),
-        "trainer_logprobs": np.concatenate([trainer_logprobs.get(i, gap) for i, gap in enumerate(missing)]),
+        "trainer_logprobs": of_trainer(stats.logprobs),
+        "entropies": of_trainer(stats.entropies),
         "advantages": np.concatenate([s.advantages[s.trained] for s in samples]),
     }
     pieces = {str(i): piece(i) for i in np.unique(ids).tolist()}
@@ -297,10 +290,3 @@ def code_version() -> str:
         ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
     )
     return f"{hone.__version__}+{answer.stdout.strip() or 'unknown'}"
-
-
-def _write(path: Path, text: str) -> None:
-    """Replace a file in one step, so that a reader never sees half of it."""
-    aside = path.with_name(path.name + ".writing")
-    aside.write_text(text, encoding="utf-8")
-    os.replace(aside, path)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from pydantic import ValidationError
+from tokenizers.processors import TemplateProcessing
 
 from hone.config import UserError
 from hone.data.config import PromptConfig
@@ -77,3 +79,34 @@ def test_completion_ids_decode_to_the_text_and_stop() -> None:
     assert r.text(ids) == "<answer>4</answer>"
     assert r.prompt_ids(PROBLEM).dtype == np.int64
     assert (r.prompt_ids(PROBLEM) != r.tokenizer.eos_token_id).all()
+
+
+def test_a_raw_prompt_begins_as_the_tokenizer_begins_every_text() -> None:
+    r = renderer(PromptConfig(template="{user}"))
+    plain = r.prompt_ids(PROBLEM).tolist()
+    tokenizer = train_tokenizer(["<think>2 + 2</think><answer>4</answer>"], 300)
+    tokenizer.bos_token = "<|endoftext|>"
+    begin = tokenizer.bos_token_id
+    silent = Renderer(tokenizer, PromptConfig(template="{user}"), "Think.")
+    assert silent.prompt_ids(PROBLEM)[0] != begin  # it has such a token and does not use it
+    tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A", special_tokens=[("<|endoftext|>", begin)]
+    )
+    begun = Renderer(tokenizer, PromptConfig(template="{user}"), "Think.")
+    assert begun.prompt_ids(PROBLEM).tolist() == [begin, *plain]
+    assert begin not in begun.completion_ids("4")[:-1]
+
+
+@pytest.mark.parametrize(
+    ("template", "message"),
+    [
+        ("{question}", "cannot be filled in"),
+        ("{user", "cannot be filled in"),
+        ("{}{user}", "cannot be filled in"),
+        ("{system}", "every problem would have the same prompt"),
+        ("{{user}}", "every problem would have the same prompt"),
+    ],
+)
+def test_a_template_that_loses_the_problem_is_refused(template: str, message: str) -> None:
+    with pytest.raises(ValidationError, match=message):
+        PromptConfig(template=template)

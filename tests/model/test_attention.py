@@ -7,10 +7,11 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from hone.config import UserError
 from hone.data.pack import pack
 from hone.data.samples import supervised_sample
 from hone.model import attention
-from hone.types import Sample
+from hone.types import Block, Sample
 
 SIZES = {
     "vocab_size": 97,
@@ -85,5 +86,13 @@ def test_sliding_window_is_refused() -> None:
     model = Qwen2ForCausalLM(config)
     model.set_attn_implementation(attention.NAME)
     (batch,) = pack(samples()[:1], [1.0], 100)
-    with pytest.raises(ValueError, match="sliding window"):
+    with pytest.raises(UserError, match="layer 0 uses a sliding window; hone supports full causal attention only"):
         model(input_ids=batch.inputs[None], position_ids=batch.positions[None], use_cache=False, layout=batch.layout)
+
+
+def test_attention_sinks_are_refused() -> None:
+    q = torch.zeros(1, 2, 3, 4)
+    module = torch.nn.Module()
+    module.layer_idx = 5  # type: ignore[assignment]
+    with pytest.raises(UserError, match="layer 5 uses attention sinks"):
+        attention.hone_attention(module, q, q, q, None, layout=(Block(0, (3,)),), s_aux=torch.zeros(2))

@@ -20,6 +20,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from hone.config import UserError
 from hone.model.linear import available, onednn
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
@@ -232,7 +233,7 @@ def test_suffixes_outgrow_their_first_capacity() -> None:
 def test_prompts_without_room_are_refused(length: int, max_tokens: int, message: str) -> None:
     engine = NativeEngine(_model(), (), RolloutConfig())
     prompts = [_prompts([3])[0], np.ones(length, dtype=np.int64)]
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(UserError, match=message):
         engine.generate(prompts, SamplingConfig(max_tokens=max_tokens), samples=1, seed=0)
 
 

@@ -10,9 +10,11 @@ import numpy as np
 import pytest
 from safetensors import safe_open
 
+from hone.config import UserError
+from hone.train import jsonl
 from hone.train.config import CheckpointConfig
 from hone.train.run import Run
-from hone.types import Sample
+from hone.types import Sample, StepStats
 
 
 class FakePolicy:
@@ -85,13 +87,51 @@ def test_tokens_of_a_step_hold_both_log_probs_and_the_pieces(tmp_path: Path) -> 
         problem_id="p",
         policy_version=3,
     )
-    trained = {1: np.asarray([-0.25, -0.75], np.float32)}
-    open_run(tmp_path).log_rollouts(3, [], [], [sample, sample], trained, piece=lambda i: f"<{i}>")
+    seen = {"logprobs": [-0.25, -0.75], "entropies": [0.5, 0.125]}
+    stats = StepStats(0.0, 0.0, 2, {}, **{name: {1: np.asarray(v, np.float32)} for name, v in seen.items()})
+    open_run(tmp_path).log_rollouts(3, [], [], [sample, sample], stats, piece=lambda i: f"<{i}>")
     with safe_open(tmp_path / "tokens" / "step_000003.safetensors", "np") as file:
         assert file.get_tensor("lengths").tolist() == [2, 2]
         assert file.get_tensor("ids").tolist() == [7, 2, 7, 2]
         assert file.get_tensor("sampled_logprobs").tolist() == [-0.5, -1.0, -0.5, -1.0]
-        both = file.get_tensor("trainer_logprobs")
-        assert np.isnan(both[:2]).all()  # this sample had no gradient: nobody looked
-        assert both[2:].tolist() == [-0.25, -0.75]
+        for name, values in (("trainer_logprobs", [-0.25, -0.75]), ("entropies", [0.5, 0.125])):
+            both = file.get_tensor(name)
+            assert np.isnan(both[:2]).all()  # this sample had no gradient: nobody looked
+            assert both[2:].tolist() == values
         assert json.loads(file.metadata()["pieces"]) == {"2": "<2>", "7": "<7>"}
+
+
+def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
+    run = open_run(tmp_path)
+    for step in range(2):
+        run.log(step, {"loss": 1.0}, {"seconds": 1.0})
+        run.checkpoint(step + 1, FakePolicy())  # type: ignore[arg-type]
+    (tmp_path / "rollouts").mkdir()
+    (tmp_path / "rollouts" / "step_000001.jsonl").write_text("{}\n")
+    (tmp_path / "rollouts" / "step_000001.jsonl.writing").write_text("{")
+    with (tmp_path / "events.jsonl").open("a") as file:
+        file.write('{"step": 3, "ki')
+    assert open_run(tmp_path).resume(FakePolicy()) == 2  # type: ignore[arg-type]
+    assert [p.name for p in (tmp_path / "rollouts").iterdir()] == ["step_000001.jsonl"]
+    assert [e["kind"] for e in jsonl.read(tmp_path / "events.jsonl")] == ["checkpoint", "resumed"]
+
+
+def test_a_damaged_checkpoint_is_passed_over_and_removed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = open_run(tmp_path)
+    for step in (2, 4):
+        run.checkpoint(step, FakePolicy())  # type: ignore[arg-type]
+    (tmp_path / "checkpoints" / "step_000004" / "weights").write_text("y")
+    assert open_run(tmp_path).resume(FakePolicy()) == 2  # type: ignore[arg-type]
+    assert "step_000004 is damaged (weights differs from its checksum)" in capsys.readouterr().err
+    assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
+
+
+def test_without_a_whole_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
+    run = open_run(tmp_path)
+    run.log(0, {"loss": 1.0}, {"seconds": 1.0})
+    run.checkpoint(2, FakePolicy())  # type: ignore[arg-type]
+    (tmp_path / "checkpoints" / "step_000002" / "checksums.json").unlink()
+    with pytest.raises(UserError, match="none of its 1 checkpoints is whole; nothing was changed"):
+        open_run(tmp_path).resume(FakePolicy())  # type: ignore[arg-type]
+    assert (tmp_path / "checkpoints" / "step_000002").exists()
+    assert [row["step"] for row in jsonl.read(tmp_path / "metrics.jsonl")] == [0]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from hone.config import UserError
 from hone.model import attention
 from hone.model.linear import onednn
 from hone.rollout.config import RolloutConfig, SamplingConfig
@@ -84,15 +85,15 @@ class NativeEngine:
         limit = getattr(self._model.config, "max_position_embeddings", None)
         for i, length in enumerate(lengths):
             if length == 0:
-                raise ValueError(f"prompt {i} is empty: give it at least one token")
+                raise UserError(f"prompt {i} is empty: give it at least one token")
             if limit is None or length + max_tokens <= limit:
                 continue
             if length >= limit:
-                raise ValueError(
+                raise UserError(
                     f"prompt {i} has {length} tokens and leaves no room for a completion in the model's context of "
                     f"{limit} (max_position_embeddings): shorten or drop it"
                 )
-            raise ValueError(
+            raise UserError(
                 f"prompt {i} has {length} tokens and may be followed by {max_tokens}: {length + max_tokens} do not fit "
                 f"the model's context of {limit} (max_position_embeddings); set sampling.max_tokens to "
                 f"{limit - length} or less, or shorten the prompt"

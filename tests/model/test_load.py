@@ -1,0 +1,58 @@
+"""Models that would train silently wrong are refused by name; what is not there is said in a line."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
+
+from hone.config import UserError
+from hone.model.config import ModelConfig
+from hone.model.load import check_supported, load_model, load_tokenizer, stop_token_ids
+from hone.model.tiny import train_tokenizer
+
+SIZES = {
+    "vocab_size": 300,
+    "hidden_size": 16,
+    "intermediate_size": 32,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+}
+
+
+def test_layers_without_full_attention_are_refused() -> None:
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1))
+    with pytest.raises(UserError, match="qwen2 has layers of type sliding_attention; hone supports full attention"):
+        check_supported(model)
+
+
+def test_dropout_is_off_even_in_training(tmp_path: Path) -> None:
+    GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, resid_pdrop=0.5)).save_pretrained(
+        tmp_path
+    )
+    model = load_model(ModelConfig(path=str(tmp_path))).train()
+    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+
+
+def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"model.path: {tmp_path}: .*give a folder with a checkpoint, or a hub id"):
+        load_model(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_tokenizer_that_cannot_stop_is_refused(tmp_path: Path) -> None:
+    tokenizer = train_tokenizer(["2 + 2"], 300)
+    tokenizer.eos_token = None
+    tokenizer.save_pretrained(tmp_path)
+    with pytest.raises(UserError, match="no end-of-text token"):
+        load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
+def test_every_token_that_may_end_a_completion_counts_once() -> None:
+    tokenizer = train_tokenizer(["2 + 2"], 300)
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, eos_token_id=7))
+    assert model.generation_config is not None
+    model.generation_config.eos_token_id = [9, 7]
+    assert stop_token_ids(model, tokenizer) == (tokenizer.eos_token_id, 7, 9)
