@@ -18,7 +18,7 @@ from typing import Annotated, Any, Literal, Union, get_args
 
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
-from hone.algo.config import AlgoConfig, WatchConfig
+from hone.algo.config import NEEDS_GROUP, AlgoConfig, WatchConfig
 from hone.config import ConfigError, Layer, Section, merge, override, read, stage_name
 from hone.data.config import PromptConfig
 from hone.model.config import ModelConfig
@@ -74,6 +74,7 @@ class Recipe(Section):
     prompts_per_step: PositiveInt = 16
     samples_per_prompt: PositiveInt = 8
     tokens_per_microbatch: PositiveInt = 8192
+    share_prompts: bool = True  # compute the prompt of a group once for all its samples in training
     steps: PositiveInt = 100  # RL steps
 
     @model_validator(mode="after")
@@ -134,10 +135,6 @@ class Recipe(Section):
                 raise impossible(f"reward.parts.{part}", message)
         if not any(self.reward.parts.values()):
             raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
-
-
-#: Advantages that compare the samples of one prompt with each other.
-NEEDS_GROUP = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
 
 
 class Pipeline(Section):

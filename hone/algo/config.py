@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hone.config import Section
 
@@ -24,8 +24,21 @@ class CorrectionConfig(Section):
     cap: PositiveFloat = 2.0
 
 
+class ValueConfig(Section):
+    """PPO's value head (advantage `gae`): a linear layer on the policy's hidden states, which it does not train."""
+
+    lr: PositiveFloat = 1e-3
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
+    lam: float = Field(default=1.0, ge=0.0, le=1.0)
+    clip: PositiveFloat | None = 0.2  # most that a value counts as changed in one step; null: no limit
+
+
+#: Advantages that compare the samples of one prompt with each other.
+NEEDS_GROUP = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+
+
 class AlgoConfig(Section):
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline"] = "grpo"
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"] = "grpo"
     loss: Literal["clipped", "gspo", "cispo"] = "clipped"
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.2
@@ -35,7 +48,9 @@ class AlgoConfig(Section):
     kl: KLConfig = KLConfig()
     entropy_coef: float = 0.0
     correction: CorrectionConfig = CorrectionConfig()
-    mask_truncated: bool = False
+    mask_truncated: bool = False  # leave truncated answers out of the batch (overlong filtering)
+    refill_rounds: NonNegativeInt = 0  # more rounds of generation to replace groups without a reward difference
+    value: ValueConfig = ValueConfig()
 
     @model_validator(mode="after")
     def _consistent(self) -> AlgoConfig:
@@ -43,6 +58,13 @@ class AlgoConfig(Section):
             raise ValueError("dual_clip has no meaning with loss cispo, whose weights are bounded already; remove it")
         if self.dual_clip is not None and self.dual_clip <= 1.0 + self.clip_high:
             raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1.0 + self.clip_high}")
+        if self.advantage != "gae" and "value" in self.model_fields_set:
+            raise ValueError(f"value has no effect with advantage {self.advantage}; remove it, or set advantage: gae")
+        if self.refill_rounds and self.advantage not in NEEDS_GROUP:
+            raise ValueError(
+                f"refill_rounds replaces groups that teach nothing; with advantage {self.advantage} groups of equal "
+                f"rewards teach too: set it to 0, or advantage to {' or '.join(NEEDS_GROUP)}"
+            )
         return self
 
     def idle_settings(self) -> list[str]:
@@ -67,3 +89,4 @@ class WatchConfig(Section):
     clip_fraction: PositiveFloat = 0.4
     grad_norm_rise: PositiveFloat = 10.0  # times the median of the steps before
     mismatch: PositiveFloat = 0.1  # mean |log-ratio| of sampler and trainer
+    max_skipped: PositiveInt = 3  # steps in a row with an update that was not finite, and so skipped; then stop

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field, PositiveFloat, PositiveInt
 
 from hone.config import Section
@@ -25,6 +27,8 @@ class ModelConfig(Section):
 
     path: str = "tiny"
     revision: str | None = None
+    dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and products; bfloat16 keeps float32 master weights
+    recompute_activations: bool = False  # keep only each layer's input and compute the rest again on the way back
     tiny: TinyConfig = TinyConfig()
 
     def at(self, path: str) -> ModelConfig:
