@@ -9,20 +9,26 @@ that was cut continues exactly where it was.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
-from hone.algo.config import WatchConfig
+from hone.algo.advantages import group_rewards, is_zero_variance
 from hone.algo.curriculum import Course
 from hone.algo.watch import collapse_warnings
+from hone.data.pack import pack
 from hone.data.render import Renderer
+from hone.data.samples import to_samples
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
 from hone.recipe import Recipe
 from hone.rewards import make_reward
+from hone.rewards.base import RewardFn
 from hone.rollout import make_engine
+from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts, score
 from hone.tasks import make_task
 from hone.train.batches import Batch, load_reference, prepare
+from hone.train.guard import guard
 from hone.train.metrics import rollout_metrics
 from hone.train.policy import Policy
 from hone.train.progress import Clock, Track
@@ -36,12 +42,14 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     Raises `hone.train.run.Interrupted` after saving, if the user asked to stop.
     """
     task = make_task(recipe.task, recipe.seed)
-    policy = Policy.load(model, recipe.optim, recipe.steps * recipe.algo.updates_per_rollout)
+    value = recipe.algo.value if recipe.algo.advantage == "gae" else None
+    policy = Policy.load(model, recipe.optim, recipe.steps * recipe.algo.updates_per_rollout, value)
     reference = load_reference(model, recipe.algo)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     engine = make_engine(recipe.rollout, policy)
     reward = make_reward(recipe.reward, task)
     course = Course(task.problems("train"), recipe.seed)
+    packer = partial(pack, tokens_per_microbatch=recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
 
     first = run.resume(policy)
@@ -54,52 +62,97 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             if step == recipe.steps:
                 break
             clock = Clock()
-            problems = course.draw(step, recipe.prompts_per_step)
-            answers = rollouts(
-                problems,
-                renderer,
-                engine,
-                recipe.sampling,
-                samples=recipe.samples_per_prompt,
-                seed=step_seed(recipe.seed, step),
-                progress=progress.inner,
-            )
-            clock.lap("generate")
-            groups = score(problems, answers, reward)
-            clock.lap("reward")
-            batch = prepare(groups, policy, reference, recipe.algo, recipe.sampling, recipe.tokens_per_microbatch)
+            groups, replaced = collect(recipe, step, course, renderer, engine, reward, progress, clock)
+            batch = prepare(groups, policy, reference, recipe.algo, recipe.sampling, packer)
             stats = policy.update(batch.minibatches, recipe.algo, recipe.sampling.temperature)
             clock.lap("train")
-            note = record(run, step, groups, batch, stats, renderer, clock, recipe.watch)
+            note = record(run, recipe, step, groups, replaced, batch, stats, renderer, clock)
             run.checkpoint(step + 1, policy)
             progress.advance(note)
             run.stop_if_asked(step + 1)
     run.finish(policy)
 
 
-def step_seed(seed: int, step: int) -> int:
-    """Random numbers of a step: no two (seed, step) pairs of ordinary size share them."""
-    return seed * 1_000_003 + step
+def collect(
+    recipe: Recipe,
+    step: int,
+    course: Course,
+    renderer: Renderer,
+    engine: Engine,
+    reward: RewardFn,
+    progress: Track,
+    clock: Clock,
+) -> tuple[list[Group], list[Group]]:
+    """Sample and score the groups of a step.
+
+    With `algo.refill_rounds`, groups without a reward difference are replaced by groups of other problems, for at most
+    so many rounds (dynamic sampling: DAPO, arXiv:2503.14476). Returns what to train on, and what was replaced.
+    """
+    kept: list[Group] = []
+    replaced: list[Group] = []
+    for round in range(1 + recipe.algo.refill_rounds):
+        problems = course.draw(step, recipe.prompts_per_step - len(kept), round)
+        answers = rollouts(
+            problems,
+            renderer,
+            engine,
+            recipe.sampling,
+            samples=recipe.samples_per_prompt,
+            seed=step_seed(recipe.seed, step, round),
+            progress=progress.inner,
+        )
+        clock.lap("generate")
+        groups = score(problems, answers, reward)
+        clock.lap("reward")
+        if not recipe.algo.refill_rounds:
+            return groups, []
+        dull = [is_zero_variance(group_rewards(group)) for group in groups]
+        kept += [group for group, d in zip(groups, dull, strict=True) if not d]
+        replaced += [group for group, d in zip(groups, dull, strict=True) if d]
+        if len(kept) == recipe.prompts_per_step:
+            break
+    return kept, replaced
+
+
+def step_seed(seed: int, step: int, round: int = 0) -> int:
+    """Random numbers of a step: no two (seed, step, round) of ordinary size share them."""
+    return seed * 1_000_003 + step + (round << 50)
 
 
 def record(
     run: Run,
+    recipe: Recipe,
     step: int,
     groups: list[Group],
+    replaced: list[Group],
     batch: Batch,
     stats: StepStats,
     renderer: Renderer,
     clock: Clock,
-    watch: WatchConfig,
 ) -> str:
-    """Write down what the step did and warn of what looks wrong; returns a note for the progress line."""
-    metrics = {**rollout_metrics(groups), "loss": stats.loss, "grad_norm": stats.grad_norm, **stats.metrics}
+    """Write down what the step did and warn of what looks wrong; returns a note for the progress line.
+
+    Rewards, verdicts and lengths are those of all groups: without the replaced ones they would be biased.
+    """
+    everyone = [*groups, *replaced]
+    metrics = {
+        **rollout_metrics(everyone),
+        "groups/replaced": float(len(replaced)),
+        "loss": stats.loss,
+        "grad_norm": stats.grad_norm,
+        **stats.metrics,
+    }
     run.log(step, {"phase": "rl", "trained_tokens": stats.num_tokens, **metrics}, clock.seconds())
-    prompts = [renderer.prompt_text(group.problem) for group in groups]
-    run.log_rollouts(step, groups, prompts, batch.samples, stats, renderer.piece)
+    prompts = [renderer.prompt_text(group.problem) for group in everyone]
+    samples = [*batch.samples, *(sample for group in replaced for sample in to_samples(group))]
+    run.log_rollouts(step, everyone, prompts, samples, stats, renderer.piece)
+    if replaced and len(groups) < recipe.prompts_per_step:
+        found = f"{len(groups)} of {recipe.prompts_per_step} groups have a reward difference"
+        run.event("refill_bound", f"after {recipe.algo.refill_rounds} rounds of refill {found}", step)
     if not batch.minibatches:
         run.event("no_signal", "no group had a reward difference: nothing was learned in this step", step)
-    for warning in collapse_warnings(run.history, watch):
+    guard(run, step, stats, batch.minibatches, batch.samples, recipe.watch)
+    for warning in collapse_warnings(run.history, recipe.watch):
         run.event("collapse", str(warning), step)
     return (
         f"reward {metrics['reward/mean']:.3f}  correct {metrics['accuracy']:.3f}  length {metrics['length/mean']:.0f}"

@@ -21,6 +21,7 @@ from hone.model.config import ModelConfig
 from hone.recipe import Recipe
 from hone.tasks import make_task
 from hone.tasks.base import TracedTask
+from hone.train.guard import guard
 from hone.train.policy import Policy
 from hone.train.progress import Clock, Track
 from hone.train.run import Run
@@ -47,7 +48,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             clock = Clock()
             chosen = [samples[i] for i in draw(recipe, step)]
             weights = token_weights([int(s.trained.sum()) for s in chosen], "token_mean")
-            stats = policy.imitate(pack(chosen, list(weights), recipe.tokens_per_microbatch))
+            batches = pack(chosen, list(weights), recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
+            stats = policy.imitate(batches)
             clock.lap("train")
             row: dict[str, float | str] = {
                 "phase": "sft",
@@ -56,8 +58,10 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
                 "lr": stats.metrics["lr"],
                 "entropy": stats.metrics["entropy"],
                 "trained_tokens": stats.num_tokens,
+                "skipped": stats.metrics["skipped"],
             }
             run.log(step, row, clock.seconds())
+            guard(run, step, stats, [batches], chosen, recipe.watch)
             run.checkpoint(step + 1, policy)
             progress.advance(f"loss {stats.loss:.4f}")
             run.stop_if_asked(step + 1)

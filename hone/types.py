@@ -160,6 +160,13 @@ class Block:
         return self.prompt_len + sum(self.completion_lens)
 
 
+#: Fields of a MicroBatch that hold one number per trained token, beside `targets`.
+TOKEN_FIELDS = (
+    *("sources", "samples", "sampled_logprobs", "advantages", "weights"),
+    *("old_logprobs", "ref_logprobs", "old_values", "value_targets"),
+)
+
+
 @dataclass(frozen=True, slots=True)
 class MicroBatch:
     """Packed sequences and, apart from them, the N trained tokens.
@@ -189,13 +196,15 @@ class MicroBatch:
     weights: torch.Tensor  # [N] float32, the reduction: loss = sum(weights * token_loss), global over the batch
     old_logprobs: torch.Tensor | None = None  # [N] float32; None: on-policy, the current ones are the old ones
     ref_logprobs: torch.Tensor | None = None  # [N] float32; None: no reference in use
+    old_values: torch.Tensor | None = None  # [N] float32, the value head's at the time of sampling; None: no value head
+    value_targets: torch.Tensor | None = None  # [N] float32
     sample_ids: tuple[int, ...] = ()  # [S] position of each sequence in the step's list of samples
 
     def __post_init__(self) -> None:
         t, n = self.inputs.shape[0], self.targets.shape[0]
         if sum(block.num_tokens for block in self.layout) != t or self.positions.shape[0] != t:
             raise ValueError(f"MicroBatch: layout or positions do not cover the {t} packed tokens")
-        for name in ("sources", "samples", "sampled_logprobs", "advantages", "weights", "old_logprobs", "ref_logprobs"):
+        for name in TOKEN_FIELDS:
             value = getattr(self, name)
             if value is not None and value.shape != (n,):
                 raise ValueError(f"MicroBatch: {name} has shape {tuple(value.shape)}, trained tokens {n}")
@@ -212,6 +221,8 @@ class StepStats:
     #: sample -> the trainer's log-probs [Lc] when it was first trained on; samples without gradient are missing
     logprobs: Mapping[int, FloatArray] = field(default_factory=dict)
     entropies: Mapping[int, FloatArray] = field(default_factory=dict)  # [Lc] likewise, in nats
+    #: sample -> norm of its loss's gradient with respect to the last hidden states: who pulls hardest
+    grad_norms: Mapping[int, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

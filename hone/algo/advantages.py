@@ -1,8 +1,8 @@
 """Advantages: from the rewards of a step to one number per completion token.
 
 `grpo`, `dr_grpo` and `rloo` look at one group and give one number per sample, which every token
-of the sample gets. `reinforce_pp` and `reinforce_pp_baseline` look at the whole batch. `gae` is
-for a later value head. The loop calls `advantages`, once per step:
+of the sample gets. `reinforce_pp` and `reinforce_pp_baseline` look at the whole batch. `gae` needs
+the values of a value head: `gae_advantages`. The loop calls `advantages`, once per step:
 
     samples = to_samples(groups, advantages(groups, algo))
 
@@ -121,6 +121,35 @@ def gae(rewards: Array, values: Array, gamma: float, lam: float, last_value: flo
     return result
 
 
+def gae_advantages(
+    rewards: Sequence[npt.NDArray[Any]],
+    values: Sequence[Sequence[FloatArray]],
+    penalties: Sequence[Sequence[npt.NDArray[Any]]] | None = None,
+    *,
+    gamma: float,
+    lam: float,
+    global_sum: GlobalSum = lambda x: x,
+) -> tuple[PerToken, PerToken]:
+    """PPO's advantages, whitened over all tokens of the batch, and the targets of the value head; both [P][G] of [Lc].
+
+    rewards [P][G] (NaN: not graded), values [P][G][Lc], penalties [P][G][Lc] (KL times its coefficient). The reward
+    comes with the last token, and nothing follows it. Schulman et al., arXiv:1707.06347; whitening as in TRL and verl.
+    """
+    raw: list[list[Array]] = []
+    for p, (group, group_values) in enumerate(zip(rewards, values, strict=True)):
+        raw.append([])
+        for g, (reward, value) in enumerate(zip(group.tolist(), group_values, strict=True)):
+            per_token = -np.asarray(penalties[p][g], np.float64) if penalties is not None else np.zeros(len(value))
+            if len(value):
+                per_token[-1] += 0.0 if np.isnan(reward) else reward
+            raw[-1].append(gae(per_token, value.astype(np.float64), gamma, lam))
+    targets = [
+        [(a + v).astype(np.float32) for a, v in zip(group, group_values, strict=True)]
+        for group, group_values in zip(raw, values, strict=True)
+    ]
+    return _whiten_tokens(raw, [_scored(group) for group in rewards], global_sum), targets
+
+
 GROUP_LEVEL: dict[str, Callable[[Array], Array]] = {"grpo": grpo, "dr_grpo": dr_grpo, "rloo": rloo}
 BATCH_LEVEL: dict[str, Callable[[list[Array], list[list[int]], PerToken, GlobalSum], PerToken]] = {
     "reinforce_pp": reinforce_pp,
@@ -141,9 +170,7 @@ def advantages(
 
     `kl` [P][G][Lc] holds per-token estimates (`hone.algo.kl`), needed if `algo.kl.place` is "reward".
     """
-    rewards = [
-        np.array([np.nan if r.verdict in VERIFIER_FAILURES else r.total for r in group.rewards]) for group in groups
-    ]
+    rewards = [group_rewards(group) for group in groups]
     lengths = [[rollout.num_tokens for rollout in group.rollouts] for group in groups]
     return group_advantages(rewards, lengths, algo, kl, global_sum)
 
@@ -193,6 +220,11 @@ def group_advantages(
         [np.full(n, a, dtype=np.float32) for a, n in zip(group, counts, strict=True)]
         for group, counts in zip(per_sample, sizes, strict=True)
     ]
+
+
+def group_rewards(group: Group) -> Array:
+    """[G], NaN where the verifier failed."""
+    return np.array([np.nan if r.verdict in VERIFIER_FAILURES else r.total for r in group.rewards])
 
 
 def is_zero_variance(rewards: npt.NDArray[Any]) -> bool:

@@ -21,9 +21,15 @@ class Course:
         self.problems = problems
         self.seed = seed
 
-    def draw(self, step: int, count: int) -> list[Problem]:
-        """The `count` problems of step `step` (counted from 0)."""
+    def draw(self, step: int, count: int, round: int = 0) -> list[Problem]:
+        """The `count` problems of step `step` (counted from 0).
+
+        `round` above 0 asks for others, to replace some of the step's: drawn at random, at most as many as there are.
+        """
         size = len(self.problems)
+        if round:
+            rng = np.random.default_rng((self.seed, step, round))
+            return [self.problems[i] for i in rng.choice(size, size=min(count, size), replace=False)]
         places = range(step * count, (step + 1) * count)
         orders = {epoch: self._order(epoch) for epoch in {place // size for place in places}}
         return [self.problems[orders[place // size][place % size]] for place in places]

@@ -107,6 +107,23 @@ def cispo(
 LOSSES: dict[str, Loss] = {"clipped": clipped, "gspo": gspo, "cispo": cispo}
 
 
+def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None) -> Tensor:
+    """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) per token [N]; without a clip 0.5 (V - R)^2.
+
+    PPO's reference code (openai/baselines ppo2): a value that has moved further than c gains nothing by going on.
+    """
+    if not values.shape == old_values.shape == targets.shape:
+        raise ValueError(
+            f"value_loss: values {tuple(values.shape)}, old_values {tuple(old_values.shape)}, targets "
+            f"{tuple(targets.shape)} must be the same [N]"
+        )
+    squares = (values - targets).square()
+    if clip is not None:
+        near = torch.maximum(torch.minimum(values, old_values + clip), old_values - clip)
+        squares = torch.maximum(squares, (near - targets).square())
+    return 0.5 * squares
+
+
 def sampler_correction(logprobs: Tensor, sampled_logprobs: Tensor, kind: str, cap: float) -> Tensor:
     """Weights [N] without gradient for tokens that another program sampled; multiply the loss by them.
 

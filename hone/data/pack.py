@@ -34,15 +34,14 @@ def pack(
     *,
     share_prompts: bool = True,
     ids: Sequence[int] | None = None,
-    old_logprobs: Sequence[FloatArray] | None = None,
-    ref_logprobs: Sequence[FloatArray] | None = None,
+    **per_token: Sequence[FloatArray] | None,
 ) -> list[MicroBatch]:
     """Distribute samples over micro-batches of at most `tokens_per_microbatch` packed tokens.
 
     weights: [S] the weight of every trained token of each sample in the loss of the whole batch
     (`hone.algo.reduce`); they are global, so any division into micro-batches has the same gradient.
     ids: [S] what to call the samples in `MicroBatch.sample_ids`; their places in the list by default.
-    old_logprobs, ref_logprobs: [S] arrays with one value per trained token.
+    per_token: further fields of `MicroBatch`, such as old_logprobs: [S] arrays with one value per trained token.
     Micro-batches are balanced by tokens. A single sequence longer than the budget gets a
     micro-batch of its own. Raises ValueError if there are no samples.
     """
@@ -53,8 +52,7 @@ def pack(
         if share_prompts
         else _plain_blocks(samples, tokens_per_microbatch)
     )
-    extra = {"old_logprobs": old_logprobs, "ref_logprobs": ref_logprobs}
-    given = {name: values for name, values in extra.items() if values is not None}
+    given = {name: values for name, values in per_token.items() if values is not None}
     names = range(len(samples)) if ids is None else ids
     return [_micro_batch(b, samples, weights, names, given) for b in _balance(blocks, tokens_per_microbatch)]
 

@@ -26,7 +26,7 @@ def device() -> torch.device:
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:
-    """The model in float32, with our attention and without dropout.
+    """The model in `config.dtype`, with our attention and without dropout.
 
     Raises UserError when there is no model at `config.path`, or one that would train silently wrong.
     """
@@ -34,13 +34,19 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
     model = _found(
         config,
         lambda: AutoModelForCausalLM.from_pretrained(
-            config.path, revision=config.revision, dtype=torch.float32, attn_implementation=attention.NAME
+            config.path,
+            revision=config.revision,
+            dtype=getattr(torch, config.dtype),
+            attn_implementation=attention.NAME,
         ),
     )
     check_supported(model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0  # sampler and trainer must be one network
+    if config.recompute_activations:
+        # Reentrant: our attention keeps its inner graph, which only a pass without gradient does not build.
+        model.gradient_checkpointing_enable({"use_reentrant": True})
     model.to(device())
     return model
 

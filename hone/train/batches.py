@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 import numpy as np
 import torch
 
-from hone.algo.advantages import advantages
+from hone.algo.advantages import PerToken, advantages, gae_advantages, group_rewards
 from hone.algo.config import AlgoConfig
 from hone.algo.kl import kl_estimate
 from hone.algo.reduce import token_weights
-from hone.data.pack import pack
 from hone.data.samples import to_samples, with_advantages
 from hone.model.config import ModelConfig
 from hone.model.load import load_model
@@ -28,6 +27,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PerSample = Sequence[FloatArray]  # [S] arrays [Lc], one value per trained token
+Packer = Callable[..., list[MicroBatch]]  # (samples, weights, **per token) -> micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,28 +44,35 @@ def prepare(
     reference: PreTrainedModel | None,
     algo: AlgoConfig,
     sampling: SamplingConfig,
-    tokens_per_microbatch: int,
+    packer: Packer,
 ) -> Batch:
-    """Everything between rewards and the update.
+    """Everything between rewards and the update. `packer` is `hone.data.pack.pack` with its settings.
 
     Old log-probs are computed only when several updates make them differ from the current ones,
-    reference log-probs only when a KL penalty needs them.
+    reference log-probs only when a KL penalty needs them, values only for a value head.
     """
+    if not groups:
+        return Batch((), ())
     samples = [s for group in groups for s in to_samples(group)]
-    temperature, budget = sampling.temperature, tokens_per_microbatch
 
     def scored_by(model: PreTrainedModel) -> list[FloatArray]:
-        return sample_logprobs(samples, lambda b: frozen_logprobs(model, b, temperature), budget)
+        return per_sample(samples, lambda b: frozen_logprobs(model, b, sampling.temperature), packer)
 
     ref = None if reference is None else scored_by(reference)
     old = scored_by(policy.model) if algo.updates_per_rollout > 1 else None
     kl = None
     if ref is not None and algo.kl.place == "reward":
         now = old or scored_by(policy.model)
-        kl = _by_group(groups, [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)])
-    flat = [a for group in advantages(groups, algo, kl) for a in group]
-    samples = with_advantages(samples, flat)
-    updates = minibatches(groups, samples, algo, budget, sampling.max_tokens, old, ref)
+        kl = by_group(groups, [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)])
+    given = {"old_logprobs": old, "ref_logprobs": ref}
+    if algo.advantage == "gae":
+        values = per_sample(samples, policy.values, packer)
+        judged, targets = ppo_advantages(groups, by_group(groups, values), algo, kl)
+        given |= {"old_values": values, "value_targets": [t for group in targets for t in group]}
+    else:
+        judged = advantages(groups, algo, kl)
+    samples = with_advantages(samples, [a for group in judged for a in group])
+    updates = minibatches(groups, samples, algo, sampling.max_tokens, packer, **given)
     return Batch(tuple(samples), tuple(tuple(u) for u in updates))
 
 
@@ -89,18 +96,17 @@ def minibatches(
     groups: Sequence[Group],
     samples: Sequence[Sample],
     algo: AlgoConfig,
-    tokens_per_microbatch: int,
     max_tokens: int,
-    old_logprobs: PerSample | None = None,
-    ref_logprobs: PerSample | None = None,
+    packer: Packer,
+    **per_token: PerSample | None,
 ) -> list[list[MicroBatch]]:
     """One list of micro-batches per update; whole groups, dealt out in turn.
 
     Denominators are those of the whole update: they count the samples that carry no gradient too,
     so that leaving those out of the computation changes nothing.
     """
-    # A zero advantage gives a zero policy gradient; KL in the loss and the entropy bonus need no advantage.
-    always = (algo.kl.coef > 0 and algo.kl.place == "loss") or algo.entropy_coef != 0
+    # A zero advantage gives a zero policy gradient; KL in the loss, the entropy bonus and values need no advantage.
+    always = (algo.kl.coef > 0 and algo.kl.place == "loss") or algo.entropy_coef != 0 or algo.advantage == "gae"
     places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.rollouts))]
     updates = []
     for u in range(algo.updates_per_rollout):
@@ -110,27 +116,19 @@ def minibatches(
         lengths = [int(samples[i].trained.sum()) for i in members]
         weights = dict(zip(members, token_weights(lengths, algo.reduction, max_tokens), strict=True))
         kept = [i for i in members if always or samples[i].advantages.any()]
+        given = {name: [values[i] for i in kept] for name, values in per_token.items() if values is not None}
         if kept:
-            updates.append(
-                pack(
-                    [samples[i] for i in kept],
-                    [weights[i] for i in kept],
-                    tokens_per_microbatch,
-                    ids=kept,
-                    old_logprobs=None if old_logprobs is None else [old_logprobs[i] for i in kept],
-                    ref_logprobs=None if ref_logprobs is None else [ref_logprobs[i] for i in kept],
-                )
-            )
+            updates.append(packer([samples[i] for i in kept], [weights[i] for i in kept], ids=kept, **given))
     return updates
 
 
-def sample_logprobs(
+def per_sample(
     samples: Sequence[Sample],
     forward: Callable[[Sequence[MicroBatch]], list[np.ndarray]],
-    tokens_per_microbatch: int,
+    packer: Packer,
 ) -> list[FloatArray]:
-    """[S] arrays [Lc] under some model: `forward` maps micro-batches to their log-probs [N]."""
-    batches = pack(samples, [0.0] * len(samples), tokens_per_microbatch)
+    """[S] arrays [Lc] of what `forward` says of each trained token: it maps micro-batches to arrays [N]."""
+    batches = packer(samples, [0.0] * len(samples))
     result: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
     for batch, values in zip(batches, forward(batches), strict=True):
         for i, part in split_by_sample(batch, values):
@@ -138,11 +136,23 @@ def sample_logprobs(
     return result
 
 
-def _kl(logprobs: FloatArray, ref_logprobs: FloatArray, estimator: str) -> FloatArray:
-    return kl_estimate(torch.from_numpy(logprobs), torch.from_numpy(ref_logprobs), estimator).numpy()
-
-
-def _by_group(groups: Sequence[Group], values: Sequence[FloatArray]) -> list[list[FloatArray]]:
+def by_group(groups: Sequence[Group], values: Sequence[FloatArray]) -> list[list[FloatArray]]:
     """[S] -> [P][G]"""
     rest = iter(values)
     return [[next(rest) for _ in group.rollouts] for group in groups]
+
+
+def ppo_advantages(
+    groups: Sequence[Group],
+    values: Sequence[Sequence[FloatArray]],
+    algo: AlgoConfig,
+    kl: Sequence[Sequence[FloatArray]] | None,
+) -> tuple[PerToken, PerToken]:
+    """Advantages and targets of the value head, both [P][G] arrays [Lc]."""
+    penalties = None if kl is None else [[algo.kl.coef * k for k in group] for group in kl]
+    rewards = [group_rewards(group) for group in groups]
+    return gae_advantages(rewards, values, penalties, gamma=algo.value.gamma, lam=algo.value.lam)
+
+
+def _kl(logprobs: FloatArray, ref_logprobs: FloatArray, estimator: str) -> FloatArray:
+    return kl_estimate(torch.from_numpy(logprobs), torch.from_numpy(ref_logprobs), estimator).numpy()

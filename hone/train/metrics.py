@@ -7,7 +7,7 @@ from typing import get_args
 
 import numpy as np
 
-from hone.algo.advantages import is_zero_variance
+from hone.algo.advantages import group_rewards, is_zero_variance
 from hone.analysis import reflection
 from hone.data.parse import parse
 from hone.types import VERIFIER_FAILURES, Group, Verdict
@@ -23,7 +23,6 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     graded = [r for r in rewards if r.verdict not in VERIFIER_FAILURES]
     totals = np.asarray([r.total for r in graded] or [np.nan])
     lengths = np.asarray([r.num_tokens for r in rollouts])
-    per_group = [np.asarray([np.nan if r.verdict in VERIFIER_FAILURES else r.total for r in g.rewards]) for g in groups]
     parts = sorted({name for r in graded for name in r.parts})
     # One per problem, and only where there is any: a model without tags does not think the same, it does not think.
     first_thoughts = [t for g in groups if (t := parse(g.rollouts[0].text).thinking) is not None]
@@ -37,7 +36,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
         "length/truncated": float(np.mean([r.finish == "length" for r in rollouts])),
-        "zero_variance": float(np.mean([is_zero_variance(r) for r in per_group])),
+        "zero_variance": float(np.mean([is_zero_variance(group_rewards(g)) for g in groups])),
         "reflection_rate": reflection.rate([r.text for r in rollouts]),
         "duplicate_thinking": reflection.duplicate_rate(first_thoughts),
     }

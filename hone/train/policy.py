@@ -13,14 +13,15 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from hone.algo.config import AlgoConfig
+from hone.algo.config import AlgoConfig, ValueConfig
+from hone.algo.losses import value_loss
 from hone.algo.objective import METRICS, objective
-from hone.config import UserError
 from hone.model.config import ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.logprobs import head_logprobs
 from hone.train.config import OptimConfig
+from hone.train.master import master_weights, publish
 from hone.types import Block, FloatArray, MicroBatch, StepStats
 
 if TYPE_CHECKING:
@@ -34,25 +35,25 @@ LENGTH_MULTIPLE = 128
 LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
 
 
-def packed_logprobs(
-    model: PreTrainedModel, batch: MicroBatch, temperature: float, *, want_entropy: bool
-) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Log-probs [N] of the trained tokens under the sampling temperature, and their entropies [N]."""
+def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    """The last hidden states [N, D] from which the trained tokens are predicted."""
     spare = -len(batch.inputs) % LENGTH_MULTIPLE  # one more sequence, which nobody asks anything of
     layout = (*batch.layout, Block(0, (spare,))) if spare else batch.layout
     inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
-    with onednn(model):
-        hidden = model.base_model(
-            input_ids=inputs, position_ids=positions, use_cache=False, layout=layout
-        ).last_hidden_state[0]
-    return head_logprobs(model, hidden[batch.sources], batch.targets, temperature, want_entropy)
+    out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
+    hidden: torch.Tensor = out.last_hidden_state[0][batch.sources]
+    return hidden
 
 
 @torch.no_grad()
 def frozen_logprobs(model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
     """[N] per micro-batch, without gradient: old log-probs, and those of a reference model."""
-    moved = (to_device(batch, model.device) for batch in batches)
-    return [packed_logprobs(model, b, temperature, want_entropy=False)[0].float().cpu().numpy() for b in moved]
+    result = []
+    with onednn(model):
+        for batch in (to_device(b, model.device) for b in batches):
+            values, _ = head_logprobs(model, packed_hidden(model, batch), batch.targets, temperature)
+            result.append(values.float().cpu().numpy())
+    return result
 
 
 def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
@@ -67,40 +68,44 @@ def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
     return replace(batch, **moved)
 
 
-class NonFiniteUpdate(UserError):
-    """Raised when updates keep being skipped because of a loss or gradient that is not finite."""
-
-
 class Policy:
-    """Model, tokenizer and AdamW. `updates` counts optimizer steps, skipped ones included."""
+    """Model, tokenizer and AdamW; with `value`, PPO's value head too.
 
-    #: Consecutive skipped updates after which training stops.
-    MAX_SKIPPED = 3
+    `updates` counts optimizer steps, skipped ones included. `parameters` are the model's, `masters` the float32
+    tensors that the optimizer steps (see `hone.train.master`).
+    """
 
     def __init__(
-        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, optim: OptimConfig, total_updates: int
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        optim: OptimConfig,
+        total_updates: int,
+        value: ValueConfig | None = None,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
         self.optim = optim
         self.total_updates = total_updates
         self.updates = 0
-        self.skipped = 0  # in a row
         self.stop_ids = stop_token_ids(model, tokenizer)
         self.parameters = [p for p in model.parameters() if p.requires_grad]
+        self.masters = master_weights(self.parameters)
+        self.value = value
+        self.value_head = None if value is None else new_value_head(model)
+        groups = [{"params": self.masters, "full_lr": optim.lr}]
+        if value is not None and self.value_head is not None:
+            groups.append({"params": list(self.value_head.parameters()), "full_lr": value.lr})
         self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=optim.lr,
-            betas=optim.betas,
-            eps=optim.eps,
-            weight_decay=optim.weight_decay,
-            fused=True,
+            groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
         )
         model.train()
 
     @classmethod
-    def load(cls, model: ModelConfig, optim: OptimConfig, total_updates: int) -> Policy:
-        return cls(load_model(model), load_tokenizer(model), optim, total_updates)
+    def load(
+        cls, model: ModelConfig, optim: OptimConfig, total_updates: int, value: ValueConfig | None = None
+    ) -> Policy:
+        return cls(load_model(model), load_tokenizer(model), optim, total_updates, value)
 
     @property
     def device(self) -> torch.device:
@@ -111,6 +116,14 @@ class Policy:
     def logprobs(self, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
         """[N] per micro-batch, without gradient."""
         return frozen_logprobs(self.model, batches, temperature)
+
+    @torch.no_grad()
+    def values(self, batches: Iterable[MicroBatch]) -> list[np.ndarray]:
+        """[N] per micro-batch, without gradient: what the value head expects at each trained token."""
+        assert self.value_head is not None, "a policy without a value head"
+        with onednn(self.model):
+            moved = (to_device(batch, self.device) for batch in batches)
+            return [self.value_head(packed_hidden(self.model, b).float())[:, 0].cpu().numpy() for b in moved]
 
     # --- update -------------------------------------------------------------------------------
 
@@ -142,45 +155,48 @@ class Policy:
 
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
-        loss = torch.zeros((), dtype=torch.float64)
-        sums = torch.zeros(len(METRICS), dtype=torch.float64)
-        tokens = 0
-        seen: dict[str, dict[int, FloatArray]] = {"logprobs": {}, "entropies": {}}
-        for batch in (to_device(b, self.device) for b in batches):
-            logprobs, entropy = packed_logprobs(self.model, batch, temperature, want_entropy=True)
-            assert entropy is not None
-            for name, values in (("logprobs", logprobs), ("entropies", entropy)):
-                seen[name].update(split_by_sample(batch, values.detach().float().cpu().numpy()))
-            part, part_sums = loss_fn(batch, logprobs, entropy)
-            part.backward()
-            loss += part.detach().double().cpu()
-            sums += part_sums.cpu()
-            tokens += len(batch.targets)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, self.optim.grad_clip))
-        finite = math.isfinite(norm) and math.isfinite(float(loss))
-        lr = self.learning_rate()
+        total = Totals()
+        with onednn(self.model):  # around the way back too, which may compute parts of the way there again
+            for batch in (to_device(b, self.device) for b in batches):
+                hidden = packed_hidden(self.model, batch)
+                hidden.retain_grad()
+                logprobs, entropy = head_logprobs(self.model, hidden, batch.targets, temperature, want_entropy=True)
+                assert entropy is not None
+                part, sums = loss_fn(batch, logprobs, entropy)
+                value_part = self._value_loss(batch, hidden)
+                (part + value_part).backward()
+                total.add(batch, hidden, logprobs, entropy, part, value_part, sums)
+        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.optim.grad_clip))
+        if self.value_head is not None:  # on its own: its gradient says nothing of how far the policy may go
+            torch.nn.utils.clip_grad_norm_(self.value_head.parameters(), self.optim.grad_clip)
+        finite = math.isfinite(norm) and math.isfinite(total.loss) and math.isfinite(total.value_loss)
+        factor = self.schedule()
         if finite:
             for group in self.optimizer.param_groups:
-                group["lr"] = lr
+                group["lr"] = group["full_lr"] * factor
             self.optimizer.step()
+            publish(self.masters, self.parameters)
         self.optimizer.zero_grad(set_to_none=True)
         self.updates += 1
-        self.skipped = 0 if finite else self.skipped + 1
-        if self.skipped >= self.MAX_SKIPPED:
-            raise NonFiniteUpdate(
-                f"{self.skipped} updates in a row had a loss or gradient that is not finite (loss {float(loss)}, "
-                f"gradient norm {norm}): lower optim.lr, or look at the samples of the last steps"
-            )
-        metrics = {name: float(s) / max(tokens, 1) for name, s in zip(METRICS, sums, strict=True)}
-        return StepStats(float(loss), norm, tokens, {**metrics, "lr": lr, "skipped": float(not finite)}, **seen)
+        more = {"lr": self.optim.lr * factor, "skipped": float(not finite)}
+        if self.value_head is not None:
+            more["value/loss"] = total.value_loss
+        return total.stats(norm, more)
 
-    def learning_rate(self) -> float:
-        """Linear warm-up, then constant, or linear/cosine decay to zero at the last update."""
+    def _value_loss(self, batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """Of this micro-batch's share of the batch; it trains the head only."""
+        if self.value_head is None or self.value is None or batch.old_values is None or batch.value_targets is None:
+            return hidden.new_zeros(())
+        values = self.value_head(hidden.detach().float())[:, 0]
+        return (batch.weights * value_loss(values, batch.old_values, batch.value_targets, self.value.clip)).sum()
+
+    def schedule(self) -> float:
+        """Share of the full learning rate: linear warm-up, then constant, or linear/cosine decay to zero at the end."""
         warmup = min(1.0, (self.updates + 1) / (self.optim.warmup_steps + 1))
         span = max(1, self.total_updates - self.optim.warmup_steps)
         done = min(1.0, max(0.0, (self.updates - self.optim.warmup_steps) / span))
         decay = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
-        return self.optim.lr * warmup * decay[self.optim.decay]
+        return warmup * decay[self.optim.decay]
 
     # --- state --------------------------------------------------------------------------------
 
@@ -192,8 +208,8 @@ class Policy:
     def save(self, folder: Path) -> dict[str, Any]:
         """Weights and moments into `folder`; returns the scalars to keep beside them."""
         self.export(folder / "model")
-        save_file(self._moments(), folder / "optimizer.safetensors")
-        return {"updates": self.updates, "skipped": self.skipped}
+        save_file(self._state_tensors(), folder / "optimizer.safetensors")
+        return {"updates": self.updates}
 
     def restore(self, folder: Path, state: dict[str, Any]) -> None:
         """Back to exactly what `save` wrote: weights, moments, counters."""
@@ -202,20 +218,76 @@ class Policy:
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
         if set(missing) - tied or unexpected:
             raise ValueError(f"{folder}: weights do not fit the model (missing {missing}, unexpected {unexpected})")
-        moments = load_file(folder / "optimizer.safetensors")
-        for i, p in enumerate(self.parameters):
-            if f"{i}.step" in moments:
+        tensors = load_file(folder / "optimizer.safetensors")
+        for i, p in enumerate(self._stepped()):
+            if f"{i}.weight" in tensors:
+                p.data.copy_(tensors[f"{i}.weight"])
+            if f"{i}.step" in tensors:
                 self.optimizer.state[p] = {
-                    key: moments[f"{i}.{key}"].to(p.device) for key in ("step", "exp_avg", "exp_avg_sq")
+                    key: tensors[f"{i}.{key}"].to(p.device) for key in ("step", "exp_avg", "exp_avg_sq")
                 }
-        self.updates, self.skipped = int(state["updates"]), int(state["skipped"])
+        self.updates = int(state["updates"])
 
-    def _moments(self) -> dict[str, torch.Tensor]:
-        return {
-            f"{i}.{key}": value.contiguous()
-            for i, p in enumerate(self.parameters)
-            for key, value in self.optimizer.state.get(p, {}).items()
-        }
+    def _stepped(self) -> list[torch.Tensor]:
+        """Everything that the optimizer steps, in a fixed order."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]
+
+    def _state_tensors(self) -> dict[str, torch.Tensor]:
+        """Moments, and the weights that the exported model does not hold: masters that are copies, the value head."""
+        exported = {id(p) for p in self.parameters}
+        tensors: dict[str, torch.Tensor] = {}
+        for i, p in enumerate(self._stepped()):
+            tensors |= {f"{i}.{key}": value.contiguous() for key, value in self.optimizer.state.get(p, {}).items()}
+            if id(p) not in exported:
+                tensors[f"{i}.weight"] = p.detach().contiguous()
+        return tensors
+
+
+def new_value_head(model: PreTrainedModel) -> torch.nn.Linear:
+    """Hidden states [N, D] -> values [N, 1]; at first all are 0."""
+    head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    return head
+
+
+class Totals:
+    """What the micro-batches of one update add up to."""
+
+    def __init__(self) -> None:
+        self.loss = self.value_loss = 0.0
+        self.tokens = 0
+        self.sums = torch.zeros(len(METRICS), dtype=torch.float64)
+        self.logprobs: dict[int, FloatArray] = {}
+        self.entropies: dict[int, FloatArray] = {}
+        self.grad_norms: dict[int, float] = {}
+
+    def add(
+        self,
+        batch: MicroBatch,
+        hidden: torch.Tensor,  # [N, D], after the backward pass
+        logprobs: torch.Tensor,  # [N]
+        entropy: torch.Tensor,  # [N]
+        loss: torch.Tensor,
+        value_loss: torch.Tensor,
+        sums: torch.Tensor,  # [len(METRICS)]
+    ) -> None:
+        self.loss += float(loss.detach())
+        self.value_loss += float(value_loss.detach())
+        self.tokens += len(batch.targets)
+        self.sums += sums.cpu()
+        self.logprobs.update(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
+        self.entropies.update(split_by_sample(batch, entropy.detach().float().cpu().numpy()))
+        assert hidden.grad is not None
+        squares = hidden.grad.float().square().sum(dim=1)  # [N]
+        per_sample = torch.zeros(len(batch.sample_ids), device=squares.device).index_add_(0, batch.samples, squares)
+        self.grad_norms.update(zip(batch.sample_ids, per_sample.sqrt().tolist(), strict=True))
+
+    def stats(self, norm: float, more: dict[str, float]) -> StepStats:
+        metrics = {name: float(s) / max(self.tokens, 1) for name, s in zip(METRICS, self.sums, strict=True)}
+        return StepStats(
+            self.loss, norm, self.tokens, {**metrics, **more}, self.logprobs, self.entropies, self.grad_norms
+        )
 
 
 def split_by_sample(batch: MicroBatch, values: FloatArray) -> list[tuple[int, FloatArray]]:
@@ -238,9 +310,11 @@ def merge_stats(stats: Sequence[StepStats]) -> StepStats:
     metrics["skipped"] = sum(s.metrics["skipped"] for s in stats)
     return StepStats(
         sum(s.loss for s in stats) / len(stats),
-        max(s.grad_norm for s in stats),
+        float(np.max([s.grad_norm for s in stats])),  # NaN if one is
         tokens,
         metrics,
-        {i: values for s in stats for i, values in s.logprobs.items()},
-        {i: values for s in stats for i, values in s.entropies.items()},
+        **{
+            name: {i: value for s in stats for i, value in getattr(s, name).items()}
+            for name in ("logprobs", "entropies", "grad_norms")
+        },
     )

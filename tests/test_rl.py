@@ -1,0 +1,85 @@
+"""The loop's own decisions: which groups a step trains on."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hone import rl
+from hone.algo.config import AlgoConfig
+from hone.algo.curriculum import Course
+from hone.recipe import Recipe
+from hone.tasks.knights import KnightsConfig
+from hone.train.progress import Clock
+from hone.types import Group, Problem, Reward, Rollout, Turn
+
+PROBLEMS = [Problem(f"p{i}", "t", ({"role": "user", "content": "?"},), None) for i in range(20)]
+
+
+@pytest.fixture
+def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """`rl.collect` where the problem's number decides: the reward differs within a group for multiples of `useful`."""
+    seeds: list[int] = []
+
+    def run(refill_rounds: int, useful: int, step: int = 0) -> tuple[list[Group], list[Group], list[int]]:
+        def rollouts(problems: list[Problem], *_: Any, samples: int, seed: int, **__: Any) -> list[Any]:
+            seeds.append(seed)
+            turn = Turn(np.zeros(1, np.int64), np.ones(2, np.int64), np.zeros(2, np.float32), "stop", 0)
+            return [tuple(Rollout(p.id, g, (turn,), "") for g in range(samples)) for p in problems]
+
+        def reward(problem: Problem, group: Any) -> list[Reward]:
+            differs = int(problem.id[1:]) % useful == 0
+            return [Reward(float(differs and g == 0), {}, "wrong") for g in range(len(group))]
+
+        monkeypatch.setattr(rl, "rollouts", rollouts)
+        recipe = Recipe(
+            name="x",
+            task=KnightsConfig(name="knights"),
+            algo=AlgoConfig(refill_rounds=refill_rounds),
+            prompts_per_step=4,
+            samples_per_prompt=2,
+        )
+        other: Any = None
+        track = type("Track", (), {"inner": None})()
+        groups, replaced = rl.collect(recipe, step, Course(PROBLEMS, 0), other, other, reward, track, Clock())
+        return groups, replaced, seeds
+
+    return run
+
+
+def test_without_refill_all_groups_are_trained_on(collect: Any) -> None:
+    groups, replaced, seeds = collect(0, useful=1000)
+    assert (len(groups), len(replaced), len(seeds)) == (4, 0, 1)
+
+
+def test_a_refill_replaces_groups_that_teach_nothing_until_the_step_is_full(collect: Any) -> None:
+    groups, replaced, seeds = collect(20, useful=2)
+    assert len(groups) == 4
+    assert all(int(g.problem.id[1:]) % 2 == 0 for g in groups)
+    assert replaced
+    assert all(int(g.problem.id[1:]) % 2 for g in replaced)
+    assert len(set(seeds)) == len(seeds) > 1
+
+
+def test_the_bound_ends_with_what_is_there(collect: Any) -> None:
+    groups, replaced, seeds = collect(2, useful=1000)  # p0 alone teaches anything
+    assert len(seeds) == 3
+    assert {g.problem.id for g in groups} <= {"p0"}
+    assert 4 + 3 + 3 <= len(groups) + len(replaced) <= 4 + 4 + 4
+
+
+def test_a_refill_is_the_same_for_the_same_step_and_another_for_another() -> None:
+    course = Course(PROBLEMS, seed=3)
+    first, again = (course.draw(5, 8, round=1) for _ in range(2))
+    assert first == again
+    assert len({p.id for p in first}) == 8
+    assert course.draw(5, 8, round=2) != first
+    assert course.draw(6, 8, round=1) != first
+    assert len(course.draw(5, 50, round=1)) == 20  # no problem twice
+
+
+def test_no_two_steps_or_rounds_share_random_numbers() -> None:
+    seeds = {rl.step_seed(seed, step, round) for seed in range(5) for step in range(50) for round in range(4)}
+    assert len(seeds) == 1000

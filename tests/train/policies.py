@@ -1,0 +1,71 @@
+"""A policy of a few thousand weights, groups of random tokens, and the gradient of their update."""
+
+from __future__ import annotations
+
+import copy
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from hone.algo.config import AlgoConfig, ValueConfig
+from hone.data.pack import pack
+from hone.model.config import ModelConfig, TinyConfig
+from hone.rollout.config import SamplingConfig
+from hone.train.batches import Packer, prepare
+from hone.train.config import OptimConfig
+from hone.train.policy import Policy
+from hone.types import Group, Problem, Reward, Rollout, Turn, Verdict
+
+TINY = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)
+OPTIM = OptimConfig(lr=1e-2, grad_clip=1e9)
+SAMPLING = SamplingConfig(max_tokens=16)
+
+
+def load(folder: Path, optim: OptimConfig = OPTIM, value: ValueConfig | None = None, **model: object) -> Policy:
+    return Policy.load(ModelConfig(path=str(folder), **model), optim, 10, value)  # type: ignore[arg-type]
+
+
+def packer(budget: int, share_prompts: bool = True) -> Packer:
+    return partial(pack, tokens_per_microbatch=budget, share_prompts=share_prompts)
+
+
+def make_groups(rewards: list[list[float]], seed: int = 0, verdict: Verdict = "wrong") -> list[Group]:
+    """Groups with random tokens; lengths from 1 to 9."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for p, scores in enumerate(rewards):
+        prompt = rng.integers(5, 290, 4 + p)
+        rollouts = []
+        for g in range(len(scores)):
+            n = int(rng.integers(1, 10))
+            turn = Turn(prompt, rng.integers(5, 290, n), -rng.random(n).astype(np.float32) * 6, "stop", 0)
+            rollouts.append(Rollout(f"p{p}", g, (turn,), ""))
+        problem = Problem(f"p{p}", "t", ({"role": "user", "content": "?"},), None)
+        groups.append(Group(problem, tuple(rollouts), tuple(Reward(r, {}, verdict) for r in scores)))
+    return groups
+
+
+def gradient(
+    policy: Policy, groups: list[Group], algo: AlgoConfig, budget: int, reference: bool = False, share: bool = True
+) -> np.ndarray:
+    """The gradient of one update: what the optimizer is given."""
+    ref = load_other(policy) if reference else None
+    batch = prepare(groups, policy, ref, algo, SAMPLING, packer(budget, share))
+    got: list[torch.Tensor] = []
+    policy.optimizer.step = lambda *_: got.extend(p.grad.clone() for p in policy.masters)  # type: ignore[assignment,method-assign,func-returns-value]
+    policy.update(batch.minibatches, algo, SAMPLING.temperature)
+    return torch.cat([g.flatten() for g in got]).numpy()
+
+
+def load_other(policy: Policy) -> torch.nn.Module:
+    """A reference that differs from the policy."""
+    other = copy.deepcopy(policy.model)
+    with torch.no_grad():
+        for p in other.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(1)))
+    return other.eval()
+
+
+REWARDS = [[1.0, 0.0, 0.0, 1.0], [0.0, 0.0, 1.0, 0.0], [1.0, 1.0, 1.0, 0.0], [0.5, 0.0, 2.0, 1.0]]
