@@ -125,9 +125,11 @@ def training_panels(line: Course) -> list[Panel]:
             line, "zero_variance", "zero-variance", "Groups without a signal",
             "Share of groups whose samples all have the same reward: no gradient.", True,
         ),
+        _single(line, "groups/replaced", "replaced", "Groups replaced", "Sampled again for want of a reward difference."),
         _single(line, "length/truncated", "truncated", "Truncated responses", "Share that hit the length limit.", True),
         _grad_norm(line, "grad-norm"),
         _single(line, "kl", "kl", "KL to the reference", ""),
+        _single(line, "value/loss", "value", "Loss of the value head", "PPO: half the squared error of the values."),
         _single(
             line, "mismatch/mean_abs", "mismatch", "Sampler against trainer",
             "Mean |log ratio| per token; about 0 while both compute the same.",
@@ -140,7 +142,8 @@ def training_panels(line: Course) -> list[Panel]:
 
 
 def _single(line: Course, column: str, key: str, title: str, note: str, share: bool = False) -> Panel | None:
-    if not line.has(column) or (column == "kl" and not np.nansum(np.abs(line.column(column)))):
+    unused = column in ("kl", "groups/replaced") and not np.nansum(np.abs(line.column(column)))
+    if not line.has(column) or unused:  # always logged, and 0 unless asked for
         return None
     return Panel(key, title, "RL step", (Curve(line.steps, line.column(column)),), marks(line), share, note=note)
 

@@ -8,6 +8,7 @@
     events.jsonl           whatever was out of the ordinary
     rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
     tokens/step_N.safetensors   its tokens: ids, advantages, entropies, log-probs of sampler and trainer
+    skipped/               batches whose update was not finite: see hone.train.guard
     checkpoints/           see hone.train.checkpoint
     model/                 the final weights, an ordinary Hugging Face checkpoint
 
