@@ -125,7 +125,7 @@ def training_panels(line: Course) -> list[Panel]:
             line, "zero_variance", "zero-variance", "Groups without a signal",
             "Share of groups whose samples all have the same reward: no gradient.", True,
         ),
-        _single(line, "groups/replaced", "replaced", "Groups replaced", "Sampled again for want of a reward difference."),
+        _single(line, "groups/replaced", "replaced", "Groups replaced", "For want of a reward difference."),
         _single(line, "length/truncated", "truncated", "Truncated responses", "Share that hit the length limit.", True),
         _grad_norm(line, "grad-norm"),
         _single(line, "kl", "kl", "KL to the reference", ""),
