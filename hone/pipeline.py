@@ -196,7 +196,8 @@ def dry_run(recipe: Recipe | Pipeline) -> None:
     task = make_task(stage.task, stage.seed)
     problems = task.problems("train")
     if stage.model.path == "tiny":
-        tokenizer: Any = tiny.train_tokenizer(tokenizer_texts(stage), stage.model.tiny.vocab_size)
+        made = stage.model.tiny
+        tokenizer: Any = tiny.train_tokenizer(tokenizer_texts(stage), made.vocab_size, made.phrases)
     else:
         tokenizer = load_tokenizer(stage.model)
     renderer = Renderer(tokenizer, stage.prompt, task.system)

@@ -8,38 +8,63 @@ Plain `transformers` loads what `create` writes:
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 import torch
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from hone.model.config import TinyConfig
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+PUNCTUATION = r"[^\w\s]|\n"
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every string round-trips. The tags are ordinary (decoded) one-token words."""
+def train_tokenizer(texts: Iterable[str], vocab_size: int, phrases: int = 0) -> PreTrainedTokenizerFast:
+    """Byte-level BPE: every string round-trips (in Unicode's form NFC). Tags and phrases are visible one-token words.
+
+    Text is split into words as Qwen2 does, since AutoTokenizer does that with whatever tokenizer lies beside a Qwen2
+    model: the tokenizer that is loaded is the one that was made.
+    """
+    texts = list(texts)
+    whole = [*TAGS, *common_phrases(texts, phrases)]
     tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    qwen2 = Qwen2Tokenizer().backend_tokenizer
+    for part in ("normalizer", "pre_tokenizer", "decoder"):
+        setattr(tokenizer, part, getattr(qwen2, part))
     trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size - len(TAGS),
+        vocab_size=vocab_size - len(whole),
         special_tokens=[EOS, PAD],
         initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
         show_progress=False,
     )
     tokenizer.train_from_iterator(texts, trainer)
-    tokenizer.add_tokens([AddedToken(tag, normalized=False, special=False) for tag in TAGS])
+    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in whole])
     return PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token=EOS, pad_token=PAD)
+
+
+def common_phrases(texts: Sequence[str], count: int) -> list[str]:
+    """At most `count` phrases of several words, such as ` is a knight`, that stand between punctuation.
+
+    They are what byte-pair merges across blanks find first: superwords, Liu et al., SuperBPE, arXiv:2503.13423.
+    """
+    if not count:
+        return []
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.Split(Regex(PUNCTUATION), "isolated")
+    tokenizer.train_from_iterator(texts, trainers.BpeTrainer(vocab_size=16 * count + 512, show_progress=False))
+    learned = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
+    words = {word for text in texts for word in re.sub(PUNCTUATION, " ", text).split()}
+    phrases = [text for text, _ in learned if text.startswith(" ") and " " in text.strip()]
+    return [text for text in phrases if words.issuperset(text.split())][:count]  # a merge may end inside a word
 
 
 def create(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int) -> None:
     """Write the checkpoint of a freshly initialised model to `folder`."""
-    tokenizer = train_tokenizer(texts, config.vocab_size)
+    tokenizer = train_tokenizer(texts, config.vocab_size, config.phrases)
     hf_config = Qwen2Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -54,7 +54,10 @@ _ROLE_WORD = re.compile(r"\b(?:knight|knave)\b", re.IGNORECASE)
 
 
 def in_words(tree: Statement, names: Sequence[str], roles: Sequence[bool] | None = None) -> str:
-    """A statement as English; with `roles`, names are followed by their role, simple claims by (yes) or (no)."""
+    """A statement as English; with `roles`, each claim in it is asked, word for word, and answered.
+
+    Oliver is a knave? Oliver knight, no, or Zoey is a knight? Zoey knight, yes
+    """
     return _phrase(tree, names, roles, nested=False)
 
 
@@ -66,14 +69,15 @@ def _phrase(tree: Statement, names: Sequence[str], roles: Sequence[bool] | None,
         if roles is None:
             return f"{name} is {negated}a {role}"
         actual, true = ROLES[roles[simple[1]]], holds(tree, roles)
-        return f"{name} {actual} is {negated}a {role} ({'yes' if true else 'no'})"
+        return f"{name} is {negated}a {role}? {name} {actual}, {'yes' if true else 'no'}"
+    pause = "" if roles is None else ","
     parts = [_phrase(arg, names, roles, nested=True) for arg in tree[1:]]
     if op == "not":
         text = f"it is not the case that {parts[0]}"
     elif op == "->":
-        text = f"if {parts[0]} then {parts[1]}"
+        text = f"if {parts[0]}{pause} then {parts[1]}"
     else:
-        text = {"and": " and ", "or": " or ", "<=>": " if and only if "}[op].join(parts)
+        text = (pause + {"and": " and ", "or": " or ", "<=>": " if and only if "}[op]).join(parts)
     return f"({text})" if nested else text
 
 

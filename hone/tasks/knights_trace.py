@@ -22,8 +22,8 @@ def careful(puzzle: Puzzle) -> str:
 def careful_steps(puzzle: Puzzle) -> list[str]:
     """A depth-first search over the people in order, said aloud; the last supposition is the solution.
 
-    Every mention of a person is followed by the role they are supposed to have, so that what a reader
-    needs next is never further away than the last mention. A statement is checked as soon as
+    What was said is repeated word for word, and every claim is followed by the role that the person is
+    supposed to have: a reader needs nothing from further away than the last mention. A statement is checked as soon as
     everybody it mentions, and its speaker, has a role. Raises ValueError if nothing is consistent.
     """
     last = [max(mentioned(tree) | {i}) for i, tree in enumerate(puzzle.statements)]
@@ -58,13 +58,12 @@ def _check(puzzle: Puzzle, roles: list[bool], last: list[int], steps: list[str])
     for speaker in _decided(last, len(roles) - 1):
         tree, name = puzzle.statements[speaker], puzzle.names[speaker]
         true = holds(tree, roles)
-        said = (
-            f"{name} {ROLES[roles[speaker]]} says {in_words(tree, puzzle.names, roles)}: {'true' if true else 'false'}"
-        )
+        words, role = in_words(tree, puzzle.names, roles), ROLES[roles[speaker]]
+        said = f"{name} says: {words}: {'true' if true else 'false'}, {name} {role}"
         if true is not roles[speaker]:
             steps.append(f"{said}. Contradiction.")
             return False
-        steps.append(f"{said}, fits.")
+        steps.append(f"{said} fits.")
     return True
 
 

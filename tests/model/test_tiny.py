@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 from pathlib import Path
+from unicodedata import normalize
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hone.model.config import ModelConfig, TinyConfig
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.model.tiny import create, train_tokenizer
+from hone.model.tiny import common_phrases, create, train_tokenizer
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native.engine import NativeEngine
 
@@ -51,11 +54,40 @@ def test_tags_are_single_visible_tokens() -> None:
         assert tokenizer.decode([token], skip_special_tokens=True) == tag
 
 
+PUZZLES = [
+    f"Zoey says: Oliver is a {role}. <think>Suppose Zoey knight. Oliver is a {role}? Oliver {role}, yes.</think>"
+    for role in ("knight", "knave")
+] * 3
+
+
+def test_the_tokenizer_that_is_loaded_is_the_one_that_was_made(tmp_path: Path) -> None:
+    """AutoTokenizer has a word splitter of its own for each model type."""
+    create(tmp_path, TINY.model_copy(update={"vocab_size": 400, "phrases": 8}), PUZZLES, seed=0)
+    made, loaded = train_tokenizer(PUZZLES, 400, 8), AutoTokenizer.from_pretrained(tmp_path)
+    for text in (*PUZZLES, "(1) Zoey is a\nknight!? 12+345=6", " Ünïcode e\u0301 don't I'LL  x\t y\r\n z"):
+        assert loaded.encode(text) == made.encode(text)
+
+
+def test_phrases_are_single_tokens_that_end_with_a_word() -> None:
+    phrases = common_phrases(PUZZLES, 8)
+    assert " Oliver is a knave" in phrases
+    words = {"Zoey", "Oliver", "says", "Suppose", "is", "a", "knight", "knave"}
+    assert words.issuperset(word for phrase in phrases for word in phrase.split())
+    with_phrases, without = train_tokenizer(PUZZLES, 400, 8), train_tokenizer(PUZZLES, 400)
+    assert len(with_phrases.encode(" Oliver is a knave")) == 1
+    assert len(without.encode(" Oliver is a knave")) == 4
+
+
+def test_phrases_leave_room_for_bytes() -> None:
+    with pytest.raises(ValidationError, match="phrases: 150 leave 250 of 400 tokens"):
+        TinyConfig(vocab_size=400, phrases=150)
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=60).filter(lambda t: "<|" not in t))
 def test_every_text_round_trips(text: str) -> None:
     tokenizer = TOKENIZER
-    assert tokenizer.decode(tokenizer.encode(text)) == text.encode("utf-8", "replace").decode()
+    assert tokenizer.decode(tokenizer.encode(text)) == normalize("NFC", text.encode("utf-8", "replace").decode())
 
 
 TOKENIZER = train_tokenizer(TEXTS, 320)

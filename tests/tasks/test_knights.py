@@ -151,24 +151,24 @@ def test_full_wording():
 @pytest.mark.parametrize(
     "tree, words, annotated",
     [
-        (K0, "A is a knight", "A knight is a knight (yes)"),
-        (("not", K1), "B is not a knight", "B knave is not a knight (yes)"),
-        (("not", N0), "A is not a knave", "A knight is not a knave (yes)"),
+        (K0, "A is a knight", "A is a knight? A knight, yes"),
+        (("not", K1), "B is not a knight", "B is not a knight? B knave, yes"),
+        (("not", N0), "A is not a knave", "A is not a knave? A knight, yes"),
         (
             ("->", K0, K1),
             "if A is a knight then B is a knight",
-            "if A knight is a knight (yes) then B knave is a knight (no)",
+            "if A is a knight? A knight, yes, then B is a knight? B knave, no",
         ),
         (
             ("<=>", N0, N1),
             "A is a knave if and only if B is a knave",
-            "A knight is a knave (no) if and only if B knave is a knave (yes)",
+            "A is a knave? A knight, no, if and only if B is a knave? B knave, yes",
         ),
         (
             ("not", ("or", K0, ("and", K1, N0))),
             "it is not the case that (A is a knight or (B is a knight and A is a knave))",
-            "it is not the case that (A knight is a knight (yes) "
-            "or (B knave is a knight (no) and A knight is a knave (no)))",
+            "it is not the case that (A is a knight? A knight, yes, "
+            "or (B is a knight? B knave, no, and A is a knave? A knight, no))",
         ),
     ],
 )
@@ -198,10 +198,11 @@ def test_grades():
 def test_careful_trace_word_for_word():
     assert careful(PAIR) == (
         "<think>Suppose Zoey knight, Oliver knight. "
-        "Zoey knight says Oliver knight is a knave (no): false. Contradiction. "
+        "Zoey says: Oliver is a knave? Oliver knight, no: false, Zoey knight. Contradiction. "
         "Wait, go back. Suppose Zoey knight, Oliver knave. "
-        "Zoey knight says Oliver knave is a knave (yes): true, fits. "
-        "Oliver knave says Zoey knight is a knight (yes) and Oliver knave is a knight (no): false, fits. "
+        "Zoey says: Oliver is a knave? Oliver knave, yes: true, Zoey knight fits. "
+        "Oliver says: Zoey is a knight? Zoey knight, yes, and Oliver is a knight? Oliver knave, no: "
+        "false, Oliver knave fits. "
         "Everything fits.</think>\n"
         "<answer>(1) Zoey is a knight\n(2) Oliver is a knave</answer>"
     )
