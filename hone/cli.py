@@ -107,6 +107,15 @@ def train(
         pipeline.run(loaded, resume=resume)
 
 
+@app.command()
+def explain(recipe: Target, overrides: Overrides = None) -> None:
+    """Print what a recipe computes: formulas, what is counted, what clips, what has no effect."""
+    from hone.explain import explain as text
+    from hone.recipe import load
+
+    print(text(load(recipe, overrides or ())))
+
+
 @app.command("eval")
 def evaluate(
     recipe: Target,

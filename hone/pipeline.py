@@ -215,7 +215,7 @@ def dry_run(recipe: Recipe | Pipeline) -> None:
 def plan(stage: Recipe) -> str:
     """What a stage will do, in a line."""
     if stage.stage == "sft":
-        return f"{sft.num_steps(stage)} steps of {stage.sft.examples_per_step} examples"
+        return f"{stage.sft.num_steps} steps of {stage.sft.examples_per_step} examples"
     samples = stage.prompts_per_step * stage.samples_per_prompt
     return (
         f"{stage.steps} steps of {stage.prompts_per_step} prompts x {stage.samples_per_prompt} samples = {samples} "

@@ -43,6 +43,11 @@ class SFTConfig(Section):
     examples_per_step: PositiveInt = 64
     epochs: PositiveInt = 1
 
+    @property
+    def num_steps(self) -> int:
+        """Whole steps only: the few examples left over at the end of the last epoch are not used."""
+        return self.epochs * self.examples // self.examples_per_step
+
 
 class EvalConfig(Section):
     split: Literal["validation", "test"] = "test"
@@ -328,10 +333,15 @@ def _notices(recipe: Recipe, alone: bool) -> Iterator[str]:
                 yield f"{key} has no effect in a stage of kind {recipe.stage}"
     if recipe.model.path != "tiny" and recipe.model.tiny != type(recipe.model.tiny)():
         yield f"{prefix}model.tiny has no effect: model.path is {recipe.model.path}"
+    updates = recipe.sft.num_steps if recipe.stage == "sft" else recipe.steps * recipe.algo.updates_per_rollout
+    if recipe.optim.warmup_steps >= updates:
+        yield f"{prefix}optim.warmup_steps: the {updates} updates end before the full learning rate is reached"
     if recipe.stage != "rl":
         return
     for text in recipe.algo.idle_settings():
         yield f"{prefix}algo.{text}"
+    if recipe.eval.every > recipe.steps:
+        yield f"{prefix}eval.every: {recipe.eval.every} is more than steps, {recipe.steps}: one validation, at step 0"
 
 
 RL_ONLY = ("reward", "sampling", "rollout", "algo", "prompts_per_step", "samples_per_prompt", "steps")

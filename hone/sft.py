@@ -36,7 +36,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     task = make_task(recipe.task, recipe.seed)
     if not isinstance(task, TracedTask):
         raise UserError(f"task {task.name} writes no worked answers to learn from; stage: sft needs a task that does")
-    steps = num_steps(recipe)
+    steps = recipe.sft.num_steps
     policy = Policy.load(model, recipe.optim, steps)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
@@ -66,11 +66,6 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             progress.advance(f"loss {stats.loss:.4f}")
             run.stop_if_asked(step + 1)
     run.finish(policy)
-
-
-def num_steps(recipe: Recipe) -> int:
-    """Whole steps only: the few examples left over at the end of the last epoch are not used."""
-    return recipe.sft.epochs * recipe.sft.examples // recipe.sft.examples_per_step
 
 
 def examples(recipe: Recipe, task: TracedTask) -> list[Example]:

@@ -25,7 +25,7 @@ ROWS = (
     ("recipe",),
     ("evaluate",),
     ("rl", "sft", "distil"),
-    ("pipeline", "launch", "report", "doctor"),
+    ("pipeline", "launch", "report", "doctor", "explain"),
     ("cli",),
     ("__main__",),
 )
@@ -119,6 +119,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
         "from hone.recipe import load, notices, resolved; r = load('demo'); notices(r); resolved(r)",
         "import hone.cli; sys.argv = ['hone', 'config', 'show', 'demo']\ntry: hone.cli.main()\nexcept SystemExit: pass",
         "import hone.types, hone.tasks, hone.rewards",
+        "from hone.explain import explain; from hone.recipe import load; explain(load('demo'))",
     ],
 )
 def test_without_heavy_packages(body):

@@ -67,14 +67,24 @@ class AlgoConfig(Section):
             )
         return self
 
+    @property
+    def needs_every_sample(self) -> bool:
+        """Whether samples without advantage have a gradient all the same."""
+        return (self.kl.coef > 0 and self.kl.place == "loss") or self.entropy_coef != 0 or self.advantage == "gae"
+
     def idle_settings(self) -> list[str]:
         """Settings that can have no effect, in words, to be said at the start of a run."""
-        if self.updates_per_rollout > 1:
-            return []
-        return [
-            "updates_per_rollout is 1: every token is on-policy, the ratio is 1, and clip_low, clip_high and dual_clip "
-            "never act. Set updates_per_rollout above 1 for clipping to matter."
-        ]
+        idle = []
+        if self.updates_per_rollout == 1:
+            idle.append(
+                "updates_per_rollout is 1: every token is on-policy, the ratio is 1, and clip_low, clip_high and "
+                "dual_clip never act. Set updates_per_rollout above 1 for clipping to matter."
+            )
+        if self.kl.coef == 0 and self.kl.model_fields_set - {"coef"}:
+            idle.append(f"kl.{', kl.'.join(sorted(self.kl.model_fields_set - {'coef'}))}: no effect while kl.coef is 0")
+        if self.correction.kind == "none" and "cap" in self.correction.model_fields_set:
+            idle.append("correction.cap: no effect while correction.kind is none")
+        return idle
 
 
 class WatchConfig(Section):

@@ -105,8 +105,7 @@ def minibatches(
     Denominators are those of the whole update: they count the samples that carry no gradient too,
     so that leaving those out of the computation changes nothing.
     """
-    # A zero advantage gives a zero policy gradient; KL in the loss, the entropy bonus and values need no advantage.
-    always = (algo.kl.coef > 0 and algo.kl.place == "loss") or algo.entropy_coef != 0 or algo.advantage == "gae"
+    # A zero advantage gives a zero policy gradient.
     places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.rollouts))]
     updates = []
     for u in range(algo.updates_per_rollout):
@@ -115,7 +114,7 @@ def minibatches(
         ]
         lengths = [int(samples[i].trained.sum()) for i in members]
         weights = dict(zip(members, token_weights(lengths, algo.reduction, max_tokens), strict=True))
-        kept = [i for i in members if always or samples[i].advantages.any()]
+        kept = [i for i in members if algo.needs_every_sample or samples[i].advantages.any()]
         given = {name: [values[i] for i in kept] for name, values in per_token.items() if values is not None}
         if kept:
             updates.append(packer([samples[i] for i in kept], [weights[i] for i in kept], ids=kept, **given))
