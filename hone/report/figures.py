@@ -135,7 +135,7 @@ def key_figure(panels: Sequence[Panel], title: str = "") -> Figure:
 
 
 def draw(axes: Axes, panel: Panel) -> None:
-    from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
+    from matplotlib.ticker import FuncFormatter, MaxNLocator, NullFormatter, PercentFormatter
 
     axes.set_title(panel.title)
     axes.set_xlabel(panel.x_label)
@@ -149,6 +149,7 @@ def draw(axes: Axes, panel: Panel) -> None:
     axes.set_xlim(left - 0.03 * span, right + (0.07 + 0.0285 * room) * span if room else right + 0.04 * span)
     if panel.log:
         axes.set_yscale("log")
+        axes.yaxis.set_minor_formatter(NullFormatter())
     else:
         low, high = _limits(panel)
         axes.set_ylim(low, high)
@@ -156,7 +157,7 @@ def draw(axes: Axes, panel: Panel) -> None:
     if panel.share:
         decimals = 0 if axes.get_ylim()[1] > 0.08 else 1
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
-    elif not panel.log:
+    else:  # on a logarithmic axis too, whose own labels are TeX that an SVG with real text cannot show
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
     axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
     ticks = [tick for tick in axes.get_xticks() if left - 1e-9 <= tick <= right + 1e-9]

@@ -15,13 +15,15 @@ from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from hone.config import UserError
 from hone.report import curves, story, tables
 from hone.report.build import build
+from hone.report.figures import Curve, Panel, panel_figure
 from hone.report.read import load_run
-from hone.report.svg import Rendered
+from hone.report.svg import Rendered, render
 
 VOID = {"meta", "br", "hr"}
 ELEMENTS = """html head title style body main header nav section footer figure figcaption h1 h2 h3 h4 p ul li a b small
@@ -346,6 +348,15 @@ def test_several_samples_per_problem_give_pass_at_k(rl_run: Callable[..., Path],
     assert "pass@k" in text
     assert "sign-flip permutation" in text or "McNemar exact" in text
     assert "2 samples per problem" in text
+
+
+def test_a_logarithmic_axis_has_plain_numbers() -> None:
+    x = np.arange(4.0)
+    for y in (np.asarray([0.02, 0.3, 4.0, 50.0]), np.asarray([1.1, 1.5, 2.0, 3.0])):
+        panel = Panel("norm", "Gradient norm", "step", (Curve(x, y),), log=True)
+        svg = render(panel_figure(panel), "norm", "title", "description").svg
+        assert "$" not in svg
+        assert ">1<" in svg
 
 
 def test_levels_are_in_order() -> None:
