@@ -160,7 +160,8 @@ def _loss(algo: AlgoConfig) -> Iterator[tuple[str, str]]:
     yield "loss", formula
     yield "where", "; ".join(where)
     if algo.advantage == "gae":
-        clip = "" if algo.value.clip is None else f", or of V within {algo.value.clip:g} of V_old if that is larger"
+        acts = algo.value.clip is not None and algo.updates_per_rollout > 1
+        clip = "" if not acts else f", or of V within {algo.value.clip:g} of V_old if that is larger"
         yield (
             "value",
             (

@@ -130,8 +130,8 @@ class Recipe(Section):
         if self.algo.updates_per_rollout > self.prompts_per_step:
             message = f"{self.algo.updates_per_rollout} updates cannot share the {self.prompts_per_step} prompts of a"
             raise impossible("algo.updates_per_rollout", f"{message} step (prompts_per_step); lower it, or draw more")
-        if self.sampling.temperature == 0 and self.samples_per_prompt > 1:
-            message = "at 0 all samples of a prompt are the same, and no advantage is left; give a number > 0"
+        if self.sampling.temperature == 0:
+            message = "at 0 nothing is sampled: there is no distribution to train; give a number > 0"
             raise impossible("sampling.temperature", message)
         for part in self.reward.parts:
             tasks = REWARDS[part].tasks

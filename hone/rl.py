@@ -70,7 +70,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             run.checkpoint(step + 1, policy)
             progress.advance(note)
             run.stop_if_asked(step + 1)
-    run.finish(policy)
+    run.finish(policy, recipe.steps)
 
 
 def collect(
@@ -91,7 +91,11 @@ def collect(
     kept: list[Group] = []
     replaced: list[Group] = []
     for round in range(1 + recipe.algo.refill_rounds):
-        problems = course.draw(step, recipe.prompts_per_step - len(kept), round)
+        if round == 0:
+            problems = course.draw(step, recipe.prompts_per_step)
+        else:
+            drawn = {group.problem.id for group in (*kept, *replaced)}
+            problems = course.draw_others(step, round, recipe.prompts_per_step - len(kept), without=drawn)
         answers = rollouts(
             problems,
             renderer,
@@ -109,7 +113,7 @@ def collect(
         dull = [is_zero_variance(group_rewards(group)) for group in groups]
         kept += [group for group, d in zip(groups, dull, strict=True) if not d]
         replaced += [group for group, d in zip(groups, dull, strict=True) if d]
-        if len(kept) == recipe.prompts_per_step:
+        if len(kept) == recipe.prompts_per_step or len(kept) + len(replaced) >= len(course.problems):
             break
     return kept, replaced
 

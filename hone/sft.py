@@ -65,7 +65,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             run.checkpoint(step + 1, policy)
             progress.advance(f"loss {stats.loss:.4f}")
             run.stop_if_asked(step + 1)
-    run.finish(policy)
+    run.finish(policy, steps)
 
 
 def examples(recipe: Recipe, task: TracedTask) -> list[Example]:

@@ -4,7 +4,7 @@
 of the sample gets. `reinforce_pp` and `reinforce_pp_baseline` look at the whole batch. `gae` needs
 the values of a value head: `gae_advantages`. The loop calls `advantages`, once per step:
 
-    samples = to_samples(groups, advantages(groups, algo))
+    samples = with_advantages(samples, advantages(groups, algo))
 
 A reward of NaN means that the verifier failed: such a sample has no part in any mean or standard
 deviation, and its own advantage is 0. Worked example, `grpo` on one group of three samples with
@@ -133,8 +133,9 @@ def gae_advantages(
     """PPO's advantages, whitened over all tokens of the batch, and the targets of the value head; both [P][G] of [Lc].
 
     rewards [P][G] (NaN: not graded), values [P][G][Lc], penalties [P][G][Lc] (KL times its coefficient). The reward
-    comes with the last token, and nothing follows it. Schulman et al., arXiv:1707.06347; whitening as in TRL and verl.
+    comes with the last token, and nothing follows it. Schulman et al., arXiv:1707.06347.
     """
+    _check(rewards, [[len(value) for value in group] for group in values], penalties)
     raw: list[list[Array]] = []
     for p, (group, group_values) in enumerate(zip(rewards, values, strict=True)):
         raw.append([])

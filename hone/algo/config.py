@@ -33,8 +33,9 @@ class ValueConfig(Section):
     clip: PositiveFloat | None = 0.2  # most that a value counts as changed in one step; null: no limit
 
 
-#: Advantages that compare the samples of one prompt with each other.
-NEEDS_GROUP = ("grpo", "dr_grpo", "rloo", "reinforce_pp_baseline")
+#: Advantages that look at one group alone, and those that compare its samples with each other at all.
+WITHIN_GROUP = ("grpo", "dr_grpo", "rloo")
+NEEDS_GROUP = (*WITHIN_GROUP, "reinforce_pp_baseline")
 
 
 class AlgoConfig(Section):
@@ -60,10 +61,10 @@ class AlgoConfig(Section):
             raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1.0 + self.clip_high}")
         if self.advantage != "gae" and "value" in self.model_fields_set:
             raise ValueError(f"value has no effect with advantage {self.advantage}; remove it, or set advantage: gae")
-        if self.refill_rounds and self.advantage not in NEEDS_GROUP:
+        if self.refill_rounds and self.advantage not in WITHIN_GROUP:
             raise ValueError(
                 f"refill_rounds replaces groups that teach nothing; with advantage {self.advantage} groups of equal "
-                f"rewards teach too: set it to 0, or advantage to {' or '.join(NEEDS_GROUP)}"
+                f"rewards teach too: set it to 0, or advantage to {' or '.join(WITHIN_GROUP)}"
             )
         return self
 
@@ -82,6 +83,8 @@ class AlgoConfig(Section):
             )
         if self.kl.coef == 0 and self.kl.model_fields_set - {"coef"}:
             idle.append(f"kl.{', kl.'.join(sorted(self.kl.model_fields_set - {'coef'}))}: no effect while kl.coef is 0")
+        if self.updates_per_rollout == 1 and "clip" in self.value.model_fields_set:
+            idle.append("value.clip: no effect while updates_per_rollout is 1: no value has changed yet")
         if self.correction.kind == "none" and "cap" in self.correction.model_fields_set:
             idle.append("correction.cap: no effect while correction.kind is none")
         return idle

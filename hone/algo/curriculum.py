@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from itertools import islice
 
 import numpy as np
 
@@ -21,18 +22,18 @@ class Course:
         self.problems = problems
         self.seed = seed
 
-    def draw(self, step: int, count: int, round: int = 0) -> list[Problem]:
-        """The `count` problems of step `step` (counted from 0).
-
-        `round` above 0 asks for others, to replace some of the step's: drawn at random, at most as many as there are.
-        """
+    def draw(self, step: int, count: int) -> list[Problem]:
+        """The `count` problems of step `step` (counted from 0)."""
         size = len(self.problems)
-        if round:
-            rng = np.random.default_rng((self.seed, step, round))
-            return [self.problems[i] for i in rng.choice(size, size=min(count, size), replace=False)]
         places = range(step * count, (step + 1) * count)
         orders = {epoch: self._order(epoch) for epoch in {place // size for place in places}}
         return [self.problems[orders[place // size][place % size]] for place in places]
+
+    def draw_others(self, step: int, round: int, count: int, without: Collection[str]) -> list[Problem]:
+        """Up to `count` problems at random whose ids are not among `without`, to replace some of the step's."""
+        order = np.random.default_rng((self.seed, step, round)).permutation(len(self.problems))
+        others = (self.problems[i] for i in order if self.problems[i].id not in without)
+        return list(islice(others, count))
 
     def _order(self, epoch: int) -> np.ndarray:
         return np.random.default_rng((self.seed, epoch)).permutation(len(self.problems))

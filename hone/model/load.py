@@ -46,7 +46,10 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             module.p = 0.0  # sampler and trainer must be one network
     if config.recompute_activations:
         # Reentrant: our attention keeps its inner graph, which only a pass without gradient does not build.
-        model.gradient_checkpointing_enable({"use_reentrant": True})
+        try:
+            model.gradient_checkpointing_enable({"use_reentrant": True})
+        except ValueError as error:  # transformers' own, for a model that was not written for it
+            raise UserError(f"model.recompute_activations: {error}; set it to false") from error
     model.to(device())
     return model
 

@@ -60,18 +60,22 @@ def prepare(
 
     ref = None if reference is None else scored_by(reference)
     old = scored_by(policy.model) if algo.updates_per_rollout > 1 else None
+    broken: set[int] = set()  # samples of which the model says something that is not finite
     kl = None
     if ref is not None and algo.kl.place == "reward":
         now = old or scored_by(policy.model)
-        kl = by_group(groups, [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)])
+        each = [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)]
+        kl = by_group(groups, _without_broken(each, broken))
     given = {"old_logprobs": old, "ref_logprobs": ref}
     if algo.advantage == "gae":
-        values = per_sample(samples, policy.values, packer)
+        values = _without_broken(per_sample(samples, policy.values, packer), broken)
         judged, targets = ppo_advantages(groups, by_group(groups, values), algo, kl)
         given |= {"old_values": values, "value_targets": [t for group in targets for t in group]}
     else:
         judged = advantages(groups, algo, kl)
-    samples = with_advantages(samples, [a for group in judged for a in group])
+    flat = [a for group in judged for a in group]
+    # Their loss is not finite either: the update is skipped, and the guard names them.
+    samples = with_advantages(samples, [np.full_like(a, np.nan) if i in broken else a for i, a in enumerate(flat)])
     updates = minibatches(groups, samples, algo, sampling.max_tokens, packer, **given)
     return Batch(tuple(samples), tuple(tuple(u) for u in updates))
 
@@ -151,6 +155,12 @@ def ppo_advantages(
     penalties = None if kl is None else [[algo.kl.coef * k for k in group] for group in kl]
     rewards = [group_rewards(group) for group in groups]
     return gae_advantages(rewards, values, penalties, gamma=algo.value.gamma, lam=algo.value.lam)
+
+
+def _without_broken(values: Sequence[FloatArray], broken: set[int]) -> list[FloatArray]:
+    """The arrays, zeros where one is not finite; the number of such a sample goes into `broken`."""
+    broken |= {i for i, array in enumerate(values) if not np.isfinite(array).all()}
+    return [np.zeros_like(array) if i in broken else array for i, array in enumerate(values)]
 
 
 def _kl(logprobs: FloatArray, ref_logprobs: FloatArray, estimator: str) -> FloatArray:

@@ -16,7 +16,7 @@ class OptimConfig(Section):
     betas: tuple[float, float] = (0.9, 0.95)
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
-    grad_clip: PositiveFloat = 1.0  # norm over all parameters
+    grad_clip: PositiveFloat = 1.0  # norm over all parameters of the model
     warmup_steps: NonNegativeInt = 0
     decay: Literal["constant", "linear", "cosine"] = "constant"
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
+from itertools import takewhile
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -44,14 +46,15 @@ def guard(
     `run.history` ends with this step's row.
     """
     if stats.metrics["skipped"]:
-        path = run.folder / "skipped" / f"step_{step:06d}.safetensors"
+        name = f"skipped/step_{step:06d}.safetensors"
+        path = run.path(name)
         write_batches(path, updates)
         run.event(
             "update_skipped",
-            f"step {step}: loss {stats.loss:.3g}, gradient norm {stats.grad_norm:.3g}: not finite, so the weights were "
-            f"left alone; the batch is in {path}. {_culprits(stats, samples)}",
+            f"step {step}: {stats.metrics['skipped']:.0f} of {len(updates)} updates had a loss or gradient that is not "
+            f"finite and left the weights alone; the batch is in {path}. {_culprits(stats, samples)}",
             step,
-            file=f"skipped/{path.name}",
+            file=name,
         )
         if skipped_in_a_row(run.history) >= watch.max_skipped:
             raise NonFiniteUpdate(
@@ -70,13 +73,9 @@ def guard(
 
 
 def skipped_in_a_row(history: Sequence[Mapping[str, Any]]) -> int:
-    """Steps at the end of the history that had a skipped update."""
-    count = 0
-    for row in reversed(history):
-        if not row.get("skipped"):
-            break
-        count += 1
-    return count
+    """Steps at the end of the history that had a skipped update; steps without any update say nothing."""
+    tried = [row for row in history if row.get("trained_tokens") != 0]
+    return len(list(takewhile(lambda row: bool(row.get("skipped")), reversed(tried))))
 
 
 def usual_grad_norm(history: Sequence[Mapping[str, Any]], watch: WatchConfig) -> float | None:
@@ -99,8 +98,8 @@ def _culprits(stats: StepStats, samples: Sequence[Sample]) -> str:
 
 
 def _name(i: int, samples: Sequence[Sample]) -> str:
-    """As in the step's rollouts file, whose lines are the samples in order."""
-    return f"{samples[i].problem_id} (line {i + 1})"
+    """The number is that of the sample in the step; in RL it is its line in the step's rollouts file."""
+    return f"{samples[i].problem_id} (sample {i + 1})"
 
 
 # --- batches on disk --------------------------------------------------------------------------
@@ -108,7 +107,6 @@ def _name(i: int, samples: Sequence[Sample]) -> str:
 
 def write_batches(path: Path, updates: Sequence[Sequence[MicroBatch]]) -> None:
     """All that the updates of one step were computed from."""
-    path.parent.mkdir(exist_ok=True)
     tensors, shapes = {}, []
     for u, batches in enumerate(updates):
         for b, batch in enumerate(batches):
@@ -117,7 +115,9 @@ def write_batches(path: Path, updates: Sequence[Sequence[MicroBatch]]) -> None:
                     tensors[f"{u}.{b}.{name}"] = value.contiguous()
             layout = [(block.prompt_len, block.completion_lens) for block in batch.layout]
             shapes.append({"update": u, "layout": layout, "sample_ids": batch.sample_ids})
-    save_file(tensors, path, metadata={"batches": json.dumps(shapes)})
+    aside = path.with_name(path.name + ".writing")
+    save_file(tensors, aside, metadata={"batches": json.dumps(shapes)})
+    os.replace(aside, path)
 
 
 def read_batches(path: Path) -> list[list[MicroBatch]]:

@@ -52,6 +52,13 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _line(row: Row) -> str:
+    return json.dumps(_finite(row), ensure_ascii=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
     """JSON has no NaN and no infinity: null says that there is no number."""
-    finite = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in row.items()}
-    return json.dumps(finite, ensure_ascii=False) + "\n"
+    if isinstance(value, Mapping):
+        return {key: _finite(inner) for key, inner in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(inner) for inner in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,4 +1,4 @@
-"""Float32 master weights: gradients are added up, and steps taken, in single precision whatever the model computes in.
+"""Float32 master weights: gradients of micro-batches are added up, and steps taken, in single precision.
 
 A step of lr 1e-6 on a weight of 1 is lost in bfloat16, whose numbers near 1 are 1/128 apart (Micikevicius et al., Mixed
 Precision Training, arXiv:1710.03740).

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,11 +46,21 @@ def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
     return hidden
 
 
-@torch.no_grad()
+@contextmanager
+def looking(model: PreTrainedModel) -> Iterator[None]:
+    """No gradient, and nothing that only training needs, for the duration."""
+    training = model.training
+    try:
+        with torch.no_grad(), onednn(model.eval()):
+            yield
+    finally:
+        model.train(training)
+
+
 def frozen_logprobs(model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
     """[N] per micro-batch, without gradient: old log-probs, and those of a reference model."""
     result = []
-    with onednn(model):
+    with looking(model):
         for batch in (to_device(b, model.device) for b in batches):
             values, _ = head_logprobs(model, packed_hidden(model, batch), batch.targets, temperature)
             result.append(values.float().cpu().numpy())
@@ -117,11 +128,10 @@ class Policy:
         """[N] per micro-batch, without gradient."""
         return frozen_logprobs(self.model, batches, temperature)
 
-    @torch.no_grad()
     def values(self, batches: Iterable[MicroBatch]) -> list[np.ndarray]:
         """[N] per micro-batch, without gradient: what the value head expects at each trained token."""
         assert self.value_head is not None, "a policy without a value head"
-        with onednn(self.model):
+        with looking(self.model):
             moved = (to_device(batch, self.device) for batch in batches)
             return [self.value_head(packed_hidden(self.model, b).float())[:, 0].cpu().numpy() for b in moved]
 
@@ -166,10 +176,10 @@ class Policy:
                 value_part = self._value_loss(batch, hidden)
                 (part + value_part).backward()
                 total.add(batch, hidden, logprobs, entropy, part, value_part, sums)
-        norm = float(torch.nn.utils.clip_grad_norm_(self.masters, self.optim.grad_clip))
-        if self.value_head is not None:  # on its own: its gradient says nothing of how far the policy may go
-            torch.nn.utils.clip_grad_norm_(self.value_head.parameters(), self.optim.grad_clip)
-        finite = math.isfinite(norm) and math.isfinite(total.loss) and math.isfinite(total.value_loss)
+        norm = self._clip(self.masters)
+        # The value head on its own: its gradient says nothing of how far the policy may go.
+        value_norm = 0.0 if self.value_head is None else self._clip(list(self.value_head.parameters()))
+        finite = all(map(math.isfinite, (norm, value_norm, total.loss, total.value_loss)))
         factor = self.schedule()
         if finite:
             for group in self.optimizer.param_groups:
@@ -180,8 +190,12 @@ class Policy:
         self.updates += 1
         more = {"lr": self.optim.lr * factor, "skipped": float(not finite)}
         if self.value_head is not None:
-            more["value/loss"] = total.value_loss
+            more |= {"value/loss": total.value_loss, "value/grad_norm": value_norm}
         return total.stats(norm, more)
+
+    def _clip(self, parameters: Sequence[torch.Tensor]) -> float:
+        """The norm over all these gradients, before it is cut to `grad_clip`."""
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self.optim.grad_clip))
 
     def _value_loss(self, batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
         """Of this micro-batch's share of the batch; it trains the head only."""
@@ -191,7 +205,10 @@ class Policy:
         return (batch.weights * value_loss(values, batch.old_values, batch.value_targets, self.value.clip)).sum()
 
     def schedule(self) -> float:
-        """Share of the full learning rate: linear warm-up, then constant, or linear/cosine decay to zero at the end."""
+        """Share of the full learning rate: linear warm-up, then constant, or linear/cosine decay to zero at the end.
+
+        It counts updates: a step in which there was nothing to learn from does not move it.
+        """
         warmup = min(1.0, (self.updates + 1) / (self.optim.warmup_steps + 1))
         span = max(1, self.total_updates - self.optim.warmup_steps)
         done = min(1.0, max(0.0, (self.updates - self.optim.warmup_steps) / span))
@@ -218,13 +235,15 @@ class Policy:
         tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
         if set(missing) - tied or unexpected:
             raise ValueError(f"{folder}: weights do not fit the model (missing {missing}, unexpected {unexpected})")
+        for master, p in zip(self.masters, self.parameters, strict=True):
+            master.data.copy_(p)  # unless the checkpoint has something more precise, below
         tensors = load_file(folder / "optimizer.safetensors")
-        for i, p in enumerate(self._stepped()):
+        for i, stepped in enumerate(self._stepped()):
             if f"{i}.weight" in tensors:
-                p.data.copy_(tensors[f"{i}.weight"])
+                stepped.data.copy_(tensors[f"{i}.weight"])
             if f"{i}.step" in tensors:
-                self.optimizer.state[p] = {
-                    key: tensors[f"{i}.{key}"].to(p.device) for key in ("step", "exp_avg", "exp_avg_sq")
+                self.optimizer.state[stepped] = {
+                    key: tensors[f"{i}.{key}"].to(stepped.device) for key in ("step", "exp_avg", "exp_avg_sq")
                 }
         self.updates = int(state["updates"])
 
@@ -304,12 +323,14 @@ def merge_stats(stats: Sequence[StepStats]) -> StepStats:
     if not stats:
         return StepStats(0.0, 0.0, 0, {"skipped": 0.0})
     tokens = sum(s.num_tokens for s in stats)
-    metrics = {key: sum(s.metrics[key] * s.num_tokens for s in stats) / max(tokens, 1) for key in stats[0].metrics}
-    metrics["mismatch/mean_abs"] = stats[0].metrics["mismatch/mean_abs"]
+    taken = [s for s in stats if not s.metrics["skipped"]] or stats  # what was skipped is not finite, and says nothing
+    weight = max(1, sum(s.num_tokens for s in taken))
+    metrics = {key: sum(s.metrics[key] * s.num_tokens for s in taken) / weight for key in taken[0].metrics}
+    metrics["mismatch/mean_abs"] = taken[0].metrics["mismatch/mean_abs"]
     metrics["lr"] = stats[-1].metrics["lr"]
     metrics["skipped"] = sum(s.metrics["skipped"] for s in stats)
     return StepStats(
-        sum(s.loss for s in stats) / len(stats),
+        sum(s.loss for s in taken) / len(taken),
         float(np.max([s.grad_norm for s in stats])),  # NaN if one is
         tokens,
         metrics,

@@ -131,7 +131,7 @@ class Run:
                     }
                 )
         self._write_rows(f"rollouts/step_{step:06d}.jsonl", rows)
-        _write_tokens(self._noted(f"tokens/step_{step:06d}.safetensors"), samples, stats, piece)
+        _write_tokens(self.path(f"tokens/step_{step:06d}.safetensors"), samples, stats, piece)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         return jsonl.read(self.folder / name)
@@ -174,7 +174,7 @@ class Run:
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
         for name in ("metrics.jsonl", "timings.jsonl", "evals.jsonl"):
             jsonl.keep(self.folder / name, lambda row: row["step"] < step)
-        for name in ("rollouts", "tokens"):
+        for name in ("rollouts", "tokens", "skipped"):
             for path in (self.folder / name).glob("step_*"):
                 # A file that a kill left half written is called step_000007.jsonl.writing.
                 if int(path.name.removeprefix("step_").split(".")[0]) >= step or path.suffix == ".writing":
@@ -184,14 +184,14 @@ class Run:
             self.event("resumed", f"going on with step {step}", step)
         return step
 
-    def finish(self, policy: Policy) -> None:
+    def finish(self, policy: Policy, steps: int) -> None:
         """Export the final model; a stage with a `model` folder is complete."""
         aside = self.folder / ".model"
         shutil.rmtree(aside, ignore_errors=True)
         policy.export(aside)
         checkpoint.sync(aside)
         os.replace(aside, self.folder / "model")
-        self._append("events.jsonl", {"step": policy.updates, "kind": "finished", "message": "all steps are done"})
+        self._append("events.jsonl", {"step": steps, "kind": "finished", "message": "all steps are done"})
 
     # --- stopping -----------------------------------------------------------------------------
 
@@ -222,14 +222,15 @@ class Run:
     # --- files --------------------------------------------------------------------------------
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        jsonl.append(self._noted(name), row)
+        jsonl.append(self.path(name), row)
 
     def _write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        (self.folder / name).parent.mkdir(exist_ok=True)
-        jsonl.write(self._noted(name), rows)
+        jsonl.write(self.path(name), rows)
 
-    def _noted(self, name: str) -> Path:
+    def path(self, name: str) -> Path:
+        """Where to write a file of this run; the next checkpoint sees to it that it is on the disk."""
         path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
         self._unsynced |= {path, path.parent}
         return path
 
@@ -244,7 +245,6 @@ def _write_tokens(path: Path, samples: Sequence[Sample], stats: StepStats, piece
 
     The trainer's log-prob and entropy are NaN where it had no reason to look: no gradient in that sample.
     """
-    path.parent.mkdir(exist_ok=True)
     lengths = [int(s.trained.sum()) for s in samples]
     ids = np.concatenate([s.token_ids[s.trained] for s in samples]).astype(np.int32)
 
