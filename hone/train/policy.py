@@ -170,7 +170,7 @@ class Policy:
         if self.value_head is not None:  # on its own: its gradient says nothing of how far the policy may go
             torch.nn.utils.clip_grad_norm_(self.value_head.parameters(), self.optim.grad_clip)
         finite = math.isfinite(norm) and math.isfinite(total.loss) and math.isfinite(total.value_loss)
-        factor = self.schedule()
+        factor = self.optim.schedule(self.updates, self.total_updates)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["full_lr"] * factor
@@ -189,14 +189,6 @@ class Policy:
             return hidden.new_zeros(())
         values = self.value_head(hidden.detach().float())[:, 0]
         return (batch.weights * value_loss(values, batch.old_values, batch.value_targets, self.value.clip)).sum()
-
-    def schedule(self) -> float:
-        """Share of the full learning rate: linear warm-up, then constant, or linear/cosine decay to zero at the end."""
-        warmup = min(1.0, (self.updates + 1) / (self.optim.warmup_steps + 1))
-        span = max(1, self.total_updates - self.optim.warmup_steps)
-        done = min(1.0, max(0.0, (self.updates - self.optim.warmup_steps) / span))
-        decay = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
-        return warmup * decay[self.optim.decay]
 
     # --- state --------------------------------------------------------------------------------
 
