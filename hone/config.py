@@ -27,6 +27,11 @@ class Section(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
+    def changed(self) -> list[str]:
+        """The settings whose value is not the default."""
+        given = {key: info for key, info in type(self).model_fields.items() if not info.is_required()}
+        return [k for k, info in given.items() if getattr(self, k) != info.get_default(call_default_factory=True)]
+
 
 class UserError(Exception):
     """Something the user can put right. The command line shows the message alone and exits with 2."""

@@ -2,227 +2,399 @@
 
     hone explain recipes/demo/recipe.yaml
 
-    update      1 per rollout, on 32 prompts x 8 answers = 256 samples; 50 in all
-    advantage   A_i = (R_i - mean R) / (std R + 1e-6), over the 8 answers to one prompt; std over 7
+    advantage   A_i = (R_i - mean(R)) / (std(R) + 1e-6)
+                R: rewards of the 8 answers to a prompt; std divides by 7; every token of answer i
+                  gets A_t = A_i
 
-The formulas are those of `hone.algo`; each is said once, here.
+The formulas are those of `hone.algo`, each said once, here. They are written so that they can be evaluated, and the
+tests do: what is printed is what is computed.
 """
 
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator
 
 from hone.algo.config import AlgoConfig
-from hone.recipe import Pipeline, Recipe, notices, stages
+from hone.recipe import Pipeline, Recipe, stage_notices, stages
 
-WIDTH = 100
+INDENT = 14  # two spaces and the label
+WRAP = textwrap.TextWrapper(100, " " * INDENT, " " * (INDENT + 2), break_long_words=False, break_on_hyphens=False)
+
+#: A label, and paragraphs beside it.
+Entry = tuple[str, list[str]]
+
+# --- formulas, by the names of the settings -----------------------------------------------------
 
 ADVANTAGES = {
-    "grpo": "A_i = (R_i - mean R) / (std R + 1e-6), over the {G} answers to one prompt; std over {others}",
-    "dr_grpo": "A_i = R_i - mean R, over the {G} answers to one prompt",
-    "rloo": "A_i = R_i - mean of the other {others} rewards of its prompt",
-    "reinforce_pp": "A_t = sum of rewards from token t on, whitened over all tokens of the step",
-    "reinforce_pp_baseline": (
-        "A_t = sum of (R_i - mean R of its {G} answers) from token t on, whitened over all tokens of the step"
-    ),
-    "gae": (
-        "A_t = sum over k of ({gamma:g} * {lam:g})^k delta_(t+k), delta_t = r_t + {gamma:g} V_(t+1) - V_t, whitened "
-        "over all tokens of the step; r is the reward, at the last token"
-    ),
+    "grpo": "A_i = (R_i - mean(R)) / (std(R) + 1e-6)",
+    "dr_grpo": "A_i = R_i - mean(R)",
+    "rloo": "A_i = R_i - (sum(R) - R_i) / {others}",
+    "reinforce_pp": "A_t = (G_t - mean(G)) / (std(G) + 1e-6)",
+    "reinforce_pp_baseline": "A_t = (G_t - mean(G)) / (std(G) + 1e-6)",
+    "gae": "A_t = (E_t - mean(E)) / (std(E) + 1e-6)",
+}
+#: What the symbols of an advantage are.
+OVER_THE_GROUP = "R: rewards of the {answers} answers to a prompt"
+OVER_THE_STEP = "mean and std over all completion tokens of the step"
+SYMBOLS = {
+    "grpo": [f"{OVER_THE_GROUP}; std divides by {{others}}; every token of answer i gets A_t = A_i"],
+    "dr_grpo": [f"{OVER_THE_GROUP}; every token of answer i gets A_t = A_i"],
+    "rloo": [f"{OVER_THE_GROUP}; R_i less the mean of the others; every token of answer i gets A_t = A_i"],
+    "reinforce_pp": ["G_t = R_i{to_go}, for each token t of answer i", OVER_THE_STEP],
+    "reinforce_pp_baseline": [
+        "G_t = R_i - mean(R){to_go}, for each token t of answer i",
+        OVER_THE_GROUP,
+        OVER_THE_STEP,
+    ],
+    "gae": [
+        "E_t = r_t + {gamma} * V_(t+1) - V_t + {gamma} * {lam} * E_(t+1), with the values before the first update",
+        "r_t = R_i at the last token of answer i and 0 before it{at_each}; E and V are 0 after it",
+        OVER_THE_STEP,
+    ],
 }
 LOSSES = {
-    "clipped": "-min(rho_t A_t, clip(rho_t, {low:g}, {high:g}) A_t)",
-    "gspo": "-min(s A_t, clip(s, {low:g}, {high:g}) A_t)",
-    "cispo": "-stop_gradient(clip(rho_t, {low:g}, {high:g})) A_t log p_t",
+    "clipped": "-min(rho_t * A_t, clip(rho_t, {low}, {high}) * A_t)",
+    "gspo": "-min(s * A_t, clip(s, {low}, {high}) * A_t)",
+    "cispo": "-stop_gradient(clip(rho_t, {low}, {high})) * A_t * log(p_t)",
 }
 RATIOS = {
-    "clipped": "rho_t = p_t / p_old_t",
-    "gspo": "s = exp(mean over the sequence of log(p_t / p_old_t))",
-    "cispo": "rho_t = p_t / p_old_t",
+    "clipped": ("rho_t", "p_t / p_old_t"),
+    "gspo": ("s", "exp(mean(log(p_t / p_old_t)))"),
+    "cispo": ("rho_t", "p_t / p_old_t"),
 }
 ESTIMATORS = {
     "k1": "log(p_t / ref_t)",
-    "k2": "log(p_t / ref_t)^2 / 2",
+    "k2": "log(p_t / ref_t) ** 2 / 2",
     "k3": "ref_t / p_t - 1 - log(ref_t / p_t)",
 }
 CORRECTIONS = {
-    "tis": "min(w_t, {cap:g})",
-    "mis": "(w_t if w_t <= {cap:g} else 0)",
+    "none": "1",
+    "tis": "min(p_old_t / q_t, {cap})",
+    "mis": "p_old_t / q_t if p_old_t / q_t <= {cap} else 0",
 }
 REDUCTIONS = {
-    "token_mean": "sum over tokens / all trained tokens of the update",
-    "sequence_mean": "mean over a sample's tokens, then mean over the samples of the update",
-    "constant": "sum over tokens / (samples of the update x {longest} tokens, the sampling limit)",
+    "token_mean": "L_t / N",
+    "sequence_mean": "L_t / (S * T_i)",
+    "constant": "L_t / (S * {longest})",
 }
+#: Advantages with a KL penalty at each token, whitened over the step; the others give an answer one number.
+PER_TOKEN = ("reinforce_pp", "reinforce_pp_baseline", "gae")
+REFERENCE = "ref_t of the model as it was at the start of the stage"
 
 
 def explain(recipe: Recipe | Pipeline) -> str:
     """The whole text, one section per stage."""
-    sections = [_section(stage) for stage in stages(recipe)]
-    warnings = [f"note: {line}" for line in notices(recipe)]
-    return "\n\n".join([*sections, *(["\n".join(warnings)] if warnings else [])])
+    return "\n\n".join(_section(stage, alone=isinstance(recipe, Recipe)) for stage in stages(recipe))
 
 
-def _section(stage: Recipe) -> str:
-    lines = [f"{stage.name} ({stage.stage})"]
-    for label, text in _supervised(stage) if stage.stage == "sft" else _reinforcement(stage):
-        lines += textwrap.wrap(text, WIDTH, initial_indent=f"  {label:<12}", subsequent_indent=" " * 14)
+def _section(stage: Recipe, alone: bool) -> str:
+    kind = "supervised" if stage.stage == "sft" else "reinforcement learning"
+    steps = stage.sft.num_steps if stage.stage == "sft" else stage.steps
+    lines = [f"stage {stage.name}: {kind}, {_count(steps, 'step')}"]
+    entries = _supervised(stage) if stage.stage == "sft" else _reinforcement(stage)
+    for label, paragraphs in [*entries, ("note", stage_notices(stage, alone))]:
+        beside = [line for text in paragraphs for line in WRAP.wrap(text)]
+        if beside:
+            lines += [f"  {label:<{INDENT - 2}}{beside[0][INDENT:]}", *beside[1:]]
     return "\n".join(lines)
 
 
-# --- supervised -------------------------------------------------------------------------------
+# --- supervised ---------------------------------------------------------------------------------
 
 
-def _supervised(stage: Recipe) -> Iterator[tuple[str, str]]:
+def _supervised(stage: Recipe) -> list[Entry]:
     sft = stage.sft
     total = sum(sft.styles.values())
-    styles = ", ".join(f"{name} {100 * share / total:.0f}%" for name, share in sft.styles.items())
-    steps = sft.num_steps
-    yield (
-        "update",
-        f"{steps}, of {sft.examples_per_step} examples each; {sft.examples} examples x {sft.epochs} epoch(s)",
-    )
-    yield "examples", f"worked answers to training problems: {styles}"
-    yield "loss", "-log p_t, sum over tokens / all trained tokens of the update"
-    yield "trained", "tokens of the answer, its end included; not those of the prompt"
-    yield "rate", _rate(stage, steps)
-    yield "sizes", _sizes(stage)
+    styles = ", ".join(f"{name} {100 * share / total:.3g} %" for name, share in sft.styles.items())
+    per_step = _count(sft.examples_per_step, "example")
+    updates = [f"{_count(sft.num_steps, 'optimizer update')} on {per_step} each, in {_count(sft.epochs, 'epoch')}"]
+    if unused := sft.epochs * sft.examples - sft.num_steps * sft.examples_per_step:
+        updates.append(f"the last {_count(unused, 'example')} of the last epoch, less than a step, are not used")
+    split = "N = trained tokens of the step, whatever micro-batches it is split into"
+    return [
+        ("examples", [f"{_count(sft.examples, 'worked answer')} to training problems: {styles}"]),
+        ("updates", updates),
+        ("loss", ["L_t = -log(p_t), the cross-entropy of the worked answer"]),
+        ("reduction", [f"token_mean: sum over tokens of {REDUCTIONS['token_mean']}", split]),
+        ("trained", ["the tokens of the answer, the stop token included; not those of the prompt"]),
+        ("rate", _rate(stage)),
+        ("sizes", _sizes(stage)),
+    ]
 
 
-# --- reinforcement ----------------------------------------------------------------------------
+# --- reinforcement ------------------------------------------------------------------------------
 
 
-def _reinforcement(stage: Recipe) -> Iterator[tuple[str, str]]:
-    algo, prompts, group = stage.algo, stage.prompts_per_step, stage.samples_per_prompt
-    updates = algo.updates_per_rollout
-    share = f"{prompts}" if updates == 1 else f"{prompts // updates} of {prompts}"
-    yield (
-        "rollout",
-        (
-            f"{prompts} prompts x {group} answers of at most {stage.sampling.max_tokens} tokens: at most "
-            f"{prompts * group * stage.sampling.max_tokens} a step, at temperature {stage.sampling.temperature:g}"
-        ),
-    )
-    if algo.refill_rounds:
-        yield (
-            "refill",
-            (
-                f"groups whose rewards do not differ are replaced by those of other prompts, at most "
-                f"{algo.refill_rounds} times: at most {algo.refill_rounds * prompts} more prompts a step"
-            ),
+def _reinforcement(stage: Recipe) -> list[Entry]:
+    algo = stage.algo
+    return [
+        ("rollout", _rollout(stage)),
+        ("updates", _updates(stage)),
+        ("reward", [f"R_i = {' + '.join(f'{_g(w)} * {name}' for name, w in stage.reward.parts.items() if w)}"]),
+        ("advantage", _advantage(algo, stage.samples_per_prompt)),
+        ("loss", _loss(stage)),
+        ("clip", clip(algo)),
+        ("value", _value(algo) if algo.advantage == "gae" else []),
+        ("reduction", _reduction(stage)),
+        ("trained", _trained(stage)),
+        ("passes", _passes(algo)),
+        ("rate", _rate(stage)),
+        ("sizes", _sizes(stage)),
+    ]
+
+
+def _rollout(stage: Recipe) -> list[str]:
+    prompts, group, longest = stage.prompts_per_step, stage.samples_per_prompt, stage.sampling.max_tokens
+    lines = [
+        f"{_count(prompts, 'prompt')} x {_count(group, 'answer')} = {_n(prompts * group)} a step, each of at most "
+        f"{_count(longest, 'token')}: at most {_n(prompts * group * longest)} completion tokens"
+    ]
+    rounds = stage.algo.refill_rounds
+    if rounds:
+        lines.append(
+            f"dynamic sampling: groups without a reward difference are replaced, in at most "
+            f"{_count(rounds, 'more round')}: at most {_n(rounds * prompts)} more prompts, "
+            f"{_n(rounds * prompts * group)} more answers; then the step trains on the groups that it has"
         )
-    yield (
-        "update",
-        (f"{updates} per rollout, each on {share} prompts x {group} answers; {updates * stage.steps} in all"),
-    )
-    yield "advantage", _advantage(algo, group)
-    yield from _loss(algo)
-    yield "reduction", REDUCTIONS[algo.reduction].format(longest=stage.sampling.max_tokens)
-    yield "counted", _counted(algo)
-    yield (
-        "trained",
-        (
-            "tokens of the answer, its end included; not those of the prompt"
-            + ("; answers cut at the limit are left out" if algo.mask_truncated else "; answers cut at the limit too")
-        ),
-    )
-    yield "passes", _passes(algo)
-    yield "rate", _rate(stage, updates * stage.steps)
-    yield "sizes", _sizes(stage)
+    return lines
 
 
-def _advantage(algo: AlgoConfig, group: int) -> str:
-    value = algo.value
-    text = ADVANTAGES[algo.advantage].format(G=group, others=group - 1, gamma=value.gamma, lam=value.lam)
-    if algo.kl.coef and algo.kl.place == "reward":
-        per_token = algo.advantage in ("reinforce_pp", "reinforce_pp_baseline", "gae")
-        text += f"; R is less {algo.kl.coef:g} KL {'of each token, where it arises' if per_token else 'of the answer'}"
-    return text
+def _updates(stage: Recipe) -> list[str]:
+    updates, prompts, sizes = stage.algo.updates_per_rollout, stage.prompts_per_step, dict.fromkeys(_share(stage))
+    answers = " or ".join(_n(size * stage.samples_per_prompt) for size in sizes)
+    each = f"each on {' or '.join(map(_n, sizes))} of the {_n(prompts)} prompts"
+    if updates == 1:
+        each = f"on {'its prompt' if prompts == 1 else f'all {_n(prompts)} prompts'}"
+    return [
+        f"{_count(updates, 'optimizer update')} per rollout, {each} ({answers} answers); every answer is in one update",
+        f"over the run at most {_count(stage.updates, 'update')} on "
+        f"{_n(stage.steps * stage.prompts_per_step * stage.samples_per_prompt)} answers; an update that has no "
+        f"gradient is left out",
+    ]
 
 
-def _loss(algo: AlgoConfig) -> Iterator[tuple[str, str]]:
-    low, high = clip_range(algo)
-    formula, where = LOSSES[algo.loss].format(low=low, high=high), [RATIOS[algo.loss]]
-    if algo.dual_clip is not None:
-        formula = f"min({formula}, -{algo.dual_clip:g} A_t if A_t < 0)"
-    if algo.correction.kind != "none":
-        formula = f"{CORRECTIONS[algo.correction.kind].format(cap=algo.correction.cap)} x {formula}"
-        where.append("w_t = p_old_t / the sampler's probability")
-    if algo.kl.coef and algo.kl.place == "loss":
-        formula += f" + {algo.kl.coef:g} KL_t"
-    if algo.kl.coef:
+def _share(stage: Recipe) -> tuple[int, int]:
+    """Fewest and most prompts of an update: whole groups, dealt out in turn."""
+    whole, rest = divmod(stage.prompts_per_step, stage.algo.updates_per_rollout)
+    return whole, whole + bool(rest)
+
+
+def _advantage(algo: AlgoConfig, group: int) -> list[str]:
+    beta = _g(algo.kl.coef) if algo.kl.place == "reward" and algo.kl.coef else ""
+    symbols = {
+        "answers": group,
+        "others": group - 1,
+        "gamma": _g(algo.value.gamma),
+        "lam": _g(algo.value.lam),
+        "to_go": f" - {beta} * (KL_t + KL_(t+1) + ...)" if beta else "",
+        "at_each": f", less {beta} * KL_t at each" if beta else "",
+    }
+    lines = [text.format(**symbols) for text in (ADVANTAGES[algo.advantage], *SYMBOLS[algo.advantage])]
+    if beta and algo.advantage not in PER_TOKEN:
+        lines.append(f"the R_i here is the reward less {beta} * (sum of KL_t over answer i)")
+    if beta:
         name = algo.kl.estimator
-        where.append(f"KL_t = {ESTIMATORS[name]} ({name}), ref the model at the start of the stage")
+        lines.append(f"KL_t = {ESTIMATORS[name]} ({name}), before the first update; {REFERENCE}")
+    return lines
+
+
+# --- loss ---------------------------------------------------------------------------------------
+
+
+def formulas(algo: AlgoConfig) -> dict[str, str]:
+    """Symbol -> formula, with the numbers filled in; `L_t` is the loss of a token, made of those that follow it."""
+    low, high = clip_range(algo)
+    surrogate = LOSSES[algo.loss].format(low=_g(low), high=_g(high))
+    parts = {"P_t": surrogate}
+    if algo.dual_clip is not None:
+        parts = {"P_t": f"min(U_t, -{_g(algo.dual_clip)} * A_t) if A_t < 0 else U_t", "U_t": surrogate}
+    ratio, definition = RATIOS[algo.loss]
+    parts[ratio] = definition
+    loss = "P_t"
+    if algo.correction.kind != "none":
+        loss = f"C_t * {loss}"
+        parts["C_t"] = CORRECTIONS[algo.correction.kind].format(cap=_g(algo.correction.cap))
+    if algo.kl.coef and algo.kl.place == "loss":
+        loss += f" + {_g(algo.kl.coef)} * KL_t"
+        parts["KL_t"] = ESTIMATORS[algo.kl.estimator]
     if algo.entropy_coef:
-        formula += f" {'-' if algo.entropy_coef > 0 else '+'} {abs(algo.entropy_coef):g} H_t"
-        where.append("H_t the entropy of the whole distribution")
-    yield "loss", formula
-    yield "where", "; ".join(where)
-    if algo.advantage == "gae":
-        acts = algo.value.clip is not None and algo.updates_per_rollout > 1
-        clip = "" if not acts else f", or of V within {algo.value.clip:g} of V_old if that is larger"
-        yield (
-            "value",
-            (
-                f"(V_t - target_t)^2 / 2{clip}; target_t = A_t + V_t before whitening; trains the head alone, at rate "
-                f"{algo.value.lr:g}"
-            ),
-        )
-    yield "clip", _clip(algo, low, high)
+        loss += f" {'-' if algo.entropy_coef > 0 else '+'} {_g(abs(algo.entropy_coef))} * H_t"
+    return {"L_t": parts.pop("P_t") if loss == "P_t" else loss} | parts
+
+
+def _loss(stage: Recipe) -> list[str]:
+    algo, sampling = stage.algo, stage.sampling
+    on_policy = algo.updates_per_rollout == 1
+    meaning = {
+        "rho_t": "; 1 in value, since the one update of a rollout is on-policy" if on_policy else "",
+        "s": " over the answer; each token has the gradient of its own log(p_t)" + ("; s is 1" if on_policy else ""),
+        "C_t": f" ({algo.correction.kind}, no gradient), q_t: the sampler's probability",
+        "KL_t": f" ({algo.kl.estimator}); {REFERENCE}",
+    }
+    lines = [f"{symbol} = {formula}{meaning.get(symbol, '')}" for symbol, formula in formulas(algo).items()]
+    if algo.entropy_coef:
+        lines.append("H_t: entropy of the whole distribution from which token t is drawn, exact")
+    filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+    cut = [f"{name} {_g(getattr(sampling, name))}" for name, used in filters.items() if used]
+    lines.append(
+        f"p_t: probability of token t at temperature {_g(sampling.temperature)}"
+        + (f", over the whole vocabulary, although answers are drawn with {' and '.join(cut)}" if cut else "")
+        + ("" if on_policy else "; p_old_t: before the first update of the rollout")
+    )
+    return lines
 
 
 def clip_range(algo: AlgoConfig) -> tuple[float, float]:
-    """Of the ratio; a weight of `cispo` is never negative."""
+    """Of the ratio; one below 0 does not exist."""
     return max(0.0, 1.0 - algo.clip_low), 1.0 + algo.clip_high
 
 
-def _clip(algo: AlgoConfig, low: float, high: float) -> str:
+def clip(algo: AlgoConfig) -> list[str]:
+    """What the clipping does."""
     if algo.updates_per_rollout == 1:
-        return "never acts: the only update of a rollout is on-policy, where the ratio is 1"
-    what = {"clipped": "a token's ratio", "gspo": "a sequence's ratio", "cispo": "a token's weight"}[algo.loss]
-    acts = f"from the second of {algo.updates_per_rollout} updates on: {what} counts within [{low:g}, {high:g}]"
+        return ["never acts: there is one update per rollout, and its ratio is 1"]
+    low, high = map(_g, clip_range(algo))
+    whose = {
+        "clipped": "ratio of a token",
+        "gspo": "ratio of the sequence, one for all its tokens,",
+        "cispo": "weight of a token",
+    }[algo.loss]
+    lines = [
+        f"the {whose} counts within [{low}, {high}]",
+        f"it can act from the second of the {algo.updates_per_rollout} updates on",
+    ]
     if algo.loss == "cispo":
-        return f"{acts}; no token loses its gradient"
-    return f"{acts}; beyond, a token that moves further the way its advantage says has no gradient"
+        return [*lines, "outside, the weight is the nearest bound; no token loses its gradient"]
+    below = "" if algo.clip_low >= 1 else f"; for A_t < 0 below {low}"
+    far = "" if algo.dual_clip is None else f"{' or' if below else '; for A_t < 0'} above {_g(algo.dual_clip)}"
+    none = f"the clipped term has no gradient for A_t > 0 above {high}"
+    return [*lines, f"{none}{below}{far}{' (dual clip)' if far else ''}"]
 
 
-def _counted(algo: AlgoConfig) -> str:
-    out = ["those whose verifier failed", *(["those cut at the limit"] if algo.mask_truncated else [])]
-    text = f"every sample of the update except {' and '.join(out)}"
-    if algo.needs_every_sample:
-        return f"{text}; samples without advantage are computed too, for the sake of the other terms"
-    return f"{text}; samples without advantage count, but are not computed: their gradient is 0"
+def _value(algo: AlgoConfig) -> list[str]:
+    value = algo.value
+    formula = "(V_t - target_t) ** 2 / 2"
+    if value.clip is not None and algo.updates_per_rollout > 1:
+        c = _g(value.clip)
+        near = f"(clip(V_t, V_old_t - {c}, V_old_t + {c}) - target_t) ** 2"
+        formula = f"max((V_t - target_t) ** 2, {near}) / 2"
+    return [
+        f"loss of the value head: {formula}",
+        "target_t = E_t + V_old_t; reduced as the policy's loss is",
+        f"V_t: a linear head on the last hidden states, learning rate {_g(value.lr)} with the schedule below; its "
+        "gradient does not reach the model",
+    ]
 
 
-def _passes(algo: AlgoConfig) -> str:
-    extra = []
+# --- what is counted ----------------------------------------------------------------------------
+
+
+def _reduction(stage: Recipe) -> list[str]:
+    algo, longest = stage.algo, stage.sampling.max_tokens
+    samples = _share(stage)[1] * stage.samples_per_prompt
+    lines = [f"{algo.reduction}: sum over tokens of {REDUCTIONS[algo.reduction].format(longest=longest)}"]
+    lines += {
+        "token_mean": [f"N = trained tokens of the update's samples, at most {_n(samples * longest)}"],
+        "sequence_mean": [f"S = samples of the update, at most {_n(samples)}; T_i = trained tokens of the sample"],
+        "constant": [f"S = samples of the update, at most {_n(samples)}; {longest} is sampling.max_tokens"],
+    }[algo.reduction]
+    dull = "; groups without a reward difference count too" if not algo.refill_rounds else ""
+    out = ["samples whose verifier failed", *(["truncated ones"] if algo.mask_truncated else [])]
+    return [
+        *lines,
+        f"counted over the whole update, whatever micro-batches it is split into{dull}; not counted: {', '.join(out)}",
+    ]
+
+
+def _trained(stage: Recipe) -> list[str]:
+    algo, longest = stage.algo, stage.sampling.max_tokens
+    lines = ["the tokens of the completion, the stop token included; not those of the prompt"]
+    if algo.mask_truncated:
+        lines.append(
+            f"answers cut at {longest} tokens are left out, but the advantages of the others take in their rewards"
+        )
+    else:
+        lines.append(f"answers cut at {longest} tokens too")
+    why = [
+        *(["the KL in the loss"] if algo.kl.coef and algo.kl.place == "loss" else []),
+        *(["the entropy bonus"] if algo.entropy_coef else []),
+        *(["the value head"] if algo.advantage == "gae" else []),
+    ]
+    dull = "groups without a reward difference"
+    if algo.refill_rounds:
+        lines.append(f"{dull} are replaced before")
+    elif why:
+        lines.append(f"{dull} are computed too: {' and '.join(why)} learn{'' if len(why) > 1 else 's'} from them")
+    elif algo.advantage in PER_TOKEN:
+        lines.append(f"{dull} too: taking off the mean of the step leaves them an advantage")
+    elif algo.kl.coef and algo.kl.place == "reward" and algo.advantage != "grpo":
+        lines.append(f"{dull} too: the KL in the reward leaves them an advantage")
+    else:
+        lines.append(f"{dull} have A_t = 0 and no gradient: they are counted, and not computed")
+    return lines
+
+
+def _passes(algo: AlgoConfig) -> list[str]:
+    """Forward passes over all answers of a step beside those of the update, and copies of the model."""
+    lines = ["old log-probs: none computed, they are the current ones"]
     if algo.updates_per_rollout > 1:
-        extra.append("one for the old log-probs")
+        lines = ["old log-probs: one more forward pass before the first update"]
     elif algo.kl.coef and algo.kl.place == "reward":
-        extra.append("one for the policy's log-probs, which the KL in the reward needs")
+        lines = ["log-probs of the policy: one more forward pass, for the KL in the reward"]
     if algo.kl.coef:
-        extra.append("one of the reference, a second copy of the model")
+        lines.append("reference log-probs: one more forward pass, of a frozen second copy of the model")
+    else:
+        lines.append("reference log-probs: none, there is no KL penalty and no second copy of the model")
     if algo.advantage == "gae":
-        extra.append("one for the values")
-    return f"forward passes beside the update's own: {', '.join(extra) if extra else 'none'}"
+        lines.append("values: one more forward pass before the first update")
+    return lines
 
 
-# --- both -------------------------------------------------------------------------------------
+# --- both ---------------------------------------------------------------------------------------
 
 
-def _rate(stage: Recipe, updates: int) -> str:
-    optim = stage.optim
-    parts = [f"AdamW, learning rate {optim.lr:g}"]
-    if optim.warmup_steps:
-        parts.append(f"reached after {optim.warmup_steps} updates")
-    parts.append("then constant" if optim.decay == "constant" else f"then {optim.decay} to 0 at update {updates}")
-    return f"{', '.join(parts)}; gradient norm at most {optim.grad_clip:g}"
+def _rate(stage: Recipe) -> list[str]:
+    optim, updates = stage.optim, stage.updates
+    warmup = optim.warmup_steps
+    decay = "then constant" if optim.decay == "constant" else f"then {optim.decay} decay"
+
+    def at(update: int) -> str:
+        """Of an update counted from 1."""
+        return f"{optim.lr * optim.schedule(update - 1, updates):.4g}"
+
+    start = f"AdamW, learning rate {_g(optim.lr)}"
+    end = f"{at(updates)} at the last update, {_n(updates)}"
+    if warmup >= updates:
+        text = f"{start}, which the linear warm-up of {_count(warmup, 'update')} never reaches: {end}"
+    elif warmup:
+        text = f"{start} at update {_n(warmup + 1)}, after a linear warm-up from {at(1)}; {decay}, {end}"
+    else:
+        text = f"{start} at the first update, without warm-up; {decay}, {end}"
+    apart = ", that of the value head on its own" if stage.stage == "rl" and stage.algo.advantage == "gae" else ""
+    return [text, f"the norm of the gradient is clipped at {_g(optim.grad_clip)}{apart}"]
 
 
-def _sizes(stage: Recipe) -> str:
-    shared = "a prompt once for all its answers" if stage.share_prompts else "a prompt again for every answer"
-    recomputed = "; activations computed again on the way back" if stage.model.recompute_activations else ""
-    masters = ", float32 master weights" if stage.model.dtype != "float32" else ""
-    precision = f"{stage.model.dtype}{masters}{recomputed}"
-    return f"micro-batches of at most {stage.tokens_per_microbatch} tokens, {shared}; {precision}"
+def _sizes(stage: Recipe) -> list[str]:
+    once = "once per prompt, for all its answers" if stage.share_prompts else "again for every answer"
+    masters = " with float32 master weights" if stage.model.dtype == "bfloat16" else ""
+    recomputed = "; activations are computed again on the way back" if stage.model.recompute_activations else ""
+    return [
+        f"micro-batches of at most {_count(stage.tokens_per_microbatch, 'packed token')}; a longer sequence has one of "
+        "its own",
+        f"prompt tokens come on top of completion tokens, {once}; how many is known only once prompts are seen "
+        "(--dry-run shows two)",
+        f"{stage.model.dtype}{masters}{recomputed}",
+    ]
+
+
+def _g(value: float) -> str:
+    """A number as one would write it: 1.28, not 1.2800000000000002."""
+    return f"{value:.10g}"
+
+
+def _n(count: int) -> str:
+    return f"{count:,}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{_n(count)} {what}{'' if count == 1 else 's'}"

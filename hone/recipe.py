@@ -82,6 +82,11 @@ class Recipe(Section):
     share_prompts: bool = True  # compute the prompt of a group once for all its samples in training
     steps: PositiveInt = 100  # RL steps
 
+    @property
+    def updates(self) -> int:
+        """Optimizer updates of the stage; in RL one without any gradient is left out, so at most so many."""
+        return self.sft.num_steps if self.stage == "sft" else self.steps * self.algo.updates_per_rollout
+
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
         self._possible_model()
@@ -320,28 +325,50 @@ def resolved(recipe: Recipe | Pipeline) -> dict[str, Any]:
 
 def notices(recipe: Recipe | Pipeline) -> list[str]:
     """What is possible but has no effect, one line each: shown at the start, never silently ignored."""
-    lines = [line for stage in stages(recipe) for line in _notices(stage, alone=isinstance(recipe, Recipe))]
-    return list(dict.fromkeys(lines))
+    if isinstance(recipe, Recipe):
+        return stage_notices(recipe)
+    return [f"stage {stage.name}: {line}" for stage in recipe.stages for line in stage_notices(stage, alone=False)]
 
 
-def _notices(recipe: Recipe, alone: bool) -> Iterator[str]:
-    prefix = "" if alone else f"stage {recipe.name}: "
-    if alone:  # the stages of a pipeline share settings, each using its own part
-        ignored = RL_ONLY if recipe.stage == "sft" else SFT_ONLY
-        for key in ignored:
-            if getattr(recipe, key) != Recipe.model_fields[key].get_default(call_default_factory=True):
-                yield f"{key} has no effect in a stage of kind {recipe.stage}"
-    if recipe.model.path != "tiny" and recipe.model.tiny != type(recipe.model.tiny)():
-        yield f"{prefix}model.tiny has no effect: model.path is {recipe.model.path}"
-    updates = recipe.sft.num_steps if recipe.stage == "sft" else recipe.steps * recipe.algo.updates_per_rollout
-    if recipe.optim.warmup_steps >= updates:
-        yield f"{prefix}optim.warmup_steps: the {updates} updates end before the full learning rate is reached"
-    if recipe.stage != "rl":
-        return
-    for text in recipe.algo.idle_settings():
-        yield f"{prefix}algo.{text}"
-    if recipe.eval.every > recipe.steps:
-        yield f"{prefix}eval.every: {recipe.eval.every} is more than steps, {recipe.steps}: one validation, at step 0"
+def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
+    """The notices of one stage; `alone`: it is the whole recipe. Several share settings, each using its own part."""
+    lines = []
+    if alone:
+        ignored = RL_ONLY if stage.stage == "sft" else SFT_ONLY
+        lines += [f"{key} has no effect in a stage of kind {stage.stage}" for key in stage.changed() if key in ignored]
+        if stage.stage == "sft" and set(stage.watch.changed()) - {"max_skipped"}:
+            lines.append("watch: of its settings only max_skipped has an effect in a stage of kind sft")
+    if stage.model.path != "tiny" and stage.model.tiny.changed():
+        lines.append(f"model.tiny has no effect: model.path is {stage.model.path}")
+    if stage.optim.warmup_steps >= stage.updates:
+        lines.append(
+            f"optim.warmup_steps {stage.optim.warmup_steps}: the full learning rate is never reached in at most "
+            f"{stage.updates} updates"
+        )
+    return lines + (list(_rl_notices(stage)) if stage.stage == "rl" else [])
+
+
+def _rl_notices(stage: Recipe) -> Iterator[str]:
+    algo, watch, overlong = stage.algo, stage.watch, stage.reward.overlong
+    yield from (f"algo.{text}" for text in algo.idle_settings())
+    if stage.eval.every > stage.steps:
+        yield f"eval.every {stage.eval.every}: more than steps ({stage.steps}), so there is one validation, at step 0"
+    if "kl" in watch.changed() and not algo.kl.coef:
+        yield "watch.kl: no effect while algo.kl.coef is 0, since no KL is measured"
+    if "clip_fraction" in watch.changed() and algo.updates_per_rollout == 1:
+        yield "watch.clip_fraction: no effect with one update per rollout, in which nothing is clipped"
+    if "window" in watch.changed() and 2 * watch.window > stage.steps:
+        yield (
+            f"watch.window {watch.window}: changes since the start are seen after two windows, more than the "
+            f"{stage.steps} steps"
+        )
+    if stage.reward.parts.get("overlong") and overlong.max_tokens is not None:
+        free = overlong.max_tokens - overlong.buffer
+        if free >= stage.sampling.max_tokens:
+            yield (
+                f"reward.parts.overlong: no effect, since it begins above {free} tokens and answers end at "
+                f"{stage.sampling.max_tokens} (sampling.max_tokens)"
+            )
 
 
 RL_ONLY = ("reward", "sampling", "rollout", "algo", "prompts_per_step", "samples_per_prompt", "steps")

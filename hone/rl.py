@@ -43,7 +43,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     """
     task = make_task(recipe.task, recipe.seed)
     value = recipe.algo.value if recipe.algo.advantage == "gae" else None
-    policy = Policy.load(model, recipe.optim, recipe.steps * recipe.algo.updates_per_rollout, value)
+    policy = Policy.load(model, recipe.optim, recipe.updates, value)
     reference = load_reference(model, recipe.algo)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     engine = make_engine(recipe.rollout, policy)

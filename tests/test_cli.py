@@ -137,6 +137,21 @@ def test_config_show_prints_every_value(folder, run):
     assert run("config", "show", "again.json", "--json") == (0, as_json, "")
 
 
+def test_explain_prints_every_stage_and_starts_nothing(folder, run, monkeypatch):
+    stand_in(monkeypatch, "hone.pipeline", run=None, dry_run=None)  # calling it would raise
+    code, out, error = run("explain", "r.yaml", "algo.clip_high=0.28", "algo.correction.cap=3.0")
+    assert (code, error) == (0, "")
+    assert out.startswith("stage x: reinforcement learning, 100 steps\n")
+    assert "counts within [0.8, 1.28]\n" in out
+    assert out.endswith("  note        algo.correction.cap: no effect while correction.kind is none\n")
+    assert run("explain", "r.yaml", "algo.los=gspo") == (
+        2,
+        "",
+        "override 'algo.los=gspo': algo.los: unknown key; did you mean algo.loss?\n",
+    )
+    assert run("explain", "gone.yaml")[0] == 2
+
+
 def test_config_schema_and_presets(run):
     assert json.loads(run("config", "schema")[1])["title"] == "hone recipe"
     assert "demo" in run("config", "presets")[1].split()
@@ -193,7 +208,7 @@ def test_version_help_and_usage(run):
     assert run("--version") == (0, f"hone {hone.__version__}\n", "")
     code, out, _ = run("--help")
     assert code == 0
-    for verb in ("train", "eval", "sample", "report", "data", "config", "doctor"):
+    for verb in ("train", "explain", "eval", "sample", "report", "data", "config", "doctor"):
         assert f"\n  {verb} " in out
     assert run("train", "r.yaml", "--fast")[0] == 2
     assert run("fly")[0] == 2

@@ -48,6 +48,79 @@ def test_settings_of_another_kind_of_stage_are_said(write):
     assert notices(recipe) == ["model.tiny has no effect: model.path is o/m"]
 
 
+def recipe(**settings) -> Recipe:
+    return Recipe.model_validate({"name": "x", "task": {"name": "knights"}, **settings})
+
+
+OFF_POLICY = {"updates_per_rollout": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"steps": 5, "watch": {"max_skipped": 1}}, None),
+        ({"algo": {"kl": {"coef": 0.1, "estimator": "k2", "place": "reward"}}, "watch": {"kl": 0.5}}, None),
+        ({"algo": {"kl": {"estimator": "k3", "place": "loss"}, "correction": {"cap": 2.0}}}, None),  # as by default
+        ({"algo": {"correction": {"kind": "tis", "cap": 3.0}, "dual_clip": 3.0}}, None),
+        ({"algo": {"advantage": "gae", "value": {"clip": 0.5}}}, None),
+        (
+            {"algo": {"loss": "cispo", "clip_low": 1.0}},
+            "algo.clip_low 1: no ratio is below 0, so there is no lower bound,",
+        ),
+        ({"algo": {"kl": {"estimator": "k1"}}}, "algo.kl.estimator: no effect while kl.coef is 0"),
+        (
+            {"algo": {"kl": {"estimator": "k1", "place": "reward"}}},
+            "algo.kl.estimator and algo.kl.place: no effect while kl.coef is 0",
+        ),
+        (
+            {"algo": {"kl": {"coef": 0.1, "estimator": "k1"}}},
+            "algo.kl.estimator k1 in the loss: on-policy its gradient",
+        ),
+        ({"algo": {"correction": {"cap": 3.0}}}, "algo.correction.cap: no effect while correction.kind is none"),
+        ({"steps": 5, "optim": {"warmup_steps": 10}}, "optim.warmup_steps 10: the full learning rate is never reached"),
+        ({"steps": 5, "optim": {"warmup_steps": 9}}, None),
+        ({"steps": 5, "eval": {"every": 6}}, "eval.every 6: more than steps (5)"),
+        ({"steps": 5, "eval": {"every": 5}}, None),
+        ({"watch": {"kl": 0.5}}, "watch.kl: no effect while algo.kl.coef is 0"),
+        ({"watch": {"clip_fraction": 0.5}}, None),
+        ({"steps": 9, "watch": {"window": 4}}, None),
+        ({"steps": 7, "watch": {"window": 4}}, "watch.window 4: changes since the start are seen after two windows"),
+        (
+            {"reward": {"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"max_tokens": 320, "buffer": 64}}},
+            "reward.parts.overlong: no effect, since it begins above 256 tokens",
+        ),
+        ({"reward": {"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"max_tokens": 256}}}, None),
+    ],
+)
+def test_what_has_no_effect_is_said_and_nothing_else(settings, expected):
+    settings = {**settings, "algo": {**OFF_POLICY, **settings.get("algo", {})}}
+    found = notices(recipe(**settings))
+    assert [line.startswith(expected) for line in found] == [True] if expected else found == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"algo": {"advantage": "gae", "value": {"lr": 0.1}}}, None),
+        ({"algo": {"advantage": "gae", "value": {"clip": None}}}, None),
+        ({"algo": {"advantage": "gae", "value": {"clip": 0.5}}}, "algo.value.clip: no effect with one update"),
+        ({"watch": {"clip_fraction": 0.5}}, "watch.clip_fraction: no effect with one update per rollout"),
+    ],
+)
+def test_what_one_update_leaves_idle(settings, expected):
+    clip, *rest = notices(recipe(**settings))
+    assert clip.startswith("algo.updates_per_rollout is 1")
+    assert [line.startswith(expected) for line in rest] == [True] if expected else rest == []
+
+
+def test_a_supervised_stage_watches_nothing_but_skipped_updates():
+    assert notices(recipe(stage="sft", watch={"max_skipped": 5})) == []
+    (line,) = notices(recipe(stage="sft", watch={"kl": 0.5}))
+    assert line == "watch: of its settings only max_skipped has an effect in a stage of kind sft"
+
+
 # --- stages ----------------------------------------------------------------------------------------------------------
 
 STAGED = """\

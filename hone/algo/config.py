@@ -75,18 +75,30 @@ class AlgoConfig(Section):
 
     def idle_settings(self) -> list[str]:
         """Settings that can have no effect, in words, to be said at the start of a run."""
-        idle = []
-        if self.updates_per_rollout == 1:
+        idle = self._idle_on_policy() if self.updates_per_rollout == 1 else []
+        if self.updates_per_rollout > 1 and self.clip_low >= 1:
+            paper = ", as in the paper of cispo" if self.loss == "cispo" else ""
+            idle.append(f"clip_low {self.clip_low:g}: no ratio is below 0, so there is no lower bound{paper}")
+        if self.kl.coef == 0 and self.kl.changed():
+            idle.append(f"{' and algo.'.join(f'kl.{key}' for key in self.kl.changed())}: no effect while kl.coef is 0")
+        if self.kl.coef and self.kl.place == "loss" and self.kl.estimator == "k1":
             idle.append(
-                "updates_per_rollout is 1: every token is on-policy, the ratio is 1, and clip_low, clip_high and "
-                "dual_clip never act. Set updates_per_rollout above 1 for clipping to matter."
+                "kl.estimator k1 in the loss: on-policy its gradient is 0 on average (arXiv:2510.01555), so it adds "
+                "noise and no penalty; set it to k2 or k3, or kl.place to reward"
             )
-        if self.kl.coef == 0 and self.kl.model_fields_set - {"coef"}:
-            idle.append(f"kl.{', kl.'.join(sorted(self.kl.model_fields_set - {'coef'}))}: no effect while kl.coef is 0")
-        if self.updates_per_rollout == 1 and "clip" in self.value.model_fields_set:
-            idle.append("value.clip: no effect while updates_per_rollout is 1: no value has changed yet")
-        if self.correction.kind == "none" and "cap" in self.correction.model_fields_set:
+        if self.correction.kind == "none" and "cap" in self.correction.changed():
             idle.append("correction.cap: no effect while correction.kind is none")
+        return idle
+
+    def _idle_on_policy(self) -> list[str]:
+        idle = [
+            "updates_per_rollout is 1: every token is on-policy, the ratio is 1, and clip_low, clip_high and dual_clip "
+            "never act. Set updates_per_rollout above 1 for clipping to matter."
+        ]
+        if self.loss != "clipped":
+            idle.append(f"loss {self.loss}: where the ratio is 1, its gradient is that of clipped")
+        if self.advantage == "gae" and "clip" in self.value.changed() and self.value.clip is not None:
+            idle.append("value.clip: no effect with one update per rollout, in which the values are still the old ones")
         return idle
 
 

@@ -37,13 +37,6 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
-def matmul(left: Tensor, right: Tensor) -> Tensor:
-    """left [M, K] @ right [K, N], through oneDNN where that is faster; not differentiable."""
-    if left.device.type == "cpu" and left.dtype == right.dtype == torch.float32 and available():
-        return _product(left, right.t(), None)
-    return left @ right
-
-
 class OneDNNLinear(torch.autograd.Function):
     """`F.linear` with its three products through oneDNN."""
 

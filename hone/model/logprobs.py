@@ -18,8 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-from hone.model.linear import matmul
-
 #: Elements of one chunk of logits: 64 MB, and on a GPU, which a chunk must fill, 512 MB.
 BUDGET = {"cpu": 2**24, "cuda": 2**27}
 
@@ -148,7 +146,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_bias += grad.sum(0)
             narrow = grad.to(weight.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = matmul(narrow, weight).to(hidden.dtype)
+                grad_hidden[part] = (narrow @ weight).to(hidden.dtype)
             if grad_weight is not None:
                 _add_product(grad_weight, narrow.t(), hidden[part].to(weight.dtype))
         return (
@@ -186,7 +184,7 @@ def _product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
     rounded to bfloat16 is off by up to 0.06, and so is every log-prob."""
     if left.dtype != out and left.is_cuda:
         return torch.mm(left, right, out_dtype=out)
-    return matmul(left, right).to(out)
+    return (left @ right).to(out)
 
 
 def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:

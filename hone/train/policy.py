@@ -180,7 +180,7 @@ class Policy:
         # The value head on its own: its gradient says nothing of how far the policy may go.
         value_norm = 0.0 if self.value_head is None else self._clip(list(self.value_head.parameters()))
         finite = all(map(math.isfinite, (norm, value_norm, total.loss, total.value_loss)))
-        factor = self.schedule()
+        factor = self.optim.schedule(self.updates, self.total_updates)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["full_lr"] * factor
@@ -203,17 +203,6 @@ class Policy:
             return hidden.new_zeros(())
         values = self.value_head(hidden.detach().float())[:, 0]
         return (batch.weights * value_loss(values, batch.old_values, batch.value_targets, self.value.clip)).sum()
-
-    def schedule(self) -> float:
-        """Share of the full learning rate: linear warm-up, then constant, or linear/cosine decay to zero at the end.
-
-        It counts updates: a step in which there was nothing to learn from does not move it.
-        """
-        warmup = min(1.0, (self.updates + 1) / (self.optim.warmup_steps + 1))
-        span = max(1, self.total_updates - self.optim.warmup_steps)
-        done = min(1.0, max(0.0, (self.updates - self.optim.warmup_steps) / span))
-        decay = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
-        return warmup * decay[self.optim.decay]
 
     # --- state --------------------------------------------------------------------------------
 
