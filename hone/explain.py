@@ -274,7 +274,7 @@ def clip(algo: AlgoConfig) -> list[str]:
 def _value(algo: AlgoConfig) -> list[str]:
     value = algo.value
     formula = "(V_t - target_t) ** 2 / 2"
-    if value.clip is not None and algo.updates_per_rollout > 1:
+    if value.clip is not None:
         c = _g(value.clip)
         near = f"(clip(V_t, V_old_t - {c}, V_old_t + {c}) - target_t) ** 2"
         formula = f"max((V_t - target_t) ** 2, {near}) / 2"

@@ -186,8 +186,7 @@ def test_wrong_overrides(write, override, message):
         ),
         (
             "sampling: {temperature: 0}",
-            "sampling.temperature: at 0 all samples of a prompt are the same, and no "
-            "advantage is left; give a number > 0",
+            "sampling.temperature: at 0 nothing is sampled: there is no distribution to train; give a number > 0",
         ),
         (
             "reward: {parts: {outcome: 0}}",

@@ -162,6 +162,35 @@ def test_interrupted_and_resumed_is_the_same_bits(
     assert bits(run) == bits(whole)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {
+            "algo": "{advantage: gae, updates_per_rollout: 2, kl: {coef: 0.01, place: reward}, value: {lr: 0.01}}",
+            "model.dtype": "bfloat16",
+        },
+        {"algo": "{refill_rounds: 2, entropy_coef: 0.001}", "model.recompute_activations": "true"},
+    ],
+    ids=["ppo in bfloat16", "refill and recompute"],
+)
+def test_resumed_in_the_middle_is_the_same_bits(tmp_path: Path, settings: dict[str, str]) -> None:
+    """Value head, master weights and refilled groups go on as if nothing had happened."""
+    overrides = [f"stages.rl.{key}={value}" for key, value in settings.items()]
+    recipe = load(write_recipe(tmp_path, tmp_path / "runs"), [*overrides, "stages.warmup.sft.examples=16"])
+    run = pipeline.run(recipe)
+    expected = bits(run)
+    rows = jsonl.read(run / "rl" / "metrics.jsonl")
+    assert any(row["grad_norm"] for row in rows)
+    assert not any(row["skipped"] for row in rows)
+    (run / "results.json").unlink()
+    shutil.rmtree(run / "rl" / "model")
+    for newer in ("step_000004", "step_000005"):  # as if it had been killed in step 3
+        shutil.rmtree(run / "rl" / "checkpoints" / newer, ignore_errors=True)
+    assert [p.name for p in (run / "rl" / "checkpoints").iterdir()] == ["step_000002"]
+    assert pipeline.run(recipe, resume=True) == run
+    assert bits(run) == expected
+
+
 def test_a_second_run_sets_the_first_aside(tmp_path: Path) -> None:
     recipe = load(write_recipe(tmp_path, tmp_path / "runs"), ["stages.rl.steps=1", "stages.warmup.sft.examples=8"])
     first = pipeline.run(recipe)

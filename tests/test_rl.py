@@ -70,14 +70,22 @@ def test_the_bound_ends_with_what_is_there(collect: Any) -> None:
     assert 4 + 3 + 3 <= len(groups) + len(replaced) <= 4 + 4 + 4
 
 
+def test_no_problem_comes_twice_in_a_step_and_it_ends_when_all_have_come(collect: Any) -> None:
+    groups, replaced, seeds = collect(100, useful=1000)
+    ids = [g.problem.id for g in (*groups, *replaced)]
+    assert sorted(ids) == sorted(p.id for p in PROBLEMS)
+    assert len(seeds) < 10
+
+
 def test_a_refill_is_the_same_for_the_same_step_and_another_for_another() -> None:
     course = Course(PROBLEMS, seed=3)
-    first, again = (course.draw(5, 8, round=1) for _ in range(2))
+    first, again = (course.draw_others(5, 1, 8, without=()) for _ in range(2))
     assert first == again
     assert len({p.id for p in first}) == 8
-    assert course.draw(5, 8, round=2) != first
-    assert course.draw(6, 8, round=1) != first
-    assert len(course.draw(5, 50, round=1)) == 20  # no problem twice
+    assert course.draw_others(5, 2, 8, without=()) != first
+    assert course.draw_others(6, 1, 8, without=()) != first
+    rest = course.draw_others(5, 1, 50, without={p.id for p in first})
+    assert {p.id for p in rest} == {p.id for p in PROBLEMS} - {p.id for p in first}
 
 
 def test_no_two_steps_or_rounds_share_random_numbers() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -13,10 +14,10 @@ from hone.algo.config import AlgoConfig, ValueConfig
 from hone.data.pack import pack
 from hone.model.config import ModelConfig, TinyConfig
 from hone.rollout.config import SamplingConfig
-from hone.train.batches import Packer, prepare
+from hone.train.batches import Batch, Packer, minibatches, per_sample, prepare
 from hone.train.config import OptimConfig
-from hone.train.policy import Policy
-from hone.types import Group, Problem, Reward, Rollout, Turn, Verdict
+from hone.train.policy import Policy, frozen_logprobs, split_by_sample
+from hone.types import Group, MicroBatch, Problem, Reward, Rollout, Turn, Verdict
 
 TINY = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)
 OPTIM = OptimConfig(lr=1e-2, grad_clip=1e9)
@@ -50,13 +51,54 @@ def make_groups(rewards: list[list[float]], seed: int = 0, verdict: Verdict = "w
 def gradient(
     policy: Policy, groups: list[Group], algo: AlgoConfig, budget: int, reference: bool = False, share: bool = True
 ) -> np.ndarray:
-    """The gradient of one update: what the optimizer is given."""
+    """The gradient of one off-policy update, model and value head: the weights have moved since the rollout.
+
+    Ratios are far enough from 1 for clipping, masks and sequence means to matter.
+    """
     ref = load_other(policy) if reference else None
+    random_head(policy)
     batch = prepare(groups, policy, ref, algo, SAMPLING, packer(budget, share))
+    given = {"old_logprobs": per_sample(batch.samples, lambda b: policy.logprobs(b, 1.0), packer(budget, share))}
+    if ref is not None:
+        given["ref_logprobs"] = per_sample(batch.samples, lambda b: frozen_logprobs(ref, b, 1.0), packer(budget, share))
+    if algo.advantage == "gae":
+        token = {name: by_sample(batch, name) for name in ("old_values", "value_targets")}
+        given |= {name: [values[i] for i in range(len(batch.samples))] for name, values in token.items()}
+    move(policy, 0.02, seed=2)
+    updates = minibatches(groups, batch.samples, algo, SAMPLING.max_tokens, packer(budget, share), **given)
+    return gradient_of(policy, updates, algo)
+
+
+def gradient_of(policy: Policy, updates: Sequence[Sequence[MicroBatch]], algo: AlgoConfig) -> np.ndarray:
+    """What the optimizer is given: of the model, then of the value head."""
     got: list[torch.Tensor] = []
-    policy.optimizer.step = lambda *_: got.extend(p.grad.clone() for p in policy.masters)  # type: ignore[assignment,method-assign,func-returns-value]
-    policy.update(batch.minibatches, algo, SAMPLING.temperature)
+    policy.optimizer.step = lambda *_: got.extend(p.grad.clone() for p in policy._stepped())  # type: ignore[assignment,method-assign,func-returns-value]
+    policy.update(updates, algo, SAMPLING.temperature)
     return torch.cat([g.flatten() for g in got]).numpy()
+
+
+def by_sample(batch: Batch, name: str) -> dict[int, np.ndarray]:
+    """A field of the micro-batches, by the number of the sample."""
+    return {
+        i: part
+        for update in batch.minibatches
+        for m in update
+        for i, part in split_by_sample(m, getattr(m, name).numpy())
+    }
+
+
+@torch.no_grad()
+def random_head(policy: Policy) -> None:
+    """A fresh value head says 0 whatever it sees."""
+    if policy.value_head is not None:
+        policy.value_head.weight.normal_(generator=torch.Generator().manual_seed(3))
+
+
+@torch.no_grad()
+def move(policy: Policy, by: float, seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    for p in policy.parameters:
+        p.add_(by * torch.randn(p.shape, generator=generator).to(p.dtype))
 
 
 def load_other(policy: Policy) -> torch.nn.Module:

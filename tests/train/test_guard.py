@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from hone.algo.config import AlgoConfig, WatchConfig
+from hone.algo.config import AlgoConfig, KLConfig, WatchConfig
 from hone.train import jsonl
 from hone.train.batches import Batch, prepare
 from hone.train.config import CheckpointConfig, OptimConfig
@@ -53,7 +54,7 @@ def test_a_batch_that_is_not_finite_is_skipped_kept_and_in_the_end_stops(
         torch.testing.assert_close(p, b, equal_nan=True, rtol=0, atol=0)
     (event,) = jsonl.read(tmp_path / "events.jsonl")
     assert event["kind"] == "update_skipped"
-    assert "Not finite in 16 of 16 samples: p0 (line 1), " in event["message"]
+    assert "Not finite in 16 of 16 samples: p0 (sample 1), " in event["message"]
     assert event["message"] in capsys.readouterr().err
     kept = read_batches(tmp_path / event["file"])
     for ours, theirs in zip(batch.minibatches[0], kept[0], strict=True):
@@ -72,9 +73,59 @@ def test_one_bad_sample_is_the_one_that_is_named(folder: Path, tmp_path: Path) -
     good, bad = batch_of(policy), batch_of(policy, 3e22)  # the gradient's square is more than a float32 can hold
     take_step(run, 0, policy, bad)
     (event,) = jsonl.read(tmp_path / "events.jsonl")
-    assert "Not finite in 1 of 16 samples: p1 (line 6)" in event["message"]
+    assert "Not finite in 1 of 16 samples: p1 (sample 6)" in event["message"]
+    assert not policy.optimizer.state, "a skipped update must not reach the moments"
     take_step(run, 1, policy, good)  # training goes on, and the count begins anew
     assert skipped_in_a_row(run.history) == 0
+
+
+@pytest.mark.parametrize(
+    "algo",
+    [
+        AlgoConfig(updates_per_rollout=2),
+        AlgoConfig(advantage="gae"),
+        AlgoConfig(kl=KLConfig(coef=0.1, place="reward")),
+        AlgoConfig(advantage="gae", updates_per_rollout=2, kl=KLConfig(coef=0.1, place="reward")),
+    ],
+)
+def test_what_the_model_says_before_the_update_may_be_nan_too(folder: Path, algo: AlgoConfig) -> None:
+    """Old log-probs, values and KL come from the same forward pass: the update is skipped, nothing is raised."""
+    policy = load(folder, value=algo.value if algo.advantage == "gae" else None)
+    reference = load(folder).model if algo.kl.coef else None
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = float("nan")
+    batch = prepare(make_groups(REWARDS), policy, reference, algo, SAMPLING, packer(60))
+    before = [p.clone() for p in policy.masters]
+    stats = policy.update(batch.minibatches, algo, 1.0)
+    assert stats.metrics["skipped"] == algo.updates_per_rollout
+    for p, b in zip(policy.masters, before, strict=True):
+        torch.testing.assert_close(p, b, equal_nan=True, rtol=0, atol=0)
+
+
+def test_of_several_updates_only_those_that_were_taken_are_in_the_means(folder: Path, tmp_path: Path) -> None:
+    policy = load(folder, OptimConfig(lr=1e-9))
+    algo = AlgoConfig(updates_per_rollout=2)
+    batch = prepare(make_groups(REWARDS), policy, None, algo, SAMPLING, packer(10_000))
+    good, bad = batch.minibatches
+    bad = tuple(replace(m, advantages=m.advantages * 3e38) for m in bad)
+    stats = policy.update([good, bad], algo, 1.0)
+    alone = load(folder, OptimConfig(lr=1e-9)).update([good], algo, 1.0)
+    assert stats.metrics["skipped"] == 1
+    assert stats.metrics["entropy"] == pytest.approx(alone.metrics["entropy"])
+    assert stats.loss == pytest.approx(alone.loss)
+    assert not math.isfinite(stats.grad_norm)
+    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
+    run.log(0, {"grad_norm": stats.grad_norm, **stats.metrics}, {})
+    guard(run, 0, stats, [good, bad], batch.samples, WATCH)
+    (event,) = jsonl.read(tmp_path / "events.jsonl")
+    assert "1 of 2 updates had a loss or gradient that is not finite" in event["message"]
+
+
+def test_a_step_without_an_update_does_not_break_a_row_of_skipped_ones() -> None:
+    skipped, dull = {"skipped": 1.0, "trained_tokens": 5}, {"skipped": 0.0, "trained_tokens": 0}
+    taken = {"skipped": 0.0, "trained_tokens": 5}
+    assert skipped_in_a_row([taken, skipped, dull, skipped]) == 2
+    assert skipped_in_a_row([skipped, taken, dull]) == 0
 
 
 def test_a_spike_names_the_largest_share(folder: Path, tmp_path: Path) -> None:
@@ -87,7 +138,7 @@ def test_a_spike_names_the_largest_share(folder: Path, tmp_path: Path) -> None:
     stats = take_step(run, 3, policy, batch_of(policy, 300.0))
     (event,) = jsonl.read(tmp_path / "events.jsonl")
     assert event["kind"] == "grad_spike"
-    assert event["message"].split("Largest shares: ")[1].startswith(("p1 (line 6) 100%", "p1 (line 6) 99%"))
+    assert event["message"].split("Largest shares: ")[1].startswith(("p1 (sample 6) 100%", "p1 (sample 6) 99%"))
     assert max(stats.grad_norms, key=stats.grad_norms.__getitem__) == 5
 
 

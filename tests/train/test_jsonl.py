@@ -14,8 +14,8 @@ def test_a_torn_line_is_dropped_wherever_it_stands(tmp_path):
 
 
 def test_numbers_that_json_has_not_are_null(tmp_path):
-    jsonl.append(tmp_path / "x.jsonl", {"a": math.nan, "b": math.inf, "c": 0.5})
-    assert jsonl.read(tmp_path / "x.jsonl") == [{"a": None, "b": None, "c": 0.5}]
+    jsonl.append(tmp_path / "x.jsonl", {"a": math.nan, "b": {"x": [math.inf, 1]}, "c": 0.5})
+    assert jsonl.read(tmp_path / "x.jsonl") == [{"a": None, "b": {"x": [None, 1]}, "c": 0.5}]
 
 
 def test_a_line_separator_inside_a_text_is_no_end_of_line(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -9,12 +10,21 @@ import pytest
 import torch
 
 from hone.algo.advantages import gae_advantages
-from hone.algo.config import AlgoConfig, KLConfig, ValueConfig
+from hone.algo.config import AlgoConfig, ValueConfig
 from hone.algo.losses import value_loss
 from hone.train import checkpoint
 from hone.train.batches import prepare
 from hone.train.config import OptimConfig
-from tests.train.policies import OPTIM, REWARDS, SAMPLING, gradient, load, make_groups, packer
+from tests.train.policies import (
+    OPTIM,
+    REWARDS,
+    SAMPLING,
+    gradient_of,
+    load,
+    make_groups,
+    packer,
+    random_head,
+)
 
 PPO = AlgoConfig(advantage="gae", value=ValueConfig(lr=0.05, gamma=1.0, lam=1.0, clip=None))
 
@@ -47,14 +57,15 @@ def test_the_loss_of_a_value_by_hand() -> None:
 
 
 def test_the_head_does_not_train_the_policy(folder: Path) -> None:
-    """Whatever the values' loss, the model's gradient is that of its advantages."""
-    small, large = (load(folder, OPTIM, PPO.value.model_copy(update={"lr": lr})) for lr in (1e-6, 10.0))
-    with torch.no_grad():
-        large.value_head.bias.fill_(5.0)  # type: ignore[union-attr]
-    one, other = (gradient(p, make_groups(REWARDS), PPO, 10_000) for p in (small, large))
-    # A value that is the same everywhere shifts every advantage alike, and whitening takes that off again.
-    np.testing.assert_allclose(one, other, atol=2e-5 * np.abs(one).max())
-    assert len(one) == sum(p.numel() for p in small.parameters)
+    """Other targets for the values: another gradient of the head, the same one of the model."""
+    policy = load(folder, OPTIM, PPO.value)
+    random_head(policy)
+    batch = prepare(make_groups(REWARDS), policy, None, PPO, SAMPLING, packer(10_000))
+    other = [[replace(m, value_targets=m.value_targets + 5.0) for m in update] for update in batch.minibatches]  # type: ignore[operator]
+    one, two = (gradient_of(policy, updates, PPO) for updates in (batch.minibatches, other))
+    model = sum(p.numel() for p in policy.parameters)
+    np.testing.assert_array_equal(one[:model], two[:model])
+    assert np.abs(one[model:] - two[model:]).max() > 1e-3
 
 
 def test_values_learn_what_the_rewards_are(folder: Path) -> None:
@@ -68,16 +79,6 @@ def test_values_learn_what_the_rewards_are(folder: Path) -> None:
     ones, all_ = (sum(r.num_tokens for g in gs for r in g.rollouts) for gs in (groups[:1], groups))
     assert losses[0] == pytest.approx(0.5 * ones / all_, rel=1e-5)
     assert losses[-1] < 0.6 * losses[0]
-
-
-@pytest.mark.parametrize("penalty", ["none", "reward"])
-def test_micro_batches_change_nothing(folder: Path, penalty: str) -> None:
-    algo = PPO.model_copy(update={"kl": KLConfig(coef=0.1, place="reward")}) if penalty == "reward" else PPO
-    results = [
-        gradient(load(folder, OPTIM, PPO.value), make_groups(REWARDS), algo, budget, reference=penalty == "reward")
-        for budget in (10_000, 14)
-    ]
-    np.testing.assert_allclose(results[0], results[1], atol=2e-6 * np.abs(results[0]).max())
 
 
 def test_a_restored_head_continues_bit_for_bit(folder: Path, tmp_path: Path) -> None:
