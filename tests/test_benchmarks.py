@@ -1,0 +1,23 @@
+"""The benchmarks run, and say what they promise."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_quick_train_step_prints_its_ratios_last() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "train_step.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ratios = json.loads(done.stdout.strip().splitlines()[-1])
+    assert {"step_ratio_fixed", "step_ratio_varied", "train_ratio", "memory_ratio"} <= ratios.keys()
+    assert all(ratios[key] > 1 for key in ("step_ratio_fixed", "step_ratio_varied", "train_ratio", "memory_ratio"))
