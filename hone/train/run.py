@@ -175,9 +175,10 @@ class Run:
         for name in ("metrics.jsonl", "timings.jsonl", "evals.jsonl"):
             jsonl.keep(self.folder / name, lambda row: row["step"] < step)
         for name in ("rollouts", "tokens", "skipped"):
-            for path in (self.folder / name).glob("step_*"):
-                # A file that a kill left half written is called step_000007.jsonl.writing.
-                if int(path.name.removeprefix("step_").split(".")[0]) >= step or path.suffix == ".writing":
+            for path in (self.folder / name).glob("*"):
+                # A kill leaves files half written: step_000007.jsonl.writing, and .tmpXXXXXX of safetensors.
+                torn = path.suffix == ".writing" or not path.name.startswith("step_")
+                if torn or int(path.name.removeprefix("step_").split(".")[0]) >= step:
                     path.unlink()
         self.history = self.rows("metrics.jsonl")
         if started:

@@ -109,6 +109,7 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "step_000001.jsonl").write_text("{}\n")
     (tmp_path / "rollouts" / "step_000001.jsonl.writing").write_text("{")
+    (tmp_path / "rollouts" / ".tmpraTyUr").touch()
     with (tmp_path / "events.jsonl").open("a") as file:
         file.write('{"step": 3, "ki')
     assert open_run(tmp_path).resume(FakePolicy()) == 2  # type: ignore[arg-type]
