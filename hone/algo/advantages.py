@@ -103,17 +103,17 @@ def reward_to_go(reward: float, length: int, penalty: npt.NDArray[Any]) -> Array
     return np.cumsum(per_token[::-1])[::-1]
 
 
-def gae(rewards: Array, values: Array, gamma: float, lam: float, last_value: float = 0.0) -> Array:
+def gae(rewards: Array, values: Array, gamma: float, lam: float) -> Array:
     """Generalised advantages of one sequence -> [L]; the targets of the value head are these + values.
 
-    Schulman et al., arXiv:1506.02438. `last_value` is V after the last token: 0 if the sequence ended.
+    Schulman et al., arXiv:1506.02438. Nothing follows the last token, also of an answer that was cut: its value is 0.
     """
     if rewards.shape != values.shape or rewards.ndim != 1:
         raise ValueError(f"gae: rewards {rewards.shape} and values {values.shape} must be the same [L]")
     for name, factor in (("gamma", gamma), ("lam", lam)):
         if not 0.0 <= factor <= 1.0:
             raise ValueError(f"gae: {name} is {factor}, allowed is 0..1")
-    deltas = rewards + gamma * np.append(values[1:], last_value)[: len(values)] - values
+    deltas = rewards + gamma * np.append(values[1:], 0.0)[: len(values)] - values
     result, running = np.zeros(len(rewards)), 0.0
     for t in reversed(range(len(rewards))):
         running = deltas[t] + gamma * lam * running
@@ -232,11 +232,6 @@ def is_zero_variance(rewards: npt.NDArray[Any]) -> bool:
     """True if no sample of the group did better than another, so that the group carries no gradient."""
     graded = rewards[_scored(rewards)]
     return len(graded) < 2 or float(np.ptp(graded)) < SAME_REWARD
-
-
-def zero_variance_fraction(rewards: Sequence[npt.NDArray[Any]]) -> float:
-    """Share of the groups without any reward difference; 0 if there are no groups."""
-    return float(np.mean([is_zero_variance(group) for group in rewards])) if len(rewards) else 0.0
 
 
 def whiten(values: Array, global_sum: GlobalSum = lambda x: x) -> Array:
