@@ -15,6 +15,7 @@ from typing import Any
 from hone.analysis import reflection, stats
 from hone.config import UserError
 from hone.data.render import Renderer
+from hone.data.stream import decoder
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe import EvalConfig, Pipeline, Recipe
 from hone.rewards.base import judge
@@ -202,5 +203,5 @@ def served(stage: Recipe, path: Path) -> tuple[Task, Renderer, Engine]:
     config = stage.model.model_copy(update={"path": str(path)})
     model, tokenizer = load_model(config), load_tokenizer(config)
     task = make_task(stage.task, stage.seed)
-    engine = NativeEngine(model.eval(), stop_token_ids(model, tokenizer), stage.rollout)
+    engine = NativeEngine(model.eval(), stop_token_ids(model, tokenizer), stage.rollout, decode=decoder(tokenizer))
     return task, Renderer(tokenizer, stage.prompt, task.system), engine

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
 
 def make_engine(config: RolloutConfig, policy: Policy) -> Engine:
     """The engine that the recipe names; each is imported only when asked for."""
+    from hone.data.stream import decoder
     from hone.rollout.native.engine import NativeEngine
 
-    return NativeEngine(policy.model, policy.stop_ids, config)
+    return NativeEngine(policy.model, policy.stop_ids, config, decode=decoder(policy.tokenizer))

@@ -25,6 +25,8 @@ from hone.model.linear import available, onednn
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 from hone.rollout.native.attention import Grid, decode_attention
+from hone.rollout.native.memory import Budget
+from hone.rollout.native.requests import Request
 from hone.rollout.native.scheduler import Queue
 from hone.types import IntArray, Turn
 
@@ -316,11 +318,14 @@ def test_nothing_to_do() -> None:
 
 
 def test_a_group_is_never_split_more_than_it_must_be() -> None:
-    queue = Queue([3, 9, 9], samples=2)
-    assert queue.take(3) == [(1, 0), (1, 1), (2, 0)]  # longest first, whole groups
+    requests = {i: Request(np.ones(n, np.int64), SamplingConfig(), samples=2) for i, n in enumerate([3, 9, 9])}
+    queue = Queue(Budget(10_000, 1), max_sequences=3)
+    queue.add(requests)
+    assert queue.take([], requests) == [(1, 0), (1, 1), (2, 0)]  # longest first, whole groups
     assert queue.waits(2)
     assert not queue.waits(1)
-    assert queue.take(9) == [(2, 1), (0, 0), (0, 1)]
+    queue.add({3: requests[1]})  # a longer prompt that comes later waits its turn
+    assert queue.take([], requests) == [(2, 1), (0, 0), (0, 1)]
     assert not queue.waits(0)
 
 

@@ -21,8 +21,7 @@ import torch
 from torch import Tensor
 
 from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
-
-_CHUNK = 64  # columns added at least, when the suffixes outgrow their capacity
+from hone.rollout.native.memory import CHUNK, columns
 
 
 class PromptPass:
@@ -86,23 +85,33 @@ class DecodeCache:
         mask = None if self._mask is None else self._mask[:, : state.prompt[0].shape[2] + end]
         return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scaling)
 
-    def rebuild(self, keep: Sequence[int], entering: Sequence[int], new: Mapping[int, Prompt], steps: int) -> None:
+    def rebuild(
+        self,
+        keep: Sequence[int],
+        entering: Sequence[int],
+        new: Mapping[int, Prompt],
+        steps: int,
+        max_tokens: int,
+        live: Sequence[int],
+    ) -> None:
         """Keep these rows, in this order, and append one row for each prompt of `entering`.
 
         `new` holds at least the prompts that are not yet here; one without rows is forgotten.
-        `steps`: tokens that the youngest row may still write, which bounds the capacity.
+        `steps`: tokens that the youngest row may still write, and `max_tokens`: that any row may say in all; they
+        bound the capacity (see `memory.columns`). Of what is kept, columns before those of the `live` rows are dropped.
         """
-        low = min((self.starts[row] for row in keep), default=self.column)
+        low = min((self.starts[row] for row in live), default=self.column)
         used = self.column - low
         window = slice(low, self.column)
         old_order = {prompt: place for place, prompt in enumerate(self.lengths)}
-        self.starts = [self.starts[row] - low for row in keep] + [used] * len(entering)
+        self.starts = [max(0, self.starts[row] - low) for row in keep] + [used] * len(entering)
         self.row_prompts = [self.row_prompts[row] for row in keep] + list(entering)
         self.lengths = {
             prompt: self.lengths[prompt] if prompt in self.lengths else new[prompt].length
             for prompt in sorted(set(self.row_prompts))
         }
-        self.column, self.capacity = used, used + min(steps, max(_CHUNK, used // 2))
+        self.column = used
+        self.capacity = min(used + min(steps, max(CHUNK, used // 2)), max(used + 1, columns(max_tokens)))
         if not self.row_prompts:
             self._layers, self._grid, self._mask = {}, None, None
             return

@@ -13,6 +13,7 @@ what else is in the batch; its tokens are the same wherever the arithmetic of th
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -35,15 +36,41 @@ def _mix(x: _UInt64Array) -> _UInt64Array:
     return x ^ (x >> np.uint64(31))
 
 
-def uniforms(seed: int, prompts: npt.ArrayLike, samples: npt.ArrayLike, length: int) -> FloatArray:
-    """Numbers in [0, 1 - 2**-24], one row per (prompt, sample). Returns [N, length]."""
+def uniforms(seed: int | Sequence[int], prompts: npt.ArrayLike, samples: npt.ArrayLike, length: int) -> FloatArray:
+    """Numbers in [0, 1 - 2**-24], one row per (prompt, sample), of one seed or of one per row. Returns [N, length]."""
     golden = np.uint64(_GOLDEN)
-    key = _mix(np.array([(seed + _GOLDEN) & _MASK64], dtype=np.uint64))
+    seeds = [seed] if isinstance(seed, int) else seed
+    key = _mix(np.array([(s + _GOLDEN) & _MASK64 for s in seeds], dtype=np.uint64))  # [1] or [N]
     for part in (prompts, samples):
         key = _mix(key ^ _mix((np.asarray(part, dtype=np.uint64) + np.uint64(1)) * golden))  # [N]
     counter = np.arange(1, length + 1, dtype=np.uint64) * golden  # [length]
     bits = _mix(key[:, None] + counter[None, :]) >> np.uint64(40)  # [N, length], 24 bits
     return bits.astype(np.float32) * np.float32(2.0**-24)
+
+
+#: Rows that are drawn from the same kind of distribution, and which they are [n]; None: all of them.
+Mix = Sequence[tuple[SamplingConfig, Tensor | None]]
+
+
+def mix(settings: Sequence[SamplingConfig], device: torch.device) -> Mix:
+    """Settings [B] of each row -> the different ones. Of one kind only, as in training, there is nothing to gather."""
+    kinds: dict[tuple[float, ...], list[int]] = {}
+    for row, s in enumerate(settings):
+        kinds.setdefault((s.temperature, s.top_p, s.top_k, s.min_p), []).append(row)
+    if len(kinds) <= 1:
+        return [(s, None) for s in settings[:1]]
+    return [(settings[rows[0]], torch.tensor(rows, device=device)) for rows in kinds.values()]
+
+
+def sample_mix(logits: Tensor, draws: Tensor | None, kinds: Mix) -> tuple[Tensor, Tensor]:
+    """As `sample`, each row by its own settings."""
+    if len(kinds) == 1:
+        return sample(logits, draws, kinds[0][0])
+    tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
+    logprobs = torch.empty(len(logits), device=logits.device)
+    for sampling, rows in kinds:
+        tokens[rows], logprobs[rows] = sample(logits[rows], None if draws is None else draws[rows], sampling)
+    return tokens, logprobs
 
 
 def sample(logits: Tensor, draws: Tensor | None, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:

@@ -1,0 +1,71 @@
+"""Tokens to text as they come: for stop strings, and for whoever watches an answer being written."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Decode = Callable[[Sequence[int]], str]
+
+_UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character, perhaps only not yet
+_LONGEST = 16  # tokens that may wait for the rest of a character (which has at most 4 bytes); then they are let go
+
+
+def decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
+    """As a reader sees it: special tokens have no text."""
+    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+
+
+class TextStream:
+    """The text of a growing sequence of tokens; the pieces joined are the decoded whole.
+
+    A token may hold part of a character, or look different at the start of a text than inside it: so the tokens since
+    the last complete piece are decoded together with those of the piece before them.
+    """
+
+    def __init__(self, decode: Decode) -> None:
+        self._decode = decode
+        self._ids: list[int] = []  # those of the last complete piece, then those since
+        self._known = 0  # how many belong to the last complete piece
+        self._shown = 0  # characters of their common text that were given out
+
+    def push(self, token: int) -> str:
+        """What this token adds; "" while a character is not complete."""
+        self._ids.append(token)
+        text = self._decode(self._ids)
+        sure = text.rstrip(_UNFINISHED)
+        if len(self._ids) - self._known > _LONGEST:
+            sure = text
+        new = sure[self._shown :]
+        self._shown += len(new)
+        if len(sure) == len(text):
+            del self._ids[: self._known]
+            self._known = len(self._ids)
+            self._shown = len(self._decode(self._ids))
+        return new
+
+    def rest(self) -> str:
+        """What was held back, at the end."""
+        return self._decode(self._ids)[self._shown :]
+
+
+class StopText:
+    """Watches a text for the first of several strings to be complete.
+
+    Worked example, stop string "END" and the tokens "the", " EN", "D.": the third completes it.
+    """
+
+    def __init__(self, stops: Sequence[str], decode: Decode) -> None:
+        self._stops = tuple(stops)
+        self._stream = TextStream(decode)
+        self._keep = max(map(len, self._stops)) - 1  # characters that the next piece may continue to a stop string
+        self._tail = ""
+
+    def push(self, token: int) -> bool:
+        """Whether the text now holds a stop string."""
+        text = self._tail + self._stream.push(token)
+        self._tail = text[len(text) - self._keep :] if self._keep else ""
+        return any(stop in text for stop in self._stops)

@@ -1,0 +1,274 @@
+"""The running batch: requests are added while it runs, finished rows leave, waiting ones enter.
+
+    with engine.open() as core:
+        core.submit([Request(prompt_ids, sampling, seed=1)])
+        while core.busy:
+            for output in core.step(): ...
+
+Rows of different prompts, settings and seeds are decoded together, a token of each at a time. A finished row is
+reported at once; its place is given to another when enough of them have come together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hone.config import UserError
+from hone.data.stream import Decode, StopText
+from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
+from hone.rollout.native.memory import Budget
+from hone.rollout.native.requests import Output, Request, Work
+from hone.rollout.native.sampler import sample_mix
+from hone.rollout.native.scheduler import Queue, Rows
+from hone.types import Finish, Turn
+
+_PREFILL_TOKENS = 8192  # prompt tokens read in one forward pass, at most (one prompt may be longer)
+_IDLE_SHARE = 8  # rows are replaced when one in eight has finished: moving the others costs about a step
+_STEPS_PER_LOOK = 8  # on a GPU, tokens between two looks at what has finished: a look waits for the device
+
+
+@dataclass(slots=True)
+class _Watch:
+    """A row whose tokens are looked at while it runs."""
+
+    stop: StopText | None
+    streamed: bool
+    seen: int = 0  # tokens looked at
+
+
+class Core:
+    """Not safe to be called from several threads; runs inside `NativeEngine.open`.
+
+    `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns.
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        stops: Sequence[int],
+        budget: Budget,
+        max_sequences: int,
+        decode: Decode | None = None,
+        version: int = 0,
+    ) -> None:
+        self._model, self._device = model, next(model.parameters()).device
+        self._stop_ids = frozenset(stops)
+        self._stops = torch.tensor(list(stops), dtype=torch.int64, device=self._device)
+        self._budget, self._decode_text, self._version = budget, decode, version
+        self._steps_per_look = 1 if self._device.type == "cpu" else _STEPS_PER_LOOK
+        self._requests: dict[int, Request] = {}
+        self._left: dict[int, int] = {}  # request -> samples that wait or hold a row
+        self._submitted = 0
+        self._queue = Queue(budget, max_sequences)
+        self._arrived = False  # something was submitted since rows entered last
+        self._rows = Rows.enter([], self._requests, self._device)
+        self._alive: list[bool] = []  # [B] as of the last look
+        self._reported: set[Work] = set()  # finished rows that still hold their place
+        self._ended: dict[Work, Finish] = {}  # how, if neither by a stop token nor by the limit
+        self._watches: dict[Work, _Watch] = {}
+        self._news: list[Output] = []
+        self._cache = DecodeCache()
+        # Prompts that were read and have samples waiting: their keys and values, and the logits [V] after them.
+        self._read: dict[int, tuple[Prompt, Tensor]] = {}
+
+    @property
+    def busy(self) -> bool:
+        """Whether there is anything left to do."""
+        return bool(self._rows.work or len(self._queue) or self._news)
+
+    def submit(self, requests: Sequence[Request]) -> list[int]:
+        """Take requests in, at any time; returns a number for each, which its outputs carry.
+
+        Raises UserError for a prompt that is empty or leaves no room in the model's context, and for a request that
+        the memory for keys and values could never hold; then none of them is taken.
+        """
+        for request in requests:
+            self._check(request)
+        new = {self._submitted + i: request for i, request in enumerate(requests)}
+        self._submitted += len(requests)
+        self._requests |= new
+        self._left |= {i: request.samples for i, request in new.items()}
+        self._queue.add(new)
+        self._arrived = True
+        return list(new)
+
+    def cancel(self, request: int) -> None:
+        """End its samples where they are: they are reported with finish "abort". One that is gone is no error."""
+        for work in self._queue.drop(request):
+            prompt = np.asarray(self._requests[request].prompt_ids, dtype=np.int64)
+            turn = Turn(prompt, np.empty(0, np.int64), np.empty(0, np.float32), "abort", self._version)
+            self._news.append(Output(*work, turn.completion_ids, turn.logprobs, turn))
+            self._forget(request)
+        for row, work in enumerate(self._rows.work):
+            if work[0] == request and self._alive[row]:
+                self._rows.end(row)
+                self._ended[work] = "abort"
+
+    def step(self) -> list[Output]:
+        """A few tokens of every row, or rows change places. Returns what is new, in no particular order."""
+        if self._due():
+            self._turnover()
+        else:
+            self._decode()
+        news, self._news = [*self._news, *self._watch(), *self._finished()], []
+        return news
+
+    def _check(self, request: Request) -> None:
+        """The prompt with its completion must fit the positions that the model was made for, and the memory."""
+        limit = getattr(self._model.config, "max_position_embeddings", None)
+        name, length, max_tokens = f"prompt {request.stream}", len(request.prompt_ids), request.sampling.max_tokens
+        if length == 0:
+            raise UserError(f"{name} is empty: give it at least one token")
+        if request.sampling.stop and self._decode_text is None:
+            raise ValueError("stop strings need the engine to know how tokens are decoded: give it `decode`")
+        if limit is not None and length >= limit:
+            raise UserError(
+                f"{name} has {length} tokens and leaves no room for a completion in the model's context of "
+                f"{limit} (max_position_embeddings): shorten or drop it"
+            )
+        if limit is not None and length + max_tokens > limit:
+            raise UserError(
+                f"{name} has {length} tokens and may be followed by {max_tokens}: {length + max_tokens} do not fit "
+                f"the model's context of {limit} (max_position_embeddings); set sampling.max_tokens to "
+                f"{limit - length} or less, or shorten the prompt"
+            )
+        self._budget.check_alone(length, max_tokens, name)
+
+    def _due(self) -> bool:
+        """Whether enough rows have finished to be worth a turnover, or there is room for what has just come."""
+        if _IDLE_SHARE * self._alive.count(False) >= len(self._rows.work):
+            return True
+        return self._arrived and self._queue.has_room(self._rows.work, self._requests)
+
+    def _decode(self) -> None:
+        """A few tokens of every row."""
+        rows = self._rows
+        for _ in range(self._steps_per_look):
+            if self._cache.full:
+                everything = range(len(rows.work))
+                self._rebuild(everything, [], live=[row for row in everything if self._alive[row]])
+            positions = rows.prompt_lens + rows.lengths - 1  # [B], of the token said last
+            out = self._model(
+                input_ids=rows.last[:, None],
+                position_ids=positions[:, None],
+                decode_cache=self._cache,
+                use_cache=False,
+                logits_to_keep=1,
+            )
+            self._cache.column += 1
+            rows.record(*sample_mix(out.logits[:, -1], rows.next_draws(), rows.kinds), self._stops)
+
+    def _turnover(self) -> None:
+        """Finished rows leave, waiting samples enter and say their first token."""
+        keep = [row for row, alive in enumerate(self._alive) if alive]
+        for row, alive in enumerate(self._alive):
+            if not alive:
+                self._reported.discard(self._rows.work[row])
+                self._forget(self._rows.work[row][0])
+        running = [self._rows.work[row] for row in keep]
+        work = self._queue.take(running, self._requests)
+        self._arrived = False
+        self._read_prompts(work)
+        self._rows = self._rows.select(keep)
+        entering = Rows.enter(work, self._requests, self._device)
+        if work:
+            logits = torch.stack([self._read[request][1] for request, _ in work])  # [N, V]
+            entering.record(*sample_mix(logits, entering.next_draws(), entering.kinds), self._stops)
+        self._rows = self._rows.append(entering)
+        self._alive = [True] * len(self._rows.work)
+        self._watches |= {w: self._watched(self._requests[w[0]]) for w in work if _is_watched(self._requests[w[0]])}
+        self._rebuild(keep, [request for request, _ in work], live=keep)
+        self._read = {request: read for request, read in self._read.items() if self._queue.waits(request)}
+
+    def _rebuild(self, keep: Sequence[int], entering: Sequence[int], live: Sequence[int]) -> None:
+        rows = self._rows
+        steps = int((rows.limits - rows.lengths).max()) + self._steps_per_look if rows.work else 0
+        most = max((s.max_tokens for s in rows.settings), default=0)
+        new = {request: read for request, (read, _) in self._read.items()}
+        self._cache.rebuild(keep, entering, new, steps, most, live)
+
+    def _watched(self, request: Request) -> _Watch:
+        stop = request.sampling.stop
+        return _Watch(StopText(stop, self._decode_text) if stop and self._decode_text else None, request.streamed)
+
+    def _watch(self) -> list[Output]:
+        """Looks at what watched rows have said: stop strings end them, streamed tokens are handed out."""
+        if not self._watches:
+            return []
+        found = [(row, work) for row, work in enumerate(self._rows.work) if work in self._watches]
+        news = []
+        said = self._rows.said([row for row, _ in found], [self._watches[work].seen for _, work in found])
+        for (row, work), (tokens, logprobs) in zip(found, said):
+            watch = self._watches[work]
+            n = len(tokens)
+            if watch.stop is not None and work not in self._ended:
+                hit = next((i for i, token in enumerate(tokens.tolist()) if watch.stop.push(token)), None)
+                if hit is not None:
+                    n = hit + 1
+                    self._rows.end(row, watch.seen + n)
+                    self._ended[work] = "stop"
+            watch.seen += n
+            if watch.streamed and n:
+                news.append(Output(*work, tokens[:n], logprobs[:n]))
+        return news
+
+    def _finished(self) -> list[Output]:
+        """Rows that have ended since the last look."""
+        self._alive = self._rows.live.tolist()
+        rows = [r for r, alive in enumerate(self._alive) if not alive and self._rows.work[r] not in self._reported]
+        if not rows:
+            return []
+        news = []
+        turns = self._rows.turns(rows, self._requests, self._stop_ids, self._ended, self._version)
+        for row, turn in zip(rows, turns):
+            work = self._rows.work[row]
+            watch = self._watches.pop(work, None)
+            sent = watch.seen if watch is not None and watch.streamed else 0
+            self._ended.pop(work, None)
+            self._reported.add(work)
+            news.append(Output(*work, turn.completion_ids[sent:], turn.logprobs[sent:], turn))
+        return news
+
+    def _forget(self, request: int) -> None:
+        """One of its samples is gone for good."""
+        self._left[request] -= 1
+        if not self._left[request]:
+            del self._left[request], self._requests[request]
+
+    def _read_prompts(self, work: Sequence[Work]) -> None:
+        """One forward pass over each batch of prompts that were not read yet, packed in one row."""
+        batch: list[int] = []
+        for request in dict.fromkeys(request for request, _ in work):
+            if request in self._read:
+                continue
+            lengths = [len(self._requests[i].prompt_ids) for i in (*batch, request)]
+            if batch and sum(lengths) > _PREFILL_TOKENS:
+                self._read_batch(batch)
+                batch = []
+            batch.append(request)
+        if batch:
+            self._read_batch(batch)
+
+    def _read_batch(self, batch: Sequence[int]) -> None:
+        prompts = [torch.as_tensor(self._requests[i].prompt_ids, dtype=torch.int64) for i in batch]
+        lengths = [len(prompt) for prompt in prompts]
+        positions = torch.cat([torch.arange(length) for length in lengths])
+        cache = PromptPass(lengths)
+        out = self._model(
+            input_ids=torch.cat(prompts)[None].to(self._device),  # [1, T]
+            position_ids=positions[None].to(self._device),
+            decode_cache=cache,
+            use_cache=False,
+            logits_to_keep=torch.tensor(lengths, device=self._device).cumsum(0) - 1,  # the last token of each prompt
+        )
+        self._read.update(zip(batch, zip(cache.prompts(), out.logits[0].unbind(0))))
+
+
+def _is_watched(request: Request) -> bool:
+    return request.streamed or bool(request.sampling.stop)

@@ -1,0 +1,66 @@
+"""How many sequences the memory for keys and values holds.
+
+Reserved is what the rows may come to need, so that no row ever has to give way half written:
+
+    (prompts * longest prompt + rows * columns) * bytes_per_token
+
+The default is a share of the whole memory of the device, not of what is free: which rows run together
+decides how sums are rounded, and must not depend on what else the machine does.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import psutil
+import torch
+from transformers import PreTrainedModel
+
+from hone.config import UserError
+
+CHUNK = 64  # columns added at least, when the suffixes outgrow their capacity
+_SHARE = 0.25
+_GIB = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    tokens: int  # key-value positions that fit
+    bytes_per_token: int  # over all layers
+
+    @staticmethod
+    def of(model: PreTrainedModel, gib: float | None) -> Budget:
+        """`gib` None: a quarter of the memory of the model's device."""
+        config = model.config.get_text_config()
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        each = config.num_hidden_layers * 2 * heads * size * model.dtype.itemsize
+        total = device_memory(model.device) * _SHARE if gib is None else gib * _GIB
+        return Budget(int(total // each), each)
+
+    def fits(self, prompts: int, longest: int, rows: int, max_tokens: int) -> bool:
+        """`rows` samples of `prompts` different prompts, none above `longest` and `max_tokens` tokens."""
+        return prompts * longest + rows * columns(max_tokens) <= self.tokens
+
+    def check_alone(self, length: int, max_tokens: int, name: str) -> None:
+        """Raises UserError for a request of which not even one sample could ever run."""
+        if self.fits(1, length, 1, max_tokens):
+            return
+        needed = (length + columns(max_tokens)) * self.bytes_per_token / _GIB
+        raise UserError(
+            f"{name} needs {needed:.3g} GiB for the keys and values of {length} prompt tokens and up to {max_tokens} "
+            f"more, and rollout.kv_cache_gib leaves {self.tokens * self.bytes_per_token / _GIB:.3g}: raise it, or "
+            "lower sampling.max_tokens"
+        )
+
+
+def columns(max_tokens: int) -> int:
+    """The widest that a cache gets whose rows say at most `max_tokens`."""
+    return max_tokens + min(CHUNK, max_tokens)
+
+
+def device_memory(device: torch.device) -> int:
+    """All of it, in bytes."""
+    if device.type == "cuda":
+        return int(torch.cuda.get_device_properties(device).total_memory)
+    return int(psutil.virtual_memory().total)
