@@ -198,7 +198,7 @@ class Rows:
         ended: Mapping[Work, Finish],
         version: int,
     ) -> list[Turn]:
-        """The finished samples in these rows, as records. `ended`: those that something else than a token or the limit did."""
+        """The finished samples in these rows, as records. `ended`: how, if neither by a stop token nor their limit."""
         return [
             Turn(
                 prompt_ids=np.asarray(requests[self.work[row][0]].prompt_ids, dtype=np.int64),
