@@ -130,18 +130,69 @@ def evaluate(
     cli_eval(loaded, checkpoint=checkpoint, out=out)
 
 
+AnyModel = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A recipe, a run folder, a checkpoint, a model's folder or hub id.")
+]
+HowSampled = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As in eval.sampling.temperature=0.6.")
+]
+
+
 @app.command()
 def sample(
-    recipe: Target,
-    overrides: Overrides = None,
+    model: AnyModel,
+    overrides: HowSampled = None,
     checkpoint: Checkpoint = None,
-    problems: Annotated[int, typer.Option(min=1, help="How many problems.")] = 2,
+    problems: Annotated[int | None, typer.Option(min=1, help="Answer so many problems of the recipe's task.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Talk at a prompt; Ctrl-D ends.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="Answer this.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Answer each line, or row of .jsonl; goes on with --out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the answers to --file go, as .jsonl.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt of --file.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: the recipe's.")] = None,
 ) -> None:
-    """Show what a model answers to a few problems, and how it is graded."""
-    loaded = _load(recipe, overrides)
-    from hone.evaluate import cli_sample
+    """Ask a model: problems of its task, at a prompt, one question, or a file of them."""
+    from hone.config import UserError
 
-    cli_sample(loaded, checkpoint=checkpoint, problems=problems)
+    ways = [
+        name
+        for name, given in (("--problems", problems), ("--chat", chat), ("--prompt", prompt), ("--file", file))
+        if given not in (None, False)
+    ]
+    if len(ways) > 1:
+        raise UserError(f"{' and '.join(ways)}: give one of them")
+    if (file is None) != (out is None):
+        raise UserError("--file and --out belong together: prompts in, answers out")
+    if samples > 1 and file is None:
+        raise UserError("--samples has no effect without --file")
+
+    from hone import sample as verb
+    from hone.serve.model import load_served
+
+    model_ = load_served(model, overrides or (), checkpoint)
+    seed = model_.stage.seed if seed is None else seed
+    if prompt is not None:
+        verb.answer_one(model_, prompt, seed)
+    elif file is not None and out is not None:
+        verb.answer_file(model_, file, out, samples, seed)
+    elif chat or (not ways and model_.task is None):
+        verb.chat(model_, seed)
+    else:
+        verb.show_problems(model_, problems or 2)
+
+
+@app.command()
+def serve(
+    model: AnyModel,
+    overrides: HowSampled = None,
+    checkpoint: Checkpoint = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Other than the default: other machines can reach it.")] = "127.0.0.1",
+) -> None:
+    """Answer over HTTP as OpenAI's API does, until Ctrl-C."""
+    from hone.serve.server import serve as run
+
+    run(model, overrides or (), checkpoint, host, port)
 
 
 @app.command()

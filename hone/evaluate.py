@@ -164,18 +164,6 @@ def cli_eval(recipe: Recipe | Pipeline, checkpoint: Path | None = None, out: Pat
         out.write_text(json.dumps({"model": str(path), **row, "records": records}, indent=1))
 
 
-def cli_sample(recipe: Recipe | Pipeline, checkpoint: Path | None = None, problems: int = 2) -> None:
-    """`hone sample`: what one model answers to a few problems."""
-    stage, path = which_model(recipe, checkpoint)
-    task, renderer, engine = served(stage, path)
-    chosen = task.problems(stage.eval.split)[:problems]
-    answers = rollouts(chosen, renderer, engine, stage.eval.sampling, samples=1, seed=stage.seed)
-    for problem, (rollout,) in zip(chosen, answers, strict=True):
-        grade = task.grade(problem, rollout.text)
-        print(f"--- {problem.id}\n{renderer.prompt_text(problem)}{rollout.text.removeprefix(renderer.prefix)}")
-        print(f"=> {grade.verdict}, {rollout.num_tokens} tokens, finished by {rollout.finish}\n")
-
-
 def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:
     """The stage whose settings hold, and the folder of the model: the given one, else the run's newest.
 

@@ -24,13 +24,27 @@ ROWS = (
     ("train", "rollout"),
     ("recipe",),
     ("evaluate",),
-    ("rl", "sft", "distil"),
+    ("rl", "sft", "distil", "serve"),
+    ("sample",),
     ("pipeline", "launch", "report", "doctor", "explain"),
     ("cli",),
     ("__main__",),
 )
 
-HEAVY = ("torch", "transformers", "matplotlib", "statsmodels", "scipy", "pyarrow", "pandas", "vllm", "ray", "wandb")
+HEAVY = (
+    "torch",
+    "transformers",
+    "matplotlib",
+    "statsmodels",
+    "scipy",
+    "pyarrow",
+    "pandas",
+    "vllm",
+    "ray",
+    "wandb",
+    "starlette",
+    "uvicorn",
+)
 
 
 def imports(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:

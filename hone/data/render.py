@@ -42,7 +42,11 @@ class Renderer:
 
         Raises UserError when style `chat` is asked of a tokenizer without a chat template.
         """
-        text = self._templated(problem.messages)
+        return self.messages_text(problem.messages)
+
+    def messages_text(self, messages: Messages) -> str:
+        """As `prompt_text`, of any messages, the last of them a user's."""
+        text = self._templated(messages)
         return text + OPEN_THINK if self.config.open_think and not text.rstrip().endswith(OPEN_THINK) else text
 
     def prompt_ids(self, problem: Problem) -> IntArray:
@@ -50,11 +54,23 @@ class Renderer:
 
         A raw prompt gets the beginning-of-text token that the tokenizer puts before any text, if it does.
         """
-        ids = self.tokenizer.encode(self.prompt_text(problem), add_special_tokens=False)
-        return np.asarray([*(self._begin if self._is_raw else []), *ids], dtype=np.int64)
+        return self.messages_ids(problem.messages)
+
+    def messages_ids(self, messages: Messages) -> IntArray:
+        """As `prompt_ids`, of any messages, the last of them a user's."""
+        text = self.messages_text(messages)
+        return self.text_ids(text) if self.is_raw else self._encode(text)
+
+    def text_ids(self, text: str) -> IntArray:
+        """[Lp] of a prompt that is given as it is, without any template."""
+        return np.concatenate([np.asarray(self._begin, dtype=np.int64), self._encode(text)])
+
+    def _encode(self, text: str) -> IntArray:
+        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     @property
-    def _is_raw(self) -> bool:
+    def is_raw(self) -> bool:
+        """Whether prompts are plain text, of one user message each, and not conversations."""
         return self.config.style == "raw" or not getattr(self.tokenizer, "chat_template", None)
 
     @cached_property
@@ -85,9 +101,9 @@ class Renderer:
 
     def _templated(self, messages: Messages) -> str:
         messages = self._with_system(messages)
-        if self.config.style == "chat" and self._is_raw:
+        if self.config.style == "chat" and self.is_raw:
             raise UserError("prompt.style is chat but the tokenizer has no chat template; use prompt.style: raw")
-        if self._is_raw:
+        if self.is_raw:
             by_role = {m["role"]: m["content"] for m in messages}
             return self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
         plain = [dict(m) for m in messages]

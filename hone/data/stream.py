@@ -69,3 +69,41 @@ class StopText:
         text = self._tail + self._stream.push(token)
         self._tail = text[len(text) - self._keep :] if self._keep else ""
         return any(stop in text for stop in self._stops)
+
+
+class ShownText:
+    """The text of an answer as a client should see it: without the stop string, and never with the beginning of one.
+
+    A stop string that has come only in part is held back until it is clear that it is none.
+    """
+
+    def __init__(self, decode: Decode, stops: Sequence[str] = ()) -> None:
+        self._stream = TextStream(decode)
+        self._stops = tuple(stops)
+        self._held = ""
+        self._over = False
+
+    def push(self, token: int) -> str:
+        """What may be shown now."""
+        return self._show(self._stream.push(token), last=False)
+
+    def rest(self) -> str:
+        """What was held back, when there are no more tokens."""
+        return self._show(self._stream.rest(), last=True)
+
+    def _show(self, text: str, last: bool) -> str:
+        if self._over:
+            return ""
+        text = self._held + text
+        found = [at for at in (text.find(stop) for stop in self._stops) if at >= 0]
+        if found:
+            self._over = True
+            return text[: min(found)]
+        hold = 0 if last else max((_overlap(text, stop) for stop in self._stops), default=0)
+        self._held = text[len(text) - hold :]
+        return text[: len(text) - hold]
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` that `stop` begins with."""
+    return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -252,3 +252,58 @@ def test_a_long_answer_waits_and_is_not_overtaken(model: Qwen2ForCausalLM) -> No
             order += [out.request for out in core.step() if out.turn is not None]
     assert order[:2] == [first, first]
     assert set(order) == {first, large, small}
+
+
+# --- log-probs for scoring -------------------------------------------------------------------
+
+
+def _reference(model: Qwen2ForCausalLM, ids: np.ndarray) -> torch.Tensor:
+    """Log-probs [L, V] of what follows each token, from one ordinary forward pass."""
+    model.set_attn_implementation("sdpa")
+    with torch.no_grad():
+        return model(torch.from_numpy(ids)[None], use_cache=False).logits[0].log_softmax(-1)
+
+
+def test_prompt_scores_and_likeliest_tokens_equal_a_full_forward_pass(model: Qwen2ForCausalLM) -> None:
+    sampling = [
+        SamplingConfig(temperature=0.0, max_tokens=6),
+        SamplingConfig(temperature=0.5, top_k=2, max_tokens=9),
+        SamplingConfig(temperature=1.5, max_tokens=4),
+    ]
+    prompts = [np.random.default_rng(n).integers(1, 48, n) for n in (9, 1, 14)]
+    requests = [
+        Request(prompt, s, top_logprobs=k, echo=echo)
+        for prompt, s, k, echo in zip(prompts, sampling, (3, 4, 0), (True, True, False))
+    ]
+    with _engine(model, ()).open() as core:
+        core.submit(requests)
+        outputs = [out for _ in iter(lambda: core.busy, False) for out in core.step()]
+    scores = {out.request: out.prompt for out in outputs if out.prompt is not None}
+    turns = {out.request: out.turn for out in outputs if out.turn is not None}
+    assert set(scores) == {0, 1}
+    for i, k in ((0, 3), (1, 4)):
+        turn, prompt = turns[i], scores[i]
+        assert turn is not None
+        assert prompt is not None
+        n = len(prompts[i])
+        logprobs = _reference(model, np.concatenate([turn.prompt_ids, turn.completion_ids]))
+        own = logprobs[: n - 1].gather(1, torch.from_numpy(prompts[i][1:])[:, None])[:, 0]
+        np.testing.assert_allclose(prompt.logprobs[1:], own, rtol=0, atol=1e-5)
+        assert np.isnan(prompt.logprobs[0])
+        values, ids = logprobs[: n - 1].topk(max(3, k))
+        np.testing.assert_allclose(prompt.top_logprobs[1:, :k], values[:, :k], rtol=0, atol=1e-5)
+        assert prompt.top_ids[1:, :k].tolist() == ids[:, :k].tolist()
+        tops = [out.top for out in outputs if out.request == i and len(out.tokens)]
+        top_ids = np.concatenate([top.ids for top in tops if top is not None])
+        top_values = np.concatenate([top.logprobs for top in tops if top is not None])
+        said = logprobs[n - 1 : -1]
+        if sampling[i].temperature:
+            said = (said / 0.5).topk(2)[0].log_softmax(-1)
+            assert (top_values[:, 2:] == -np.inf).all()
+            np.testing.assert_allclose(top_values[:, :2], said, rtol=0, atol=1e-5)
+        else:
+            np.testing.assert_allclose(top_values, said.topk(3)[0], rtol=0, atol=1e-5)
+            assert top_ids[:, 0].tolist() == turn.completion_ids.tolist()
+            np.testing.assert_allclose(top_values[:, 0], turn.logprobs, rtol=0, atol=1e-6)
+        assert all(token in row for token, row in zip(turn.completion_ids, top_ids)) or i == 1
+    assert all(out.top is None for out in outputs if out.request == 2)

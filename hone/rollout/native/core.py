@@ -23,14 +23,18 @@ from hone.config import UserError
 from hone.data.stream import Decode, StopText
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
 from hone.rollout.native.memory import Budget
-from hone.rollout.native.requests import Output, Request, Work
-from hone.rollout.native.sampler import sample_mix
+from hone.rollout.native.requests import Output, Request, Top, Work
+from hone.rollout.native.sampler import likeliest, sample_mix
 from hone.rollout.native.scheduler import Queue, Rows
+from hone.rollout.native.score import prompt_scores
 from hone.types import Finish, Turn
 
 _PREFILL_TOKENS = 8192  # prompt tokens read in one forward pass, at most (one prompt may be longer)
 _IDLE_SHARE = 8  # rows are replaced when one in eight has finished: moving the others costs about a step
 _STEPS_PER_LOOK = 8  # on a GPU, tokens between two looks at what has finished: a look waits for the device
+
+
+_NOTHING = (np.empty(0, np.int64), np.empty(0, np.float32))  # no tokens, no log-probs
 
 
 @dataclass(slots=True)
@@ -73,6 +77,8 @@ class Core:
         self._ended: dict[Work, Finish] = {}  # how, if neither by a stop token nor by the limit
         self._watches: dict[Work, _Watch] = {}
         self._news: list[Output] = []
+        self._most_top = 0  # likeliest tokens that any row wants to see
+        self._tops: list[tuple[int, Tensor, Tensor]] = []  # since the last look: first row, then what `likeliest` gives
         self._cache = DecodeCache()
         # Prompts that were read and have samples waiting: their keys and values, and the logits [V] after them.
         self._read: dict[int, tuple[Prompt, Tensor]] = {}
@@ -102,8 +108,8 @@ class Core:
         """End its samples where they are: they are reported with finish "abort". One that is gone is no error."""
         for work in self._queue.drop(request):
             prompt = np.asarray(self._requests[request].prompt_ids, dtype=np.int64)
-            turn = Turn(prompt, np.empty(0, np.int64), np.empty(0, np.float32), "abort", self._version)
-            self._news.append(Output(*work, turn.completion_ids, turn.logprobs, turn))
+            turn = Turn(prompt, *_NOTHING, "abort", self._version)
+            self._news.append(Output(*work, *_NOTHING, turn=turn))
             self._forget(request)
         for row, work in enumerate(self._rows.work):
             if work[0] == request and self._alive[row]:
@@ -162,7 +168,13 @@ class Core:
                 logits_to_keep=1,
             )
             self._cache.column += 1
-            rows.record(*sample_mix(out.logits[:, -1], rows.next_draws(), rows.kinds), self._stops)
+            self._say(rows, out.logits[:, -1])
+
+    def _say(self, rows: Rows, logits: Tensor, first: int = 0) -> None:
+        """The next token of `rows`, of which the first is or will be row `first` of the batch. logits [B, V]"""
+        rows.record(*sample_mix(logits, rows.next_draws(), rows.kinds), self._stops)
+        if self._most_top:
+            self._tops.append((first, *likeliest(logits, rows.kinds, self._most_top)))
 
     def _turnover(self) -> None:
         """Finished rows leave, waiting samples enter and say their first token."""
@@ -174,12 +186,13 @@ class Core:
         running = [self._rows.work[row] for row in keep]
         work = self._queue.take(running, self._requests)
         self._arrived = False
+        self._most_top = max((self._requests[request].top_logprobs for request, _ in (*running, *work)), default=0)
         self._read_prompts(work)
         self._rows = self._rows.select(keep)
         entering = Rows.enter(work, self._requests, self._device)
         if work:
             logits = torch.stack([self._read[request][1] for request, _ in work])  # [N, V]
-            entering.record(*sample_mix(logits, entering.next_draws(), entering.kinds), self._stops)
+            self._say(entering, logits, first=len(keep))
         self._rows = self._rows.append(entering)
         self._alive = [True] * len(self._rows.work)
         self._watches |= {w: self._watched(self._requests[w[0]]) for w in work if _is_watched(self._requests[w[0]])}
@@ -195,10 +208,12 @@ class Core:
 
     def _watched(self, request: Request) -> _Watch:
         stop = request.sampling.stop
-        return _Watch(StopText(stop, self._decode_text) if stop and self._decode_text else None, request.streamed)
+        text = StopText(stop, self._decode_text) if stop and self._decode_text else None
+        return _Watch(text, request.streamed or request.top_logprobs > 0)
 
     def _watch(self) -> list[Output]:
         """Looks at what watched rows have said: stop strings end them, streamed tokens are handed out."""
+        tops, self._tops = self._tops, []
         if not self._watches:
             return []
         found = [(row, work) for row, work in enumerate(self._rows.work) if work in self._watches]
@@ -215,8 +230,17 @@ class Core:
                     self._ended[work] = "stop"
             watch.seen += n
             if watch.streamed and n:
-                news.append(Output(*work, tokens[:n], logprobs[:n]))
+                news.append(Output(*work, tokens[:n], logprobs[:n], self._top(row, n, tops)))
         return news
+
+    def _top(self, row: int, n: int, tops: Sequence[tuple[int, Tensor, Tensor]]) -> Top | None:
+        """The likeliest tokens in each of the `n` places that this row has said since the last look."""
+        count = self._requests[self._rows.work[row][0]].top_logprobs
+        if not count:
+            return None
+        ids = torch.stack([ids[row - first, :count] for first, ids, _ in tops[:n]])
+        values = torch.stack([values[row - first, :count] for first, _, values in tops[:n]])
+        return Top(ids.cpu().numpy(), values.cpu().numpy())
 
     def _finished(self) -> list[Output]:
         """Rows that have ended since the last look."""
@@ -232,7 +256,7 @@ class Core:
             sent = watch.seen if watch is not None and watch.streamed else 0
             self._ended.pop(work, None)
             self._reported.add(work)
-            news.append(Output(*work, turn.completion_ids[sent:], turn.logprobs[sent:], turn))
+            news.append(Output(*work, turn.completion_ids[sent:], turn.logprobs[sent:], turn=turn))
         return news
 
     def _forget(self, request: int) -> None:
@@ -256,19 +280,25 @@ class Core:
             self._read_batch(batch)
 
     def _read_batch(self, batch: Sequence[int]) -> None:
-        prompts = [torch.as_tensor(self._requests[i].prompt_ids, dtype=torch.int64) for i in batch]
+        asked = [self._requests[i] for i in batch]
+        prompts = [torch.as_tensor(request.prompt_ids, dtype=torch.int64) for request in asked]
         lengths = [len(prompt) for prompt in prompts]
-        positions = torch.cat([torch.arange(length) for length in lengths])
+        tokens = torch.cat(prompts).to(self._device)  # [T]
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
+        ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
         cache = PromptPass(lengths)
-        out = self._model(
-            input_ids=torch.cat(prompts)[None].to(self._device),  # [1, T]
-            position_ids=positions[None].to(self._device),
-            decode_cache=cache,
-            use_cache=False,
-            logits_to_keep=torch.tensor(lengths, device=self._device).cumsum(0) - 1,  # the last token of each prompt
-        )
-        self._read.update(zip(batch, zip(cache.prompts(), out.logits[0].unbind(0))))
+        inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache, "use_cache": False}
+        if any(request.echo for request in asked):
+            hidden = self._model.base_model(**inputs).last_hidden_state[0]  # [T, D]
+            logits = self._model.get_output_embeddings()(hidden[ends])
+            top = max(request.top_logprobs for request in asked)
+            for i, request, scores in zip(batch, asked, prompt_scores(self._model, hidden, tokens, lengths, top)):
+                if request.echo:
+                    self._news.append(Output(i, 0, *_NOTHING, prompt=scores))
+        else:
+            logits = self._model(**inputs, logits_to_keep=ends).logits[0]
+        self._read.update(zip(batch, zip(cache.prompts(), logits.unbind(0))))
 
 
 def _is_watched(request: Request) -> bool:
-    return request.streamed or bool(request.sampling.stop)
+    return request.streamed or request.top_logprobs > 0 or bool(request.sampling.stop)

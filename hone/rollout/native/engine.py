@@ -50,6 +50,10 @@ class NativeEngine:
         self._version = version
         self._decode = decode
 
+    @property
+    def model(self) -> PreTrainedModel:
+        return self._model
+
     def sync(self, policy: Policy, version: int) -> None:
         """The weights are shared, so there is nothing to copy."""
         self._model = policy.model

@@ -73,6 +73,25 @@ def sample_mix(logits: Tensor, draws: Tensor | None, kinds: Mix) -> tuple[Tensor
     return tokens, logprobs
 
 
+def likeliest(logits: Tensor, kinds: Mix, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` likeliest tokens [B, count] of each row, and their log-probabilities, likeliest first.
+
+    Of the same distribution as those of `sample`: -inf where the filters leave fewer.
+    """
+    count = min(count, logits.shape[1])
+    tokens = torch.zeros(len(logits), count, dtype=torch.int64, device=logits.device)
+    logprobs = torch.full((len(logits), count), -math.inf, device=logits.device)
+    for sampling, rows in kinds:
+        at = slice(None) if rows is None else rows
+        scores, candidates = logits[at].float(), None
+        if sampling.temperature:
+            scores, candidates = _keep(scores / sampling.temperature, sampling)
+        values, index = scores.log_softmax(dim=-1).topk(min(count, scores.shape[1]), dim=-1)
+        logprobs[at, : values.shape[1]] = values
+        tokens[at, : values.shape[1]] = index if candidates is None else candidates.gather(1, index)
+    return tokens, logprobs
+
+
 def sample(logits: Tensor, draws: Tensor | None, sampling: SamplingConfig) -> tuple[Tensor, Tensor]:
     """Logits [B, V] and uniform numbers [B] (None at temperature 0). Returns tokens [B] and log-probabilities [B]."""
     if sampling.temperature == 0.0:

@@ -1,0 +1,49 @@
+"""Log-probs of a prompt's own tokens, as scoring clients ask for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from hone.model.logprobs import BUDGET, output_head
+from hone.types import FloatArray, IntArray
+
+
+@dataclass(frozen=True, slots=True)
+class PromptScores:
+    """Of the model itself: temperature 1, nothing filtered.
+
+    Entry t speaks of token t after those before it; the first has none before it, and its numbers are nan.
+    """
+
+    logprobs: FloatArray  # [Lp]
+    top_ids: IntArray  # [Lp, K] the likeliest tokens in its place, the likeliest first
+    top_logprobs: FloatArray  # [Lp, K]
+
+
+def prompt_scores(
+    model: PreTrainedModel, hidden: Tensor, tokens: Tensor, lengths: Sequence[int], top: int
+) -> list[PromptScores]:
+    """hidden [T, D] and tokens [T] of prompts packed in one row, lengths [P]. The logits exist a chunk at a time."""
+    weight, bias = output_head(model)
+    budget = BUDGET.get(hidden.device.type, BUDGET["cuda"])
+    rows, top = max(1, budget // weight.shape[0]), min(top, weight.shape[0])
+    parts = []
+    for part, target in zip(hidden[:-1].split(rows), tokens[1:].split(rows)):
+        logprobs = torch.nn.functional.linear(part, weight, bias).float().log_softmax(-1)
+        values, ids = logprobs.topk(top, dim=-1)
+        parts.append((logprobs.gather(1, target[:, None]).squeeze(1), ids, values))
+    nothing = hidden.new_full((1,), torch.nan, dtype=torch.float32)
+    none_ids, none_values = tokens.new_zeros((1, top)), nothing.expand(1, top)
+    # Entry 0 of the row, and the first of each further prompt, follow nothing that they belong to.
+    logprobs = torch.cat([nothing, *(p[0] for p in parts)])
+    ids = torch.cat([none_ids, *(p[1] for p in parts)])
+    values = torch.cat([none_values, *(p[2] for p in parts)])
+    starts = torch.tensor([0, *lengths[:-1]], device=tokens.device).cumsum(0)
+    logprobs[starts], values[starts], ids[starts] = torch.nan, torch.nan, 0
+    pieces = zip(*(x.cpu().split(list(lengths)) for x in (logprobs, ids, values)))
+    return [PromptScores(a.numpy(), b.numpy(), c.numpy()) for a, b, c in pieces]

@@ -1,0 +1,122 @@
+"""From the engine's news to the choices of an answer: text, log-probs, how it ended.
+
+Log-probs are those of the distribution that was sampled from (see `hone.rollout.native.sampler`): temperature and
+filters applied; at temperature 0 the model's own. Those of an echoed prompt are the model's own.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from hone.data.stream import Decode, ShownText, TextStream
+from hone.rollout.native.requests import Output
+from hone.types import FloatArray, IntArray
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+Ranked = list[tuple[int, float]]  # token ids with their log-probs, the likeliest first
+
+
+@dataclass(frozen=True, slots=True)
+class Scored:
+    """A token of the answer, or of the prompt that it echoes."""
+
+    id: int
+    logprob: float | None  # None: the first of a prompt
+    top: Ranked
+    offset: int  # where its text begins
+
+
+@dataclass
+class Answer:
+    """One choice while it is written."""
+
+    decode: Decode
+    stops: tuple[str, ...]
+    text: str = ""
+    scored: list[Scored] = field(default_factory=list)
+    tokens: int = 0  # of the completion
+    finish: str | None = None
+    _shown: ShownText = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._shown = ShownText(self.decode, self.stops)
+
+    def begin(self, text: str) -> str:
+        """What stands before the completion: the opening tag that the prompt holds, or an echoed prompt."""
+        self.text += text
+        return text
+
+    def echo(self, ids: IntArray, logprobs: FloatArray, top_ids: IntArray, top_logprobs: FloatArray) -> str:
+        """The prompt [Lp] itself, with its scores (nan: none)."""
+        stream, text = TextStream(self.decode), ""
+        for i, token in enumerate(ids.tolist()):
+            value = float(logprobs[i])
+            self._score(token, value, _ranked(top_ids[i], top_logprobs[i]), len(text))
+            text += stream.push(token)
+        return self.begin(text + stream.rest())
+
+    def push(self, output: Output, keep_scores: bool = False) -> str:
+        """Takes the news in; returns the text that can be shown now."""
+        new = ""
+        for i, token in enumerate(output.tokens.tolist()):
+            if keep_scores:
+                top = _ranked(output.top.ids[i], output.top.logprobs[i]) if output.top is not None else []
+                self._score(token, float(output.logprobs[i]), top, len(self.text) + len(new))
+            new += self._shown.push(token)
+        self.tokens += len(output.tokens)
+        if output.turn is not None:
+            new += self._shown.rest()
+            self.finish = output.turn.finish
+        self.text += new
+        return new
+
+    def _score(self, token: int, logprob: float, top: Ranked, offset: int) -> None:
+        self.scored.append(Scored(token, None if math.isnan(logprob) else logprob, top, offset))
+
+
+def _ranked(ids: IntArray, logprobs: FloatArray) -> Ranked:
+    return [(int(i), float(v)) for i, v in zip(ids, logprobs) if np.isfinite(v)]
+
+
+def token_name(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
+    """Its text; of one that is only part of a character, as the vocabulary writes it, so that no two look the same."""
+    text = str(tokenizer.decode([token]))
+    return str(tokenizer.convert_ids_to_tokens(token)) if "\ufffd" in text else text
+
+
+def completion_logprobs(tokenizer: PreTrainedTokenizerBase, scored: list[Scored], top: int) -> dict[str, Any]:
+    """As /v1/completions has it."""
+
+    def ranking(token: Scored) -> dict[str, float] | None:
+        if token.logprob is None:
+            return None
+        names: dict[str, float] = {}
+        for i, value in token.top[:top]:
+            names.setdefault(token_name(tokenizer, i), value)
+        return names
+
+    return {
+        "tokens": [token_name(tokenizer, token.id) for token in scored],
+        "token_logprobs": [token.logprob for token in scored],
+        "top_logprobs": [ranking(token) for token in scored] if top else None,
+        "text_offset": [token.offset for token in scored],
+    }
+
+
+def chat_logprobs(tokenizer: PreTrainedTokenizerBase, scored: list[Scored], top: int) -> dict[str, Any]:
+    """As /v1/chat/completions has it."""
+
+    def entry(token: int, logprob: float | None) -> dict[str, Any]:
+        name = token_name(tokenizer, token)
+        return {"token": name, "logprob": logprob, "bytes": list(name.encode())}
+
+    content = [
+        {**entry(t.id, t.logprob), "top_logprobs": [entry(i, value) for i, value in t.top[:top]]} for t in scored
+    ]
+    return {"content": content, "refusal": None}

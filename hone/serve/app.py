@@ -1,0 +1,272 @@
+"""OpenAI's API over one model: /v1/models, /v1/completions, /v1/chat/completions, /health.
+
+hone serve runs/demo
+curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "Puzzle: ", "max_tokens": 20}'
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from jinja2 import TemplateError
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.trustedhost import TrustedHostMiddleware
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from hone.config import UserError
+from hone.rollout.native.requests import Request
+from hone.serve.answer import Answer, chat_logprobs, completion_logprobs
+from hone.serve.model import ServedModel
+from hone.serve.protocol import ApiError, ChatAsk, CompletionAsk, parse, refused
+from hone.serve.worker import Worker
+from hone.types import IntArray
+
+_LOOK = 0.5  # seconds between two looks at whether a client is still there
+
+#: (choice, new text, is it the first piece, is it the last) -> one entry of `choices`
+Choice = Callable[[int, Answer, str, bool, bool], dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class Job:
+    """A checked request, on its way through the engine."""
+
+    kind: str  # object of the response
+    prefix: str  # of its id
+    requests: list[Request]
+    answers: list[Answer]  # [P * n]
+    scores: bool  # keep log-probs
+    answer: Choice  # one whole
+    piece: Choice  # one of a stream
+    drop: bool = False  # the one token is there only because the engine says at least one
+
+
+class Api:
+    def __init__(self, model: ServedModel, worker: Worker) -> None:
+        self.model, self.worker, self.started = model, worker, int(time.time())
+
+    async def models(self, _: HttpRequest) -> Response:
+        about = {"id": self.model.name, "object": "model", "created": self.started, "owned_by": "hone"}
+        return JSONResponse({"object": "list", "data": [{**about, "max_model_len": self.model.context}]})
+
+    async def health(self, _: HttpRequest) -> Response:
+        return JSONResponse({"status": "ok"})
+
+    async def completions(self, http: HttpRequest) -> Response:
+        ask = parse(CompletionAsk, await http.body())
+        return await self._respond(http, ask, self._completion_job(ask))
+
+    async def chat(self, http: HttpRequest) -> Response:
+        ask = parse(ChatAsk, await http.body())
+        return await self._respond(http, ask, self._chat_job(ask))
+
+    # --- from what is asked to requests ---
+
+    def _completion_job(self, ask: CompletionAsk) -> Job:
+        self._check_name(ask.model)
+        if ask.max_tokens == 0 and not ask.echo:
+            raise ApiError("max_tokens is 0: without echo there is nothing to answer", param="max_tokens")
+        if ask.echo and ask.stream:
+            raise ApiError("echo is not supported in a stream: leave one of them out", param="echo")
+        prompts = [self._prompt(prompt) for prompt in ask.prompts]
+        if not prompts:
+            raise ApiError("prompt: give at least one", param="prompt")
+        top = ask.logprobs or 0
+        requests = [
+            self._request(ask, ids, stream, self._limit(ids, ask.max_tokens), ask.logprobs is not None, top, ask.echo)
+            for stream, ids in enumerate(prompts)
+        ]
+        answers = [Answer(self.model.decode, r.sampling.stop) for r in requests for _ in range(ask.n)]
+
+        def whole(i: int, answer: Answer, new: str, first: bool, last: bool) -> dict[str, Any]:
+            scores = None
+            if ask.logprobs is not None:
+                scores = completion_logprobs(self.model.tokenizer, answer.scored, top)
+            return {"index": i, "text": new, "logprobs": scores, "finish_reason": answer.finish if last else None}
+
+        return Job(
+            "text_completion", "cmpl", requests, answers, ask.logprobs is not None, whole, whole, ask.max_tokens == 0
+        )
+
+    def _chat_job(self, ask: ChatAsk) -> Job:
+        self._check_name(ask.model)
+        messages = [message.plain() for message in ask.messages]
+        if messages[-1]["role"] != "user":
+            raise ApiError("messages: the last one must be the user's", param="messages")
+        if self.model.renderer.is_raw and sum(m["role"] != "system" for m in messages) > 1:
+            raise ApiError("messages: this model has no chat template; give one user message", param="messages")
+        try:
+            ids = self.model.renderer.messages_ids(messages)
+        except TemplateError as error:  # raised by the model's own template, for roles in an order it does not know
+            raise ApiError(f"messages: {error}", param="messages") from None
+        asked = ask.max_completion_tokens if ask.max_completion_tokens is not None else ask.max_tokens
+        top = (ask.top_logprobs or 0) if ask.logprobs else 0
+        request = self._request(ask, ids, 0, self._limit(ids, asked), ask.logprobs, top, False)
+        answers = [Answer(self.model.decode, request.sampling.stop) for _ in range(ask.n)]
+        for answer in answers:
+            answer.begin(self.model.renderer.prefix)
+
+        def scores(answer: Answer) -> dict[str, Any] | None:
+            return chat_logprobs(self.model.tokenizer, answer.scored, top) if ask.logprobs else None
+
+        def whole(i: int, answer: Answer, new: str, first: bool, last: bool) -> dict[str, Any]:
+            message = {"role": "assistant", "content": new, "refusal": None}
+            return {"index": i, "message": message, "logprobs": scores(answer), "finish_reason": answer.finish}
+
+        def piece(i: int, answer: Answer, new: str, first: bool, last: bool) -> dict[str, Any]:
+            delta = {"role": "assistant", "content": self.model.renderer.prefix + new} if first else {"content": new}
+            finish = answer.finish if last else None
+            return {"index": i, "delta": delta, "logprobs": scores(answer), "finish_reason": finish}
+
+        return Job("chat.completion", "chatcmpl", [request], answers, ask.logprobs, whole, piece)
+
+    def _check_name(self, name: str) -> None:
+        if name != self.model.name:
+            message = f"there is no model {name!r} here; it is called {self.model.name!r}"
+            raise ApiError(message, 404, "model", "model_not_found")
+
+    def _prompt(self, prompt: str | list[int]) -> IntArray:
+        if isinstance(prompt, str):
+            return self.model.renderer.text_ids(prompt)
+        if wrong := [i for i in prompt if not 0 <= i < self.model.vocabulary]:
+            raise ApiError(f"prompt: {wrong[0]} is no token id: below {self.model.vocabulary}", param="prompt")
+        return np.asarray(prompt, dtype=np.int64)
+
+    def _limit(self, ids: IntArray, asked: int | None) -> int:
+        return self.model.room(len(ids)) if asked is None else max(1, asked)
+
+    def _request(
+        self, ask: Any, ids: IntArray, stream: int, max_tokens: int, logprobs: bool, top: int, echo: bool
+    ) -> Request:
+        sampling = ask.settings(self.model.sampling, max_tokens)
+        seed = ask.seed_or_any()
+        return Request(ids, sampling, seed, stream, ask.n, ask.stream, top, echo and logprobs)
+
+    # --- from the engine's news to the response ---
+
+    async def _respond(self, http: HttpRequest, ask: Any, job: Job) -> Response:
+        head = {"id": f"{job.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model.name}
+        if ask.stream:
+            kind = job.kind + (".chunk" if job.prefix == "chatcmpl" else "")
+            events = self._events({**head, "object": kind}, job, ask.wants_usage)
+            first = await anext(events)  # what is refused is refused before the response begins
+            return StreamingResponse(_chain(first, events), media_type="text/event-stream")
+        task = asyncio.ensure_future(self._collect(job, echo=getattr(ask, "echo", False)))
+        try:
+            while not (await asyncio.wait({task}, timeout=_LOOK))[0]:
+                if await http.is_disconnected():
+                    return Response(status_code=499)  # nobody reads it
+            await task
+        finally:
+            task.cancel()
+        choices = [job.answer(i, answer, answer.text, True, True) for i, answer in enumerate(job.answers)]
+        return JSONResponse({**head, "object": job.kind, "choices": choices, "usage": _usage(job)})
+
+    async def _collect(self, job: Job, echo: bool) -> None:
+        n = job.requests[0].samples
+        echoed: set[int] = set()
+        async with aclosing(self._run(job)) as news:
+            async for which, output in news:
+                group = job.answers[which * n : which * n + n]
+                if echo and which not in echoed:
+                    echoed.add(which)
+                    self._echo(job.requests[which], group, output)
+                if job.drop and output.turn is not None:
+                    group[output.sample].finish = "length"
+                elif not job.drop:
+                    group[output.sample].push(output, job.scores)
+
+    def _echo(self, request: Request, group: Sequence[Answer], output: Any) -> None:
+        """The prompt before each answer; with scores, if they were asked for: they are the first news."""
+        for answer in group:
+            if output.prompt is None:
+                answer.begin(self.model.decode(request.prompt_ids.tolist()))
+            else:
+                s = output.prompt
+                answer.echo(request.prompt_ids, s.logprobs, s.top_ids, s.top_logprobs)
+
+    async def _events(self, head: dict[str, Any], job: Job, usage: bool) -> AsyncGenerator[str, None]:
+        n, begun = job.requests[0].samples, set[int]()
+        async with aclosing(self._run(job)) as news:
+            async for which, output in news:
+                i = which * n + output.sample
+                answer = job.answers[i]
+                answer.scored.clear()  # each piece has its own
+                new = answer.push(output, job.scores)
+                last = output.turn is not None
+                if not (new or answer.scored or last or i not in begun):
+                    continue
+                yield _event({**head, "choices": [job.piece(i, answer, new, i not in begun, last)]})
+                begun.add(i)
+        if usage:
+            yield _event({**head, "choices": [], "usage": _usage(job)})
+        yield "data: [DONE]\n\n"
+
+    async def _run(self, job: Job) -> AsyncGenerator[Any, None]:
+        try:
+            async with aclosing(self.worker.run(job.requests)) as news:
+                async for item in news:
+                    yield item
+        except UserError as error:
+            raise refused(error) from None
+        except RuntimeError as error:
+            raise ApiError(str(error), 503) from None
+
+
+def _usage(job: Job) -> dict[str, int]:
+    prompt, completion = sum(len(r.prompt_ids) for r in job.requests), sum(answer.tokens for answer in job.answers)
+    return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
+
+
+def _event(data: dict[str, Any]) -> str:
+    return f"data: {json.dumps(data)}\n\n"
+
+
+async def _chain(first: str, rest: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
+    """The events; one that fails after the response began ends it with the error."""
+    try:
+        yield first
+        async for event in rest:
+            yield event
+    except ApiError as error:
+        yield _event(error.body)
+    finally:
+        await rest.aclose()
+
+
+def _on_user_error(_: HttpRequest, error: Any) -> Response:
+    return JSONResponse(refused(error).body, 400)
+
+
+def _on_api_error(_: HttpRequest, error: Any) -> Response:
+    return JSONResponse(error.body, error.status)
+
+
+def _on_http_error(_: HttpRequest, error: Any) -> Response:
+    return JSONResponse(ApiError(str(error.detail), error.status_code).body, error.status_code)
+
+
+def make_app(model: ServedModel, worker: Worker, hosts: Sequence[str] = ("*",)) -> Starlette:
+    """`hosts`: names that requests may address; others, as of a web page that points its name here, are refused."""
+    api = Api(model, worker)
+    routes = [
+        Route("/v1/models", api.models),
+        Route("/v1/completions", api.completions, methods=["POST"]),
+        Route("/v1/chat/completions", api.chat, methods=["POST"]),
+        Route("/health", api.health),
+    ]
+    handlers: Any = {ApiError: _on_api_error, UserError: _on_user_error, HTTPException: _on_http_error}
+    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[guard])

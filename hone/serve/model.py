@@ -1,0 +1,107 @@
+"""The model that a user names, ready to answer: a recipe, a run, a checkpoint, a plain checkpoint folder, a hub id."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hone.config import Layer, UserError, override
+from hone.data.render import Renderer
+from hone.data.stream import Decode, decoder
+from hone.evaluate import which_model
+from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.recipe import Recipe, load
+from hone.rollout.config import SamplingConfig
+from hone.rollout.native.engine import NativeEngine
+from hone.tasks import make_task
+from hone.tasks.base import Task
+from hone.validate import validate
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+#: What a model without a recipe gets; chats are longer than the answers that a recipe trains.
+PLAIN: dict[str, Any] = {
+    "eval": {"sampling": {"max_tokens": 1024}},
+    "prompt": {"system": "", "template": "{user}"},  # without a chat template, text is simply continued
+}
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    name: str  # what clients call it
+    path: str
+    stage: Recipe  # its settings
+    task: Task | None  # None: a model without a recipe
+    engine: NativeEngine
+    renderer: Renderer
+    vocabulary: int  # token ids are below
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        return self.renderer.tokenizer
+
+    @property
+    def decode(self) -> Decode:
+        return decoder(self.tokenizer)
+
+    @property
+    def sampling(self) -> SamplingConfig:
+        """What holds where a request says nothing else."""
+        return self.stage.eval.sampling
+
+    @property
+    def context(self) -> int | None:
+        """Tokens of prompt and completion together, at most; None: no limit known."""
+        limit: int | None = getattr(self.engine.model.config, "max_position_embeddings", None)
+        return limit
+
+    def room(self, length: int) -> int:
+        """Tokens that may follow a prompt of this length: as set, as far as the context has room; at least 1."""
+        most = self.sampling.max_tokens
+        return most if self.context is None else max(1, min(most, self.context - length))
+
+
+def load_served(target: str, overrides: Sequence[str] = (), checkpoint: Path | None = None) -> ServedModel:
+    """Raises UserError (or ConfigError) if there is no such thing, or nothing is trained there yet."""
+    stage, path, has_recipe = resolve(target, overrides, checkpoint)
+    config = stage.model.at(path)
+    model, tokenizer = load_model(config).eval(), load_tokenizer(config)
+    task = make_task(stage.task, stage.seed) if has_recipe else None
+    engine = NativeEngine(model, stop_token_ids(model, tokenizer), stage.rollout, decode=decoder(tokenizer))
+    renderer = Renderer(tokenizer, stage.prompt, task.system if task else "")
+    name = stage.name if has_recipe else target.rstrip("/")
+    return ServedModel(name, path, stage, task, engine, renderer, model.get_input_embeddings().num_embeddings)
+
+
+def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> tuple[Recipe, str, bool]:
+    """The settings, where the model is, and whether a recipe says them."""
+    folder = Path(target).expanduser()
+    if (folder / "model" / "config.json").is_file() and folder.parent.name == "checkpoints":
+        folder, checkpoint = folder.parent.parent, checkpoint or folder  # a checkpoint of a run: as the run says
+    elif (folder / "config.json").is_file() and folder.name == "model":  # the model that a run or a checkpoint holds
+        owner = folder.parent.parent.parent if folder.parent.parent.name == "checkpoints" else folder.parent
+        if (owner / "config.resolved.json").is_file():
+            folder, checkpoint = owner, checkpoint or folder
+    if not (folder / "config.json").is_file() and not _is_hub_id(target):
+        recipe = load(str(folder), overrides)
+        stage, path = which_model(recipe, checkpoint)
+        return stage, str(path), True
+    if checkpoint is not None:
+        raise UserError(f"--checkpoint belongs to a recipe or a run; {target} is a model itself: leave it out")
+    name = re.sub(r"[^\w.-]", "-", folder.resolve().name) or "model"
+    plain = {"name": name, "task": {"name": "knights"}, "model": {"path": str(folder)}, **PLAIN}
+    layer = Layer(plain, {(): target})
+    for text in overrides:
+        layer = override(layer, text, Recipe)
+    return validate(Recipe, layer), str(folder), False
+
+
+def _is_hub_id(target: str) -> bool:
+    """`owner/name` that is nothing on this disk. A name without owner is a recipe's."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", target) or target.endswith((".yaml", ".yml", ".json")):
+        return False
+    return not Path(target).exists() and not Path(target.split("/")[0]).is_dir()

@@ -1,0 +1,149 @@
+"""What clients may ask, in the words of OpenAI's API, and the form of its errors.
+
+https://platform.openai.com/docs/api-reference/completions and /chat. A parameter that is not known here is an
+error unless its value asks for nothing: it would have no effect.
+"""
+
+from __future__ import annotations
+
+import secrets
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+
+from hone.config import UserError
+from hone.rollout.config import SamplingConfig
+
+#: Parameters that change nothing about the answer.
+HARMLESS = {
+    "user",
+    "metadata",
+    "store",
+    "service_tier",
+    "safety_identifier",
+    "prompt_cache_key",
+    "best_of",
+    "eos_string",
+}
+NEUTRAL: tuple[Any, ...] = (None, 0, False, "", [], {}, {"type": "text"}, "none", "auto")
+MAX_TOP = 20
+MAX_SAMPLES = 1024
+
+
+class ApiError(Exception):
+    """Goes to the client as OpenAI's errors do."""
+
+    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        kind = "invalid_request_error" if status < 500 else "server_error"
+        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
+
+
+class StreamOptions(BaseModel):
+    include_usage: bool = False
+
+
+class _Ask(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    model: str
+    n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
+    temperature: float | None = Field(default=None, ge=0.0, le=100.0)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    top_k: int | None = Field(default=None, ge=-1)  # as vLLM and others have it; -1 and 0: off
+    min_p: float | None = Field(default=None, ge=0.0, lt=1.0)
+    stop: list[str] = []
+    seed: int | None = None
+    stream: bool = False
+    stream_options: StreamOptions | None = None
+
+    @field_validator("stop", mode="before")
+    @classmethod
+    def _list(cls, value: Any) -> Any:
+        return [] if value is None else [value] if isinstance(value, str) else value
+
+    @field_validator("stop")
+    @classmethod
+    def _something(cls, value: list[str]) -> list[str]:
+        if "" in value:
+            raise ValueError("a stop string must have at least one character")
+        return value
+
+    def settings(self, default: SamplingConfig, max_tokens: int) -> SamplingConfig:
+        given = {key: value for key in ("temperature", "top_p", "min_p") if (value := getattr(self, key)) is not None}
+        if self.top_k is not None:
+            given["top_k"] = max(0, self.top_k)
+        stop = tuple(self.stop) or default.stop
+        return SamplingConfig.model_validate({**default.model_dump(), **given, "max_tokens": max_tokens, "stop": stop})
+
+    def seed_or_any(self) -> int:
+        return secrets.randbits(63) if self.seed is None else self.seed
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream should end with what it used."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionAsk(_Ask):
+    prompt: str | list[str] | list[int] | list[list[int]] = "<|endoftext|>"
+    max_tokens: int | None = Field(default=None, ge=0)  # 0: score the prompt only, with echo
+    logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
+    echo: bool = False
+
+    @property
+    def prompts(self) -> list[str] | list[list[int]]:
+        p: Any = self.prompt
+        return [p] if isinstance(p, str) or (p and isinstance(p[0], int)) else p
+
+
+class Message(BaseModel):
+    model_config = ConfigDict(extra="allow", frozen=True)
+
+    role: Literal["system", "developer", "user", "assistant"]
+    content: str
+
+    @field_validator("content", mode="before")
+    @classmethod
+    def _joined(cls, value: Any) -> Any:
+        if not isinstance(value, list):
+            return value
+        if any(not isinstance(part, dict) or part.get("type") != "text" for part in value):
+            raise ValueError("content may hold text only")
+        return "".join(str(part.get("text", "")) for part in value)
+
+    def plain(self) -> dict[str, str]:
+        return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
+
+
+class ChatAsk(_Ask):
+    messages: list[Message] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1)
+    max_completion_tokens: int | None = Field(default=None, ge=1)
+    logprobs: bool = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
+
+
+def parse(kind: type[CompletionAsk] | type[ChatAsk], body: bytes) -> Any:
+    """The request, or ApiError that names the parameter."""
+    try:
+        ask = kind.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors()[0]
+        param = str(first["loc"][0]) if first["loc"] else None
+        where = f"{param}: " if param else ""
+        raise ApiError(f"{where}{first['msg']}", param=param) from None
+    for name, value in (ask.model_extra or {}).items():
+        if name not in HARMLESS and value not in NEUTRAL:
+            raise ApiError(f"{name} is not supported here: leave it out", param=name, code="unsupported_parameter")
+    if (best := (ask.model_extra or {}).get("best_of")) not in (None, ask.n):
+        raise ApiError(f"best_of {best} is not supported: leave it out, or set it to n", param="best_of")
+    return ask
+
+
+def refused(error: UserError) -> ApiError:
+    """What the engine cannot do for this request."""
+    message = str(error).replace("sampling.max_tokens", "max_tokens")
+    code = "context_length_exceeded" if "context" in message else None
+    return ApiError(message, code=code)

@@ -1,0 +1,136 @@
+"""The thread that owns the running batch. Requests of all clients join it; news go back to each.
+
+with Worker(engine) as worker:
+    async for output in worker.run([Request(...)]): ...
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+import threading
+import traceback
+from collections.abc import AsyncGenerator, Callable, Sequence
+from dataclasses import dataclass, field
+from types import TracebackType
+
+from hone.config import UserError
+from hone.rollout.native.core import Core
+from hone.rollout.native.engine import NativeEngine
+from hone.rollout.native.requests import Output, Request
+
+#: What a waiting client is told: (index of its request, news), or why there will be none.
+News = tuple[int, Output] | Exception
+
+
+@dataclass(eq=False)
+class _Ticket:
+    """Requests that came together from one client."""
+
+    requests: Sequence[Request]
+    tell: Callable[[News], None]  # called in the worker's thread
+    numbers: list[int] = field(default_factory=list)  # the core's, consecutive, once it has taken them
+    left: dict[int, int] = field(default_factory=dict)  # number -> samples that have not finished
+    cancelled: bool = False
+
+
+class Worker:
+    def __init__(self, engine: NativeEngine) -> None:
+        self._engine = engine
+        self._inbox: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()  # None: look again, or stop
+        self._stopping = False
+        self._thread = threading.Thread(target=self._live, name="hone engine", daemon=True)
+
+    def __enter__(self) -> Worker:
+        self._thread.start()
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, t: TracebackType | None) -> None:
+        """What still runs is given up: who waits for it is told."""
+        self._stopping = True
+        self._inbox.put(None)
+        self._thread.join(timeout=60)
+        if self._thread.is_alive():
+            raise RuntimeError("the engine's thread has not ended within 60 s; a forward pass hangs")
+
+    async def run(self, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Output], None]:
+        """(index of the request, news) until every sample has finished; leaving early cancels the rest.
+
+        Raises what `Core.submit` raises, and RuntimeError if the engine failed or was stopped meanwhile.
+        """
+        loop, news = asyncio.get_running_loop(), asyncio.Queue[News]()
+
+        def tell(item: News) -> None:
+            with contextlib.suppress(RuntimeError):  # the client's event loop has been closed: nobody listens
+                loop.call_soon_threadsafe(news.put_nowait, item)
+
+        ticket = _Ticket(requests, tell)
+        self._inbox.put(ticket)
+        left = sum(request.samples for request in requests)
+        try:
+            while left:
+                item = await news.get()
+                if isinstance(item, Exception):
+                    left = 0
+                    raise item
+                left -= item[1].turn is not None
+                yield item
+        finally:
+            if left:
+                ticket.cancelled = True
+                self._inbox.put(None)
+
+    # --- in the thread ---
+
+    def _live(self) -> None:
+        """One batch after the other: a new one only when the last broke."""
+        while not self._stopping:
+            tickets: dict[int, _Ticket] = {}  # request of the core -> whose it is
+            try:
+                with self._engine.open() as core:
+                    while not self._stopping:
+                        self._turn(core, tickets)
+            except Exception as error:  # of the model or the device: the clients are told, the server goes on
+                traceback.print_exc()
+                _tell_all(tickets, RuntimeError(f"the engine failed: {type(error).__name__}: {error}"))
+            else:
+                _tell_all(tickets, RuntimeError("the server is stopping"))
+        while not self._inbox.empty():
+            if (ticket := self._inbox.get()) is not None:
+                ticket.tell(RuntimeError("the server is stopping"))
+
+    def _turn(self, core: Core, tickets: dict[int, _Ticket]) -> None:
+        wait = not core.busy
+        while wait or not self._inbox.empty():
+            ticket = self._inbox.get()
+            wait = False
+            if ticket is not None and not ticket.cancelled:
+                self._submit(core, ticket, tickets)
+        for number in [number for number, ticket in tickets.items() if ticket.cancelled]:
+            core.cancel(number)
+            del tickets[number]
+        if not core.busy:
+            return
+        for output in core.step():
+            owner = tickets.get(output.request)
+            if owner is not None:
+                owner.tell((output.request - owner.numbers[0], output))
+                if output.turn is not None:
+                    owner.left[output.request] -= 1
+                    if not owner.left[output.request]:
+                        del tickets[output.request]
+
+    def _submit(self, core: Core, ticket: _Ticket, tickets: dict[int, _Ticket]) -> None:
+        try:
+            ticket.numbers = core.submit(ticket.requests)
+        except UserError as error:
+            ticket.tell(error)
+            return
+        ticket.left = {number: request.samples for number, request in zip(ticket.numbers, ticket.requests)}
+        tickets.update(dict.fromkeys(ticket.numbers, ticket))
+
+
+def _tell_all(tickets: dict[int, _Ticket], error: Exception) -> None:
+    for ticket in set(tickets.values()):
+        ticket.tell(error)
