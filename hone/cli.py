@@ -169,12 +169,13 @@ def sample(
     from hone import sample as verb
     from hone.serve.model import load_served
 
+    prompts = verb.read_prompts(file) if file is not None else []
     model_ = load_served(model, overrides or (), checkpoint)
     seed = model_.stage.seed if seed is None else seed
     if prompt is not None:
         verb.answer_one(model_, prompt, seed)
-    elif file is not None and out is not None:
-        verb.answer_file(model_, file, out, samples, seed)
+    elif out is not None:
+        verb.answer_file(model_, prompts, out, samples, seed)
     elif chat or (not ways and model_.task is None):
         verb.chat(model_, seed)
     else:

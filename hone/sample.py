@@ -7,7 +7,7 @@
 
 A file has a prompt per line, or is .jsonl with rows {"prompt": "..."} or {"messages": [...]}; one row of the answers:
 
-    {"index": 0, "sample": 0, "prompt": "Why?", "completion": "Because.", "finish": "stop", "tokens": 3, "model": "runs/x"}
+    {"index": 0, "sample": 0, "prompt": "Why?", "completion": "Because.", "finish": "stop", "tokens": 3, "model": "m"}
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from hone.serve.model import ServedModel
 from hone.train import jsonl
 from hone.train.progress import Track
 from hone.types import IntArray, Turn
-
 
 RESERVED = {"index", "sample", "completion", "finish", "tokens", "model"}
 
@@ -128,16 +127,15 @@ def _interrupt() -> Iterator[threading.Event]:
 # --- files -----------------------------------------------------------------------------------
 
 
-def answer_file(model: ServedModel, source: Path, out: Path, samples: int, seed: int) -> None:
-    """Answers every prompt of `source` into `out`, each as it is finished; what is there already is kept.
+def answer_file(model: ServedModel, prompts: Sequence[dict[str, Any]], out: Path, samples: int, seed: int) -> None:
+    """Answers every prompt (see `read_prompts`) into `out`, each as it is finished; what is there already is kept.
 
-    An answer depends on the seed and on its place in the file only, so one that was cut goes on as it would have.
-    Raises UserError for rows that cannot be read, and for an `out` that belongs to other prompts or another model.
+    The random numbers of an answer depend on the seed and on its place only: a file that was cut goes on as it would
+    have. Raises UserError for an `out` that belongs to other prompts or another model.
     """
-    prompts = read_prompts(source)
     asked = [_messages(prompt) for prompt in prompts]
     if model.renderer.is_raw and (i := next((i for i, m in enumerate(asked) if _turns(m) > 1), None)) is not None:
-        raise UserError(f"{source}: row {i} is a conversation, and {model.name} has no chat template; give one message")
+        raise UserError(f"prompt {i} is a conversation, and {model.name} has no chat template; give one message")
     done = _answered(out, prompts, model)
     ids = [model.renderer.messages_ids(messages) for messages in asked]
     missing = [(i, g) for i in range(len(prompts)) for g in range(samples) if (i, g) not in done]
@@ -146,9 +144,9 @@ def answer_file(model: ServedModel, source: Path, out: Path, samples: int, seed:
         for (i, g), turn in _turns_of(model, ids, missing, seed):
             text = ShownText(model.decode, model.sampling.stop)
             answer = "".join([*(text.push(token) for token in turn.completion_ids.tolist()), text.rest()])
-            row = {"completion": model.renderer.prefix + answer, "finish": turn.finish}
+            row = {**prompts[i], "completion": model.renderer.prefix + answer, "finish": turn.finish}
             row |= {"tokens": len(turn.completion_ids), "model": model.path}
-            jsonl.append(out, {"index": i, "sample": g, **prompts[i], **row})
+            jsonl.append(out, {"index": i, "sample": g, **row})
             progress.advance()
     jsonl.write(out, sorted(jsonl.read(out), key=lambda row: (row["index"], row["sample"])))
     print(f"{out}: {len(prompts) * samples} answers to {len(prompts)} prompts", file=sys.stderr)

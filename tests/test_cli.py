@@ -103,20 +103,60 @@ def test_our_own_faults_keep_their_traceback(folder, run, monkeypatch):
 # --- the other verbs -------------------------------------------------------------------------------------------------
 
 
-def test_eval_and_sample_hand_over_their_options(folder, run, monkeypatch):
+def test_eval_hands_over_its_options(folder, run, monkeypatch):
     calls = []
     stand_in(
         monkeypatch,
         "hone.evaluate",
         cli_eval=lambda recipe, **options: calls.append((recipe.eval.problems, options)),
-        cli_sample=lambda recipe, **options: calls.append((recipe.name, options)),
     )
     run("eval", "r.yaml", "eval.problems=5", "--checkpoint", "c", "--out", "o.json")
-    run("sample", "r.yaml", "--problems", "3")
-    assert calls == [
-        (5, {"checkpoint": Path("c"), "out": Path("o.json")}),
-        ("x", {"checkpoint": None, "problems": 3}),
-    ]
+    assert calls == [(5, {"checkpoint": Path("c"), "out": Path("o.json")})]
+
+
+@pytest.mark.parametrize(
+    "arguments, expected",
+    [
+        (["x"], ("show_problems", 2)),
+        (["x", "--problems", "3"], ("show_problems", 3)),
+        (["x", "--chat"], ("chat", 7)),
+        (["plain"], ("chat", 7)),
+        (["plain", "--problems", "3"], ("show_problems", 3)),  # says that it has none
+        (["x", "--prompt", "Why?", "--seed", "5"], ("answer_one", "Why?", 5)),
+        (["x", "--file", "f", "--out", "o", "--samples", "4"], ("answer_file", ["f"], Path("o"), 4, 7)),
+    ],
+)
+def test_sample_does_what_is_asked(run, monkeypatch, arguments, expected):
+    import hone.serve  # noqa: F401  the parent of what is replaced
+
+    calls, loaded = [], []
+
+    def load_served(target, overrides, checkpoint):
+        loaded.append((list(overrides), checkpoint))
+        return types.SimpleNamespace(task=None if target == "plain" else 1, stage=types.SimpleNamespace(seed=7))
+
+    def note(name):
+        return lambda model, *rest: calls.append((name, *rest))
+
+    verbs = {name: note(name) for name in ("show_problems", "chat", "answer_one", "answer_file")}
+    stand_in(monkeypatch, "hone.sample", read_prompts=lambda file: [str(file)], **verbs)
+    stand_in(monkeypatch, "hone.serve.model", load_served=load_served)
+    assert run("sample", *arguments, "a.b=1", "--checkpoint", "c") == (0, "", "")
+    assert (calls, loaded) == ([expected], [(["a.b=1"], Path("c"))])
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["--chat", "--prompt", "a"], "--chat and --prompt: give one of them"),
+        (["--file", "f"], "--file and --out belong together"),
+        (["--prompt", "a", "--samples", "2"], "--samples has no effect without --file"),
+    ],
+)
+def test_sample_refuses_what_contradicts_itself(run, arguments, message):
+    code, _, error = run("sample", "x", *arguments)
+    assert code == 2
+    assert message in error
 
 
 def test_report_prints_the_page(folder, run, monkeypatch):

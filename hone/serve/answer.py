@@ -85,9 +85,9 @@ def _ranked(ids: IntArray, logprobs: FloatArray) -> Ranked:
 
 
 def token_name(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """Its text; of one that is only part of a character, as the vocabulary writes it, so that no two look the same."""
+    """Its text; of one that has none, or is only part of a character, what the vocabulary calls it."""
     text = str(tokenizer.decode([token]))
-    return str(tokenizer.convert_ids_to_tokens(token)) if "\ufffd" in text else text
+    return str(tokenizer.convert_ids_to_tokens(token) or f"token_id:{token}") if not text or "\ufffd" in text else text
 
 
 def completion_logprobs(tokenizer: PreTrainedTokenizerBase, scored: list[Scored], top: int) -> dict[str, Any]:

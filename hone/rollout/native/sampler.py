@@ -76,7 +76,7 @@ def sample_mix(logits: Tensor, draws: Tensor | None, kinds: Mix) -> tuple[Tensor
 def likeliest(logits: Tensor, kinds: Mix, count: int) -> tuple[Tensor, Tensor]:
     """The `count` likeliest tokens [B, count] of each row, and their log-probabilities, likeliest first.
 
-    Of the same distribution as those of `sample`: -inf where the filters leave fewer.
+    Of the same distribution as those of `sample`, and the same numbers to the bit; -inf where the filters leave fewer.
     """
     count = min(count, logits.shape[1])
     tokens = torch.zeros(len(logits), count, dtype=torch.int64, device=logits.device)
@@ -84,9 +84,15 @@ def likeliest(logits: Tensor, kinds: Mix, count: int) -> tuple[Tensor, Tensor]:
     for sampling, rows in kinds:
         at = slice(None) if rows is None else rows
         scores, candidates = logits[at].float(), None
-        if sampling.temperature:
-            scores, candidates = _keep(scores / sampling.temperature, sampling)
-        values, index = scores.log_softmax(dim=-1).topk(min(count, scores.shape[1]), dim=-1)
+        if sampling.temperature == 0.0:
+            values, index = scores.topk(count, dim=-1)
+            values = values - scores.logsumexp(dim=-1, keepdim=True)
+        else:
+            if sampling.temperature != 1.0:
+                scores = scores / sampling.temperature
+            scores, candidates = _keep(scores, sampling)
+            values, index = scores.softmax(dim=-1).topk(min(count, scores.shape[1]), dim=-1)
+            values = values.log()
         logprobs[at, : values.shape[1]] = values
         tokens[at, : values.shape[1]] = index if candidates is None else candidates.gather(1, index)
     return tokens, logprobs
