@@ -188,9 +188,9 @@ def read_prompts(source: Path) -> list[dict[str, Any]]:
         except json.JSONDecodeError as error:
             raise UserError(f"{source}:{number}: no JSON ({error.msg}); give one object per line") from error
         if not isinstance(row, dict) or not (isinstance(row.get("prompt"), str) or _is_conversation(row)):
-            raise UserError(
-                f'{source}:{number}: give {{"prompt": "..."}} or {{"messages": [...]}} ending with the user'
-            )
+            raise UserError(f'{source}:{number}: give {{"prompt": "..."}}, or {{"messages": [...]}} with the user last')
+        if taken := sorted(RESERVED & set(row)):
+            raise UserError(f"{source}:{number}: column {', '.join(taken)} is written with the answers; rename it")
         rows.append(row)
     return rows
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.data.stream import StopText, TextStream
+from hone.data.stream import ShownText, StopText, TextStream
 
 
 def _bytes(ids: Sequence[int]) -> str:
@@ -75,3 +75,22 @@ def test_a_stop_string_in_random_bytes_is_found_where_the_whole_text_first_has_i
         hit = next((i for i, token in enumerate(ids) if watch.push(token)), None)
         whole = [i for i in range(40) if any(s in _bytes(ids[: i + 1]) for s in ("aé", "bb"))]
         assert hit == (whole[0] if whole else None)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(alphabet="abéc", max_size=20), st.lists(st.text(alphabet="abc", min_size=1, max_size=4), max_size=3))
+def test_what_is_shown_is_the_text_before_the_first_stop_string(text: str, stops: list[str]) -> None:
+    # The engine ends an answer with the token that completes a stop string; here tokens go on after it, as on a GPU.
+    shown = ShownText(_bytes, stops)
+    pieces = [shown.push(i) for i in text.encode()]
+    cut = min((text.find(stop) for stop in stops if stop in text), default=len(text))
+    assert "".join([*pieces, shown.rest()]) == text[:cut]
+    assert all(text[:cut].startswith("".join(pieces[:n])) for n in range(len(pieces)))
+
+
+def test_text_is_held_back_only_while_it_may_become_a_stop_string() -> None:
+    shown = ShownText(_bytes, ["END", "\n\n"])
+    assert [shown.push(i) for i in b"aENE\nEN\nb"] == ["a", "", "", "EN", "E", "\n", "", "EN", "\nb"]
+    assert shown.rest() == ""
+    assert [shown.push(i) for i in b"EN"] == ["", ""]
+    assert shown.rest() == "EN"
