@@ -53,7 +53,7 @@ class Turn:
     """What the engine was given and what it emitted, as tokens: text is never re-tokenised."""
 
     prompt_ids: IntArray  # [Lp]
-    completion_ids: IntArray  # [Lc], the stop token included when finish == "stop"
+    completion_ids: IntArray  # [Lc], the token that stopped it included when finish == "stop"
     logprobs: FloatArray  # [Lc], of the distribution actually sampled from
     finish: Finish
     policy_version: int

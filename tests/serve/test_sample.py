@@ -19,7 +19,7 @@ from hone.serve.model import ServedModel, load_served, resolve
 
 RECIPE = """\
 name: r
-task: {name: knights, people: [2], train: 3, test: 4}
+task: {name: knights, people: [2], quiz: brief, train: 3, test: 4}
 prompt: {style: raw, system: "", template: "Q {user} A"}
 eval: {sampling: {max_tokens: 7}}
 model: {path: tiny, tiny: {max_positions: 512}}

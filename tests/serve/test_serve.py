@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -292,3 +296,20 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(
     assert capsys.readouterr().err == ""
     listen("0.0.0.0", 0).close()
     assert "can be reached from other machines" in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_a_real_server_ends_after_ctrl_c_and_lets_answers_finish(folder: Path) -> None:
+    command = [sys.executable, "-m", "hone", "serve", str(folder), "--port", "0"]
+    environment = {**os.environ, "PYTHONPATH": str(Path(__file__).parents[2])}
+    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment) as process:
+        assert process.stderr is not None
+        url = process.stderr.readline().split(" at ")[1].split(";")[0]
+        client = openai.OpenAI(base_url=url, api_key="none", max_retries=10, timeout=60)
+        assert client.models.list().data[0].id == str(folder)
+        stream = iter(client.completions.create(model=str(folder), prompt="a", max_tokens=200, stream=True, seed=0))
+        next(stream)
+        process.send_signal(signal.SIGINT)
+        assert [p.choices[0].finish_reason for p in stream][-1] is not None
+        assert process.wait(30) == 130
+        assert process.stderr.read() == ""
