@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from hone.config import UserError
 from hone.data.stream import Decode, StopText
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
+from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Output, Request, Work
 from hone.rollout.native.sampler import sample_mix
@@ -45,7 +46,8 @@ class _Watch:
 class Core:
     """Not safe to be called from several threads; runs inside `NativeEngine.open`.
 
-    `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns.
+    `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns;
+    `kernel` computes attention where it fits.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Core:
         max_sequences: int,
         decode: Decode | None = None,
         version: int = 0,
+        kernel: Kernel | None = None,
     ) -> None:
         self._model, self._device = model, next(model.parameters()).device
         self._stop_ids = frozenset(stops)
@@ -73,7 +76,7 @@ class Core:
         self._ended: dict[Work, Finish] = {}  # how, if neither by a stop token nor by the limit
         self._watches: dict[Work, _Watch] = {}
         self._news: list[Output] = []
-        self._cache = DecodeCache()
+        self._cache = DecodeCache(kernel)
         # Prompts that were read and have samples waiting: their keys and values, and the logits [V] after them.
         self._read: dict[int, tuple[Prompt, Tensor]] = {}
 
