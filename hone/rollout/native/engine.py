@@ -117,7 +117,7 @@ def serving(model: PreTrainedModel) -> Iterator[None]:
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        with onednn(model):
+        with onednn(model, frozen=True):
             yield
     finally:
         if implementation != attention.NAME:
