@@ -23,3 +23,4 @@ class RolloutConfig(Section):
     engine: Literal["native"] = "native"
     max_sequences: PositiveInt = 512  # sequences decoded at once, at most
     kv_cache_gib: PositiveFloat | None = None  # memory of keys and values; none: a quarter of the device's memory
+    compiled: bool = True  # on a CPU: decode attention in C++, if this machine has a compiler; false: PyTorch's

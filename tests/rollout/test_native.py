@@ -277,25 +277,26 @@ def test_the_model_is_left_as_it_was_even_after_an_error() -> None:
 
 
 @pytest.mark.skipif(not available(), reason="this machine keeps PyTorch's own matrix products")
-def test_onednn_differs_in_rounding_only_and_is_gone_afterwards() -> None:
+@pytest.mark.parametrize("frozen", [False, True])
+def test_onednn_differs_in_rounding_only_and_is_gone_afterwards(frozen: bool) -> None:
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(64, 96), torch.nn.Linear(96, 32, bias=False))
-    frozen = torch.nn.Linear(32, 8)
-    vars(frozen)["forward"] = own = lambda x: x[..., :8]  # as accelerate and others do
-    model.append(frozen)
+    others = torch.nn.Linear(32, 8)
+    vars(others)["forward"] = own = lambda x: x[..., :8]  # as accelerate and others do
+    model.append(others)
     x = torch.randn(5, 3, 64)
     plain, exact = model(x), x.double()
     for layer in list(model)[:2]:
         exact = torch.nn.functional.linear(
             exact, layer.weight.double(), None if layer.bias is None else layer.bias.double()
         )
-    with onednn(model), torch.no_grad():
+    with onednn(model, frozen), torch.no_grad():
         assert "forward" in vars(model[0])
         fast = model(x)
     torch.testing.assert_close(fast.double(), exact[..., :8], rtol=0, atol=1e-5)
     torch.testing.assert_close(fast, plain, rtol=0, atol=1e-5)
     assert "forward" not in vars(model[0])
-    assert vars(frozen)["forward"] is own
+    assert vars(others)["forward"] is own
     model(x).sum().backward()
     assert model[0].weight.grad is not None
 
@@ -308,6 +309,20 @@ def test_sync_serves_the_policy_and_its_version() -> None:
     turns = engine.generate(prompts, SamplingConfig(temperature=0.0, max_tokens=12), samples=1, seed=0)
     assert [turn.policy_version for (turn,) in turns] == [8] * 4
     assert [turn.completion_ids.tolist() for (turn,) in turns] == _generate(new, prompts, (), 12)
+
+
+def test_weights_that_changed_in_place_are_served() -> None:
+    """Layers laid out anew for generation must not outlive it: that would serve stale weights."""
+    model, prompts, sampling = _model(), _prompts(EQUAL), SamplingConfig(temperature=0.0, max_tokens=12)
+    engine = NativeEngine(model, (), RolloutConfig())
+    before = engine.generate(prompts, sampling, samples=1, seed=0)
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.mlp.down_proj.weight.mul_(-1.0)
+    after = engine.generate(prompts, sampling, samples=1, seed=0)
+    said = [turn.completion_ids.tolist() for (turn,) in after]
+    assert said != [turn.completion_ids.tolist() for (turn,) in before]
+    assert said == _generate(model, prompts, (), 12)
 
 
 def test_nothing_to_do() -> None:

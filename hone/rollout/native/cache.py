@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
+from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import CHUNK, columns
 
 
@@ -62,6 +63,7 @@ class _Layer:
 class DecodeCache:
     """Passed to the model as `decode_cache` while it decodes one token of every row."""
 
+    kernel: Kernel | None = None  # in place of `decode_attention`, where it fits
     column: int = 0  # where the next token's keys and values go
     capacity: int = 0
     lengths: dict[int, int] = field(default_factory=dict)  # prompt -> its length, in the order of the grid [P]
@@ -70,6 +72,7 @@ class DecodeCache:
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _grid: Grid | None = None
     _mask: Tensor | None = None  # [B, Lp + capacity]; None: nothing to hide
+    _rows: Tensor | None = None  # [3, B], of the kernel
 
     @property
     def full(self) -> bool:
@@ -78,10 +81,13 @@ class DecodeCache:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [B, H, 1, D], key and value [B, Hkv, 1, D]. Returns [B, 1, H, D]."""
         assert self._grid is not None, "rebuild comes before the first token"
+        assert self._rows is not None
         state, end = self._layers[layer], self.column + 1
         keys, values = state.suffix
         keys[:, :, self.column] = key[:, :, 0].transpose(0, 1)
         values[:, :, self.column] = value[:, :, 0].transpose(0, 1)
+        if self.kernel is not None and self.kernel.fits(query):
+            return self.kernel(query, state.prompt, state.suffix, self._rows, end, scaling)
         mask = None if self._mask is None else self._mask[:, : state.prompt[0].shape[2] + end]
         return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scaling)
 
@@ -111,9 +117,11 @@ class DecodeCache:
             for prompt in sorted(set(self.row_prompts))
         }
         self.column = used
-        self.capacity = min(used + min(steps, max(CHUNK, used // 2)), max(used + 1, columns(max_tokens)))
+        # Little at a time: columns that are still empty lie between those that are read, and slow that down.
+        grown = used + min(steps, max(CHUNK, used // 16))
+        self.capacity = min(grown, max(used + 1, columns(max_tokens)))
         if not self.row_prompts:
-            self._layers, self._grid, self._mask = {}, None, None
+            self._layers, self._grid, self._mask, self._rows = {}, None, None, None
             return
         for layer in self._layers or next(iter(new.values())).layers:
             old = self._layers.get(layer)
@@ -130,8 +138,11 @@ class DecodeCache:
             self._layers[layer] = _Layer(prompt, (moved[0], moved[1]))
         device = next(iter(self._layers.values())).prompt[0].device
         order = {prompt: place for place, prompt in enumerate(self.lengths)}
-        self._grid = Grid.of([order[prompt] for prompt in self.row_prompts], len(order), device)
-        self._mask = self._hide(device)
+        places = [order[prompt] for prompt in self.row_prompts]
+        lengths = [self.lengths[prompt] for prompt in self.row_prompts]
+        self._grid = Grid.of(places, len(order), device)
+        self._mask = self._hide(lengths, device)
+        self._rows = torch.tensor([places, lengths, self.starts], device=device)
 
     def _move(self, old: Tensor | None, keep: Sequence[int], window: slice, like: Tensor) -> Tensor:
         """Suffixes of the rows that stay, from `old` [Hkv, B, capacity, D], and room for those that enter."""
@@ -143,9 +154,8 @@ class DecodeCache:
         new[:, len(keep) :, : self.column] = 0
         return new
 
-    def _hide(self, device: torch.device) -> Tensor | None:
-        """-inf before a row's first column and beyond its prompt's end. Returns [B, Lp + capacity] or None."""
-        lengths = [self.lengths[prompt] for prompt in self.row_prompts]  # [B]
+    def _hide(self, lengths: Sequence[int], device: torch.device) -> Tensor | None:
+        """-inf before a row's first column and beyond its prompt's end, `lengths` [B]. Returns [B, Lp + capacity]."""
         longest = max(lengths)
         if not any(self.starts) and min(lengths) == longest:
             return None

@@ -22,6 +22,7 @@ from transformers import PreTrainedModel
 from hone.config import UserError
 from hone.data.stream import Decode, StopText
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
+from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Output, Request, Top, Work
 from hone.rollout.native.sampler import likeliest, sample_mix
@@ -49,7 +50,8 @@ class _Watch:
 class Core:
     """Not safe to be called from several threads; runs inside `NativeEngine.open`.
 
-    `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns.
+    `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns;
+    `kernel` computes attention where it fits.
     """
 
     def __init__(
@@ -60,6 +62,7 @@ class Core:
         max_sequences: int,
         decode: Decode | None = None,
         version: int = 0,
+        kernel: Kernel | None = None,
     ) -> None:
         self._model, self._device = model, next(model.parameters()).device
         self._stop_ids = frozenset(stops)
@@ -79,7 +82,7 @@ class Core:
         self._news: list[Output] = []
         self._most_top = 0  # likeliest tokens that any row wants to see
         self._tops: list[tuple[int, Tensor, Tensor]] = []  # since the last look: first row, then what `likeliest` gives
-        self._cache = DecodeCache()
+        self._cache = DecodeCache(kernel)
         # Prompts that were read and have samples waiting: their keys and values, and the logits [V] after them.
         self._read: dict[int, tuple[Prompt, Tensor]] = {}
 

@@ -7,6 +7,7 @@ for all of its samples, and finished samples make room for waiting ones (`core`)
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,7 +19,9 @@ from hone.data.stream import Decode
 from hone.model import attention
 from hone.model.linear import onednn
 from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.rollout.native import kernel
 from hone.rollout.native.core import Core
+from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Request, Work
 from hone.types import IntArray, Turn
@@ -65,7 +68,25 @@ class NativeEngine:
         budget = Budget.of(self._model, self._config.kv_cache_gib)
         # Not inference_mode: a rotary embedding that rescales itself would keep inference tensors as buffers.
         with torch.no_grad(), serving(self._model):
-            yield Core(self._model, self._stops, budget, self._config.max_sequences, self._decode, self._version)
+            yield Core(
+                self._model,
+                self._stops,
+                budget,
+                self._config.max_sequences,
+                self._decode,
+                self._version,
+                self._load_kernel(),
+            )
+
+    def _load_kernel(self) -> Kernel | None:
+        if not self._config.compiled or self._model.device.type != "cpu" or self._model.dtype != torch.float32:
+            return None
+        try:
+            return kernel.load()
+        except kernel.CannotCompile as reason:
+            self._config = self._config.model_copy(update={"compiled": False})  # said once
+            print(f"note: generation without its compiled kernel, hence slower: {reason}", file=sys.stderr)
+            return None
 
     def generate(
         self,
@@ -100,7 +121,7 @@ def serving(model: PreTrainedModel) -> Iterator[None]:
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        with onednn(model):
+        with onednn(model, frozen=True):
             yield
     finally:
         if implementation != attention.NAME:

@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from hone.config import UserError
 
-CHUNK = 64  # columns added at least, when the suffixes outgrow their capacity
+CHUNK = 32  # columns added at least, when the suffixes outgrow their capacity
 _SHARE = 0.25
 _GIB = 1 << 30
 

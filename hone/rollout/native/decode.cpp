@@ -1,0 +1,200 @@
+// Attention of one new token per row over a shared prompt and the row's own tokens, in float32.
+//
+// One thread streams the keys and values of a row once; what bounds it is the memory. Vectors are of GCC and
+// Clang (16 lanes, split where registers are narrower), so the same text serves AVX-512, AVX2 and NEON.
+
+#include <algorithm>
+#include <cstdint>
+#include <cstring>
+
+namespace {
+
+typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
+constexpr int LANES = 16;
+constexpr long AHEAD = 2048;  // floats between what is read and what is asked of memory: 8 KiB were fastest
+
+inline vec load(const float *p) { return *reinterpret_cast<const vec *>(p); }
+inline void store(float *p, vec v) { *reinterpret_cast<vec *>(p) = v; }
+inline float sum(vec v) {
+  float s = 0;
+  for (int i = 0; i < LANES; i++) s += v[i];
+  return s;
+}
+
+#ifdef __clang__
+#define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
+#else
+typedef int32_t index __attribute__((vector_size(64)));
+#define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, index{__VA_ARGS__})
+#endif
+
+// The sums of four vectors at once: an eighth of the additions that four sums alone take.
+inline void sum4(vec a, vec b, vec c, vec d, float *out) {
+  const vec ab = SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                 SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  const vec cd = SHUFFLE(c, d, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
+                 SHUFFLE(c, d, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
+  vec all = SHUFFLE(ab, cd, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27) +
+            SHUFFLE(ab, cd, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
+  all += SHUFFLE(all, all, 2, 3, 0, 1, 6, 7, 4, 5, 10, 11, 8, 9, 14, 15, 12, 13);
+  all += SHUFFLE(all, all, 1, 0, 3, 2, 5, 4, 7, 6, 9, 8, 11, 10, 13, 12, 15, 14);
+  for (int k = 0; k < 4; k++) out[k] = all[4 * k];
+}
+
+// exp(x) for x <= 0, to a few units of the last place: 2^n * e^t with |t| <= ln(2) / 2.
+inline float exp_nonpositive(float x) {
+  x = std::max(x, -87.0f);
+  const int32_t n = static_cast<int32_t>(x * 1.44269504f - 0.5f);
+  const float t = x - static_cast<float>(n) * 0.693147181f;
+  float y = 1.0f / 720.0f;
+  y = y * t + 1.0f / 120.0f;
+  y = y * t + 1.0f / 24.0f;
+  y = y * t + 1.0f / 6.0f;
+  y = y * t + 0.5f;
+  y = y * t + 1.0f;
+  y = y * t + 1.0f;
+  const int32_t bits = (n + 127) << 23;
+  float power;
+  std::memcpy(&power, &bits, sizeof power);
+  return y * power;
+}
+
+template <int R, int D, int K>
+inline void tile_scores(const vec (&q)[R][D / LANES], const float *keys, float *scores, long stride) {
+  vec acc[R][K];
+  for (int i = 0; i < D / LANES; i++)
+    for (int k = 0; k < K; k++) {
+      const vec key = load(keys + k * D + i * LANES);
+      for (int r = 0; r < R; r++) acc[r][k] = i ? acc[r][k] + q[r][i] * key : q[r][i] * key;
+    }
+  for (int r = 0; r < R; r++)
+    if constexpr (K == 4)
+      sum4(acc[r][0], acc[r][1], acc[r][2], acc[r][3], scores + r * stride);
+    else
+      for (int k = 0; k < K; k++) scores[r * stride + k] = sum(acc[r][k]);
+}
+
+// query [R, D] x keys [count, D] -> scores [R, stride], of which the first `count` columns.
+template <int R, int D, bool COLD>
+void scores_of(const float *query, const float *keys, long count, float *scores, long stride) {
+  vec q[R][D / LANES];
+  for (int r = 0; r < R; r++)
+    for (int i = 0; i < D / LANES; i++) q[r][i] = load(query + r * D + i * LANES);
+  long j = 0;
+  for (; j + 4 <= count; j += 4) {
+    if constexpr (COLD)
+      for (int i = 0; i < 4 * D; i += LANES) __builtin_prefetch(keys + j * D + AHEAD + i);
+    tile_scores<R, D, 4>(q, keys + j * D, scores + j, stride);
+  }
+  for (; j < count; j++) tile_scores<R, D, 1>(q, keys + j * D, scores + j, stride);
+}
+
+// out [R, D] += weights [R, stride] x values [count, D]
+template <int R, int D, bool COLD>
+void add_values(const float *weights, long stride, const float *values, long count, float *out) {
+  vec acc[R][D / LANES];
+  for (int r = 0; r < R; r++)
+    for (int i = 0; i < D / LANES; i++) acc[r][i] = load(out + r * D + i * LANES);
+  for (long j = 0; j < count; j++)
+    for (int i = 0; i < D / LANES; i++) {
+      if constexpr (COLD) __builtin_prefetch(values + j * D + i * LANES + AHEAD);
+      const vec value = load(values + j * D + i * LANES);
+      for (int r = 0; r < R; r++) acc[r][i] += weights[r * stride + j] * value;
+    }
+  for (int r = 0; r < R; r++)
+    for (int i = 0; i < D / LANES; i++) store(out + r * D + i * LANES, acc[r][i]);
+}
+
+// By lanes: a compiler that respects NaN does not reorder `max`.
+inline float largest(const float *s, long count) {
+  float top = s[0];
+  long j = 0;
+  if (count >= LANES) {
+    vec tops = load(s);
+    for (; j + LANES <= count; j += LANES) {
+      const vec other = load(s + j);
+      tops = other > tops ? other : tops;
+    }
+    for (int i = 0; i < LANES; i++) top = std::max(top, tops[i]);
+  }
+  for (; j < count; j++) top = std::max(top, s[j]);
+  return top;
+}
+
+struct Part {
+  const float *keys, *values;  // [count, D]
+  long count;
+};
+
+// One softmax over both parts, for R queries that share their keys.
+template <int R, int D>
+void attend_some(const float *query, const Part *parts, float scaling, float *out, float *work) {
+  float scaled[R * D];
+  for (int i = 0; i < R * D; i++) scaled[i] = query[i] * scaling;
+  const long first = parts[0].count, total = first + parts[1].count;
+  scores_of<R, D, false>(scaled, parts[0].keys, first, work, total);
+  scores_of<R, D, true>(scaled, parts[1].keys, parts[1].count, work + first, total);
+  float inverse[R];
+  for (int r = 0; r < R; r++) {
+    float *s = work + r * total, top = largest(s, total), mass = 0;
+    for (long j = 0; j < total; j++) mass += s[j] = exp_nonpositive(s[j] - top);
+    inverse[r] = 1.0f / mass;
+  }
+  std::fill(out, out + R * D, 0.0f);
+  add_values<R, D, false>(work, total, parts[0].values, first, out);
+  add_values<R, D, true>(work + first, total, parts[1].values, parts[1].count, out);
+  for (int r = 0; r < R; r++)
+    for (int d = 0; d < D; d++) out[r * D + d] *= inverse[r];
+}
+
+// As many queries at once as leave registers for their sums.
+template <int D>
+void attend(long repeat, const float *query, const Part *parts, float scaling, float *out, float *work) {
+  constexpr long most = std::min(4, std::max(1, 24 * LANES / D));
+  while (repeat > 0) {
+    const long n = std::min(repeat, most);
+    if (n == 1) attend_some<1, D>(query, parts, scaling, out, work);
+    if constexpr (most >= 2)
+      if (n == 2) attend_some<2, D>(query, parts, scaling, out, work);
+    if constexpr (most >= 3)
+      if (n == 3) attend_some<3, D>(query, parts, scaling, out, work);
+    if constexpr (most >= 4)
+      if (n == 4) attend_some<4, D>(query, parts, scaling, out, work);
+    query += n * D, out += n * D, repeat -= n;
+  }
+}
+
+}  // namespace
+
+// query, out [B, H, D]; prompt keys and values [Hkv, P, prompt_capacity, D]; suffix keys and values
+// [Hkv, B, capacity, D]; prompts, lengths, starts [B]: the prompt of each row, that prompt's length and the row's
+// first column; `end`: one past the last column; `work` [4 * (prompt_capacity + end)]. Rows first..last - 1 only.
+// Returns 0, or 1 for a head size that it was not compiled for.
+extern "C" int hone_decode_attention(
+    const float *query, const float *prompt_keys, const float *prompt_values, const float *suffix_keys,
+    const float *suffix_values, const int64_t *prompts, const int64_t *lengths, const int64_t *starts, float *out,
+    float *work, int64_t first, int64_t last, int64_t rows, int64_t num_prompts, int64_t kv_heads, int64_t repeat,
+    int64_t size, int64_t prompt_capacity, int64_t capacity, int64_t end, float scaling) {
+  for (int64_t h = 0; h < kv_heads; h++)
+    for (int64_t b = first; b < last; b++) {
+      const int64_t p = (h * num_prompts + prompts[b]) * prompt_capacity * size;
+      const int64_t s = ((h * rows + b) * capacity + starts[b]) * size;
+      const Part parts[2] = {{prompt_keys + p, prompt_values + p, static_cast<long>(lengths[b])},
+                             {suffix_keys + s, suffix_values + s, static_cast<long>(end - starts[b])}};
+      const int64_t at = (b * kv_heads + h) * repeat * size;
+      switch (size) {
+#define HEAD_SIZE(D) \
+  case D: attend<D>(static_cast<long>(repeat), query + at, parts, scaling, out + at, work); break;
+        HEAD_SIZE(16)
+        HEAD_SIZE(32)
+        HEAD_SIZE(64)
+        HEAD_SIZE(80)
+        HEAD_SIZE(96)
+        HEAD_SIZE(128)
+        HEAD_SIZE(256)
+#undef HEAD_SIZE
+        default: return 1;
+      }
+    }
+  return 0;
+}

@@ -1,0 +1,139 @@
+"""Decode attention in C++ (`decode.cpp`), compiled on this machine the first time it is used: a few seconds.
+
+What `attention.decode_attention` computes with products, concatenations and masks, in one pass over the keys and
+values. PyTorch's batched products stream them at a third of what one core can read; and a row's result does not
+depend on the other rows. CPU, float32.
+
+    kernel = load()                   # Kernel, or CannotCompile, which says why
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+SOURCE = Path(__file__).with_name("decode.cpp")
+HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
+ROWS_PER_THREAD = 16  # fewer are not worth handing to another thread
+COMPILE_SECONDS = 120.0
+
+
+class CannotCompile(Exception):
+    """Why there is no kernel on this machine."""
+
+
+class Kernel:
+    """`decode.cpp`, loaded."""
+
+    def __init__(self, library: Path) -> None:
+        self._call = ctypes.CDLL(str(library)).hone_decode_attention
+        self._call.argtypes = [ctypes.c_void_p] * 10 + [ctypes.c_int64] * 10 + [ctypes.c_float]
+        self._call.restype = ctypes.c_int
+        self._threads: ThreadPoolExecutor | None = None
+
+    @staticmethod
+    def fits(query: Tensor) -> bool:
+        """query [..., D]"""
+        return query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[-1] in HEAD_SIZES
+
+    def __call__(
+        self,
+        query: Tensor,  # [B, H, 1, D]
+        prompt: tuple[Tensor, Tensor],  # keys and values, [Hkv, P, Lp, D]
+        suffix: tuple[Tensor, Tensor],  # keys and values, [Hkv, B, capacity, D]
+        rows: Tensor,  # [3, B] int64: place of the row's prompt, that prompt's length, the row's first column
+        end: int,  # one past the last column
+        scaling: float,
+    ) -> Tensor:
+        """Returns [B, 1, H, D]."""
+        batch, heads, _, size = query.shape
+        kv_heads, prompts, longest, _ = prompt[0].shape
+        query = query.contiguous()
+        out = query.new_empty(batch, 1, heads, size)
+        shape = (batch, prompts, kv_heads, heads // kv_heads, size, longest, suffix[0].shape[2], end)
+        tensors = (query, *prompt, *suffix)
+        assert all(x.is_contiguous() for x in (*tensors, rows)), "the kernel walks over dense arrays"
+        pointers = [x.data_ptr() for x in (*tensors, *rows.unbind(0), out)]
+
+        def some(first: int, last: int) -> None:
+            work = query.new_empty(4 * (longest + end))
+            if self._call(*pointers, work.data_ptr(), first, last, *shape, scaling):
+                raise ValueError(f"head size {size} is none of {HEAD_SIZES}")
+
+        shares = max(1, min(torch.get_num_threads(), batch // ROWS_PER_THREAD))
+        bounds = [batch * i // shares for i in range(shares + 1)]
+        if self._threads is None and shares > 1:
+            self._threads = ThreadPoolExecutor(torch.get_num_threads() - 1, "hone-decode")
+        others = [self._threads.submit(some, *b) for b in pairwise(bounds[1:])] if self._threads else []
+        some(0, bounds[1])
+        for other in others:
+            other.result()
+        return out
+
+
+@functools.cache
+def load() -> Kernel:
+    """The kernel, compiled if this machine has not done so before. Raises CannotCompile."""
+    compiler = os.environ.get("CXX") or "c++"
+    found = shutil.which(compiler)
+    if found is None:
+        raise CannotCompile(f"there is no C++ compiler ({compiler})")
+    command = [found, *_flags(platform.machine())]
+    key = [SOURCE.read_text(), *command, _run([found, "--version"]), platform.platform(), _cpu()]
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hone"
+    library = folder / f"decode-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:24]}.so"
+    if not library.exists():
+        print("compiling the decode kernel, once for this machine: some seconds", file=sys.stderr)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(dir=folder) as aside:
+                made = Path(aside) / library.name
+                _run([*command, str(SOURCE), "-o", str(made)])
+                made.replace(library)  # whole or not at all: another process may be looking for it
+        except OSError as error:
+            raise CannotCompile(f"{folder} cannot be written: {error}") from error
+    try:
+        return Kernel(library)
+    except OSError as error:
+        raise CannotCompile(f"{library} cannot be loaded: {error}") from error
+
+
+def _flags(machine: str) -> Sequence[str]:
+    """Sums may be reordered, or they would not be vectors; infinities and subnormals are left as they are."""
+    here = ("-march=native", "-mprefer-vector-width=512") if machine in ("x86_64", "AMD64") else ("-mcpu=native",)
+    reorder = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-freciprocal-math", "-fno-math-errno")
+    return "-std=c++17", "-O3", "-fPIC", "-shared", "-Wno-psabi", *here, *reorder
+
+
+def _run(command: Sequence[str]) -> str:
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=COMPILE_SECONDS, check=False)
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise CannotCompile(f"{command[0]}: {error}") from error
+    if done.returncode:
+        said = (done.stderr.strip().splitlines() or ["nothing"])[0]
+        raise CannotCompile(f"{command[0]} failed with exit code {done.returncode}: {said}")
+    return done.stdout
+
+
+def _cpu() -> str:
+    """What the code is compiled for: a folder may be shared by unlike machines."""
+    info = Path("/proc/cpuinfo")
+    if not info.exists():
+        return platform.processor()
+    lines = info.read_text().splitlines()
+    return "\n".join(sorted({line for line in lines if line.startswith(("model name", "flags", "Features"))}))
