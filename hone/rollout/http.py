@@ -13,15 +13,17 @@ import contextlib
 import json
 import socket
 import time
-from http.client import HTTPConnection, HTTPException
+from http.client import HTTPConnection, HTTPException, IncompleteRead
 from typing import Any
 from urllib.parse import urlsplit
+
+from hone.config import UserError
 
 #: Most that is read of an answer at once, bytes.
 CHUNK = 1 << 20
 
 
-class ServerError(Exception):
+class ServerError(UserError):
     """Something went wrong with a generation server."""
 
 
@@ -80,6 +82,8 @@ class Http:
             chunks = []
             while chunk := self._read(connection, answer, deadline):
                 chunks.append(chunk)
+            if answer.length:  # read1 says nothing of an answer that breaks off
+                raise IncompleteRead(b"", answer.length)
             status, content = answer.status, b"".join(chunks)
         except TimeoutError as error:
             raise ServerHangs(f"{what}: no answer from {self.url}{path} within {seconds:g} s") from error

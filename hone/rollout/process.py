@@ -57,6 +57,14 @@ class ServerProcess:
     def running(self) -> bool:
         return self._process.poll() is None
 
+    def ended_within(self, seconds: float) -> bool:
+        """A connection breaks a moment before the process is gone."""
+        try:
+            self._process.wait(timeout=seconds)
+        except subprocess.TimeoutExpired:
+            return False
+        return True
+
     def wait_until(self, healthy: Callable[[], bool], seconds: float) -> None:
         """Raises UserError, with the end of the log, if the process ends or is not healthy in time; it is stopped."""
         deadline = time.monotonic() + seconds

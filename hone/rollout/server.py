@@ -12,11 +12,12 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
-from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, as_completed
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -197,26 +198,35 @@ class ServerEngine(ABC):
     ) -> ServerError | None:
         """Ask for what is waiting; answers go into `done`. Returns why the server has to be started again, if so."""
         lost: ServerError | None = None
+        stop = threading.Event()  # what has not been sent yet need not be
+
+        def send(i: int) -> list[Turn]:
+            if stop.is_set():
+                raise ServerLost("not sent: the server was lost before")
+            return ask(i)
+
         pool = ThreadPoolExecutor(self.config.requests, f"{self.module} requests")
         try:
-            futures: dict[Future[list[Turn]], int] = {pool.submit(ask, i): i for i in waiting}
+            futures: dict[Future[list[Turn]], int] = {pool.submit(send, i): i for i in waiting}
             for future in as_completed(futures):
                 try:
                     done[futures[future]] = future.result()
-                except CancelledError:
-                    continue
                 except (ServerLost, ServerHangs) as error:
                     if lost is None:  # the others wait for the same server: they need not wait for their time-outs
                         lost = error
-                        pool.shutdown(wait=False, cancel_futures=True)
+                        stop.set()
                         self.http.hang_up()
                 except (ServerRefused, Aborted) as error:
                     self._try_again(futures[future], error, tries)
                 else:
                     if progress is not None:
                         progress(sum(map(len, done.values())), total)
+        except BaseException:
+            stop.set()
+            self.http.hang_up()
+            raise
         finally:
-            pool.shutdown(wait=False, cancel_futures=True)
+            pool.shutdown()
         return lost
 
     def _try_again(self, prompt: int, error: ServerRefused | Aborted, tries: Counter[int]) -> None:
@@ -256,7 +266,8 @@ class ServerEngine(ABC):
         python = self._python()
         look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({self.module!r}) is None)"
         try:
-            missing = subprocess.run([python, "-c", look], timeout=60, capture_output=True).returncode
+            environment = {**os.environ, **self._environment(), **self.config.environment}
+            missing = subprocess.run([python, "-c", look], timeout=60, capture_output=True, env=environment).returncode
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UserError(f"rollout.{self.module}.python: {python} cannot be run ({error})") from error
         if missing:
@@ -317,7 +328,7 @@ class ServerEngine(ABC):
         """Start the server again, or wait for the one at `url`; then give it the weights and have them checked."""
         log = ""
         if self._process is not None:
-            if not self._process.running:
+            if isinstance(error, ServerLost) and self._process.ended_within(1.0):
                 log = f" Its log {self._log} ends with:\n{self._process.tail()}"
             self._process.stop()
             self._process = None

@@ -63,10 +63,11 @@ class VLLMEngine(ServerEngine):
     def _answers(
         self, prompt: list[int], sampling: SamplingConfig, samples: int, seed: int
     ) -> list[tuple[list[int], list[float], Finish]]:
+        distinct = samples if sampling.temperature else 1  # vLLM refuses n greedy answers, which are all the same
         body = {
             "model": self._model,
             "prompt": prompt,
-            "n": samples,
+            "n": distinct,
             "seed": seed,  # sample i of a prompt is drawn with seed + i
             "max_tokens": sampling.max_tokens,
             "top_k": sampling.top_k,
@@ -80,7 +81,7 @@ class VLLMEngine(ServerEngine):
             "/v1/completions", body, seconds=self.config.request_timeout, what="vLLM's answers to a prompt"
         )
         choices = sorted(found["choices"], key=lambda choice: choice["index"])
-        return [self._answer(choice) for choice in choices]
+        return [self._answer(choice) for choice in choices] * (samples // distinct)
 
     @staticmethod
     def _answer(choice: dict[str, Any]) -> tuple[list[int], list[float], Finish]:

@@ -20,13 +20,13 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
 def digest(tensor: torch.Tensor) -> int:
-    """A checksum of the bits of a matrix [R, C] or a vector [C]: sum of bits * (2 * column + 1), modulo 2**64.
+    """A checksum of the bits of a matrix [R, C]: sum of bits * (2 * column + 1), modulo 2**64. A vector is one column.
 
-    It adds up over matrices that are stacked on each other (q, k and v in one tensor), and rows of zeros that fill
-    up a vocabulary do not count. The order of rows is not seen; the log-prob probe sees that.
+    It adds up over tensors that are stacked on each other (q, k and v in one), and rows of zeros that fill up a
+    vocabulary do not count. The order of rows is not seen; the log-prob probe sees that.
     """
     flat = tensor.detach().contiguous()
-    bits = flat.view(_BITS[flat.element_size()]).reshape(-1, flat.shape[-1]) if flat.ndim else flat.view(1, 1)
+    bits = flat.view(_BITS[flat.element_size()]).reshape(-1, flat.shape[-1] if flat.ndim > 1 else 1)
     columns = bits.shape[1]
     odd = 2 * torch.arange(columns, device=bits.device, dtype=torch.int64) + 1
     total = 0
