@@ -32,7 +32,6 @@ class ServerConfig(Section):
     sync_timeout: PositiveFloat = 600.0  # seconds to take over new weights
     requests: PositiveInt = 128  # prompts sent at once
     restarts: NonNegativeInt = 3  # of a server that crashed or hangs, in the whole run
-    lora: Literal["merged", "adapter"] = "merged"  # what a LoRA policy is served as
 
     @model_validator(mode="after")
     def _possible(self) -> ServerConfig:

@@ -158,9 +158,7 @@ class Verified:
         older = () if self._first is None or self._first.version == self._last.version else (self._first,)
         self._compare(self._engine.score(self._sequences), self._last.logprobs, self._last.version, older)
 
-    def _compare(
-        self, turns: Sequence[Turn], expected: FloatArray, version: int, older: Sequence[Expected]
-    ) -> float:
+    def _compare(self, turns: Sequence[Turn], expected: FloatArray, version: int, older: Sequence[Expected]) -> float:
         """The mean |difference| between the engine's log-probs and `expected` [N]."""
         served = np.concatenate([turn.logprobs for turn in turns])
         gap = mean_difference(served, expected)

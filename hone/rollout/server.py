@@ -28,7 +28,7 @@ from hone.rollout.base import Event, Weights, check_room
 from hone.rollout.config import SamplingConfig, ServerConfig
 from hone.rollout.http import Http, ServerError, ServerHangs, ServerLost, ServerRefused, free_port, port_is_free
 from hone.rollout.process import ServerProcess, stop_leftover
-from hone.types import Finish, FloatArray, IntArray, Turn
+from hone.types import Finish, IntArray, Turn
 
 if TYPE_CHECKING:
     from hone.train.policy import Policy
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
 SHORT = 20.0
 #: How often one prompt is asked when the server is well but gives no whole answer to it.
 TRIES = 3
-#: The name under which a server that hone starts serves the model, and its adapter.
-MODEL, ADAPTER = "policy", "adapter"
+#: The name under which a server that hone starts serves the model.
+MODEL = "policy"
 
 
 class Aborted(ServerError):
@@ -308,7 +308,6 @@ class ServerEngine(ABC):
         self._process.wait_until(healthy, self.config.start_timeout)
         self._http = http
         self._look_around()
-        self._started()
 
     def _connect(self) -> None:
         assert self.config.url is not None
@@ -320,9 +319,6 @@ class ServerEngine(ABC):
         models = self.http.get("/v1/models", seconds=SHORT, what="the list of models")
         first = models["data"][0]
         self._model, self._context = first["id"], first.get("max_model_len")
-
-    def _started(self) -> None:
-        """What is left to do after a start with the weights of the policy."""
 
     def _recover(self, error: ServerError, waiting: str) -> None:
         """Start the server again, or wait for the one at `url`; then give it the weights and have them checked."""

@@ -2,8 +2,8 @@
 
     rollout: {engine: vllm, vllm: {python: /path/to/vllm/venv/bin/python}}
 
-Endpoints: /v1/completions (token ids in and out), /pause, /collective_rpc, /reset_prefix_cache, /resume,
-/v1/load_lora_adapter. Sources: https://docs.vllm.ai/en/latest/training/rlhf/ and the source of vllm/entrypoints.
+Endpoints: /v1/completions (token ids in and out), /pause, /collective_rpc, /reset_prefix_cache, /resume.
+Sources: https://docs.vllm.ai/en/latest/training/rlhf/ and the source of vllm/entrypoints.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any
 
 from hone.rollout.base import Weights
 from hone.rollout.config import SamplingConfig
-from hone.rollout.http import Http, ServerError, ServerRefused
-from hone.rollout.server import ADAPTER, MODEL, SHORT, Aborted, ServerEngine, ordinary
+from hone.rollout.http import Http, ServerRefused
+from hone.rollout.server import MODEL, SHORT, Aborted, ServerEngine, ordinary
 from hone.types import Finish
 
 #: Holds the module that vLLM's workers load.

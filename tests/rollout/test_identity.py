@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -13,14 +11,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 
-from hone.config import UserError
 from hone.model import tiny
 from hone.model.config import ModelConfig, TinyConfig
 from hone.model.load import load_model
 from hone.rollout.base import Weights
-from hone.rollout.config import IdentityConfig, RolloutConfig, SamplingConfig, SGLangConfig, VLLMConfig
+from hone.rollout.config import IdentityConfig, RolloutConfig, SGLangConfig, VLLMConfig
 from hone.rollout.identity import PolicyMismatch, Verified, mean_difference, policy_logprobs, probe_sequences
 from hone.rollout.inside.hone_worker import digest, digests
 from hone.rollout.native.engine import NativeEngine
@@ -32,7 +29,7 @@ from hone.train.policy import Policy
 
 sys.path.insert(0, str(Path(__file__).parent / "stand_ins"))
 
-import contract  # noqa: E402
+import contract
 
 TINY = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)
 
@@ -197,10 +194,53 @@ def test_a_restart_is_checked_before_its_answers_count(serve: Any) -> None:
 
 
 def test_a_sharded_or_quantised_engine_is_compared_by_log_probs_alone(serve: Any) -> None:
-    policy, engine, served, events = serve("vllm")
+    policy, engine, _served, events = serve("vllm")
     engine._engine.weights = lambda: Weights({"other.name": 1}, {"other.name": "float32"})
     assert engine.sync(policy, 0)["identity/tensors"] == 0
     assert "26 of the policy's tensors are not compared" in events[0][1]
+
+
+@pytest.mark.parametrize("wrong", ["zeroed", "negated", "of another layer"])
+def test_a_corrupted_adapter_matrix_stops_the_run(serve: Any, wrong: str) -> None:
+    """The policy has an adapter; what is handed over has it merged, from one matrix that is not the policy's."""
+    peft = pytest.importorskip("peft")
+    policy, engine, _served, events = serve("vllm without digests")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
+    peft.inject_adapter_in_model(config, policy.model)
+    with torch.no_grad():
+        for i, (_, p) in enumerate(adapter(policy)):
+            p.copy_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+    policy.export = lambda folder: merge_into(policy, folder, {})
+    assert engine.sync(policy, 0)["identity/gap"] < 1e-5
+    with torch.no_grad():
+        for _, p in adapter(policy):
+            p.mul_(1.01)
+    matrices = dict(adapter(policy))
+    name, other = (f"model.layers.{i}.mlp.down_proj.lora_B.default.weight" for i in (0, 1))
+    corrupted = {
+        "zeroed": torch.zeros_like(matrices[name]),
+        "negated": -matrices[name],
+        "of another layer": matrices[other],
+    }[wrong]
+    policy.export = lambda folder: merge_into(policy, folder, {name: corrupted})
+    with pytest.raises(PolicyMismatch):
+        engine.sync(policy, 1)
+    assert events[-1][0] == "policy_mismatch"
+
+
+def adapter(policy: Policy) -> list[tuple[str, torch.Tensor]]:
+    return [(name, p) for name, p in policy.model.named_parameters() if "lora_" in name]
+
+
+def merge_into(policy: Policy, folder: Path, instead: dict[str, torch.Tensor]) -> None:
+    """W + 2 B A, of which `instead` replaces some."""
+    state = {**policy.model.state_dict(), **instead}
+    plain = {k.replace(".base_layer.", "."): v.clone() for k, v in state.items() if "lora_" not in k}
+    for name in [k for k in state if ".lora_A." in k]:
+        target = name.replace(".lora_A.default", "")
+        plain[target] += 2.0 * state[name.replace("lora_A", "lora_B")] @ state[name]
+    plain.pop("lm_head.weight", None)  # tied
+    save_file(plain, folder / "model.safetensors")
 
 
 # --- the engine in the same process ----------------------------------------------------------------------------------
@@ -280,7 +320,9 @@ def test_log_probs_of_the_probe_are_those_of_transformers(folder: Path) -> None:
     sequences = probe_sequences(policy.tokenizer)
     assert all(len(s) > 10 for s in sequences)
     served = Served(folder, tells_digests=False)
-    engine = type("E", (), {"_score": lambda self, ids: served.score(ids), "_version": 0, "score": ServerEngine.score})()
+    engine = type(
+        "E", (), {"_score": lambda self, ids: served.score(ids), "_version": 0, "score": ServerEngine.score}
+    )()
     turns = engine.score(sequences)
     expected = np.concatenate([turn.logprobs for turn in turns])
     assert mean_difference(policy_logprobs(policy, turns[::-1]), expected) > 0.1  # in the order of the turns

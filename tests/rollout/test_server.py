@@ -27,6 +27,8 @@ from hone.types import Turn
 STAND_INS = Path(__file__).parent / "stand_ins"
 sys.path.insert(0, str(STAND_INS))
 
+import itertools
+
 import contract  # noqa: E402
 
 ENGINES: dict[str, tuple[type[ServerEngine], type[ServerConfig], type[contract.Handler]]] = {
@@ -132,7 +134,7 @@ def wanted(version: int, samples: int, seed: int, prompts: list[np.ndarray] = PR
 
 
 def test_vllm_returns_the_tokens_and_logprobs_of_every_sample_in_order(running: Any) -> None:
-    engine, server, events = running("vllm")
+    engine, _server, events = running("vllm")
     engine.sync(Weights(7), 7)
     seen: list[tuple[int, int]] = []
     groups = engine.generate(PROMPTS, SAMPLING, samples=3, seed=5, progress=lambda done, all: seen.append((done, all)))
@@ -145,7 +147,7 @@ def test_vllm_returns_the_tokens_and_logprobs_of_every_sample_in_order(running: 
 
 
 def test_sglang_returns_the_tokens_and_logprobs_of_every_sample_in_order(running: Any) -> None:
-    engine, server, _ = running("sglang")
+    engine, _server, _ = running("sglang")
     engine.sync(Weights(7), 7)
     groups = engine.generate(PROMPTS, SAMPLING, samples=3, seed=5)
     assert [len(group) for group in groups] == [3] * 4
@@ -189,7 +191,7 @@ def test_new_weights_are_taken_over_while_nothing_is_generated_and_caches_are_dr
 
 
 def test_greedy_answers_are_asked_for_once_and_given_to_each_sample(running: Any) -> None:
-    engine, server, _ = running("vllm")  # vLLM refuses n > 1 there
+    engine, _server, _ = running("vllm")  # vLLM refuses n > 1 there
     engine.sync(Weights(), 0)
     groups = engine.generate(PROMPTS[:1], SamplingConfig(temperature=0.0, max_tokens=4), samples=3, seed=0)
     assert len({tuple(t.completion_ids) for t in groups[0]}) == 1
@@ -198,7 +200,7 @@ def test_greedy_answers_are_asked_for_once_and_given_to_each_sample(running: Any
 
 @pytest.mark.parametrize("kind", ENGINES)
 def test_sampling_settings_arrive_in_the_servers_own_words(running: Any, kind: str) -> None:
-    engine, server, _ = running(kind)
+    engine, _server, _ = running(kind)
     engine.sync(Weights(), 0)
     bodies: list[dict[str, Any]] = []
     original = engine.http.post
@@ -258,7 +260,9 @@ def test_a_server_that_dies_every_time_ends_the_run_with_its_log(started: Any) -
 
 def test_a_server_without_memory_for_keys_and_values_says_so_at_the_start(started: Any) -> None:
     engine, _ = started(fault="no memory")
-    with pytest.raises(UserError, match=r"ended with code 1 before it answered; its log is .*vllm.log(.*\n)*.*KV cache"):
+    with pytest.raises(
+        UserError, match=r"ended with code 1 before it answered; its log is .*vllm.log(.*\n)*.*KV cache"
+    ):
         engine.sync(Weights(), 0)
 
 
@@ -340,9 +344,9 @@ def test_an_interpreter_without_the_server_is_an_error_before_anything_starts(st
 
 
 def test_a_url_where_nothing_answers_is_an_error_before_anything_starts(running: Any) -> None:
-    engine, server, _ = running("vllm")
+    _engine, _server, _ = running("vllm")
     config = VLLMConfig(url=f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(UserError, match="rollout.vllm.url: no server that can be used"):
+    with pytest.raises(UserError, match=r"rollout.vllm.url: no server that can be used"):
         VLLMEngine(config, [2], dtype="float32", max_sequences=8, folder=Path(), event=lambda *_: None)
 
 
@@ -415,7 +419,7 @@ def test_hanging_up_ends_what_is_under_way_at_once() -> None:
 
 def test_seeds_of_prompts_leave_room_for_their_samples() -> None:
     seeds = sorted(prompt_seed(seed, prompt) for seed in range(40) for prompt in range(40))
-    assert min(b - a for a, b in zip(seeds, seeds[1:])) > 10_000
+    assert min(b - a for a, b in itertools.pairwise(seeds)) > 10_000
     assert seeds[-1] < 2**62
 
 
