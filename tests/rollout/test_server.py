@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 import socket
 import subprocess
@@ -26,8 +27,6 @@ from hone.types import Turn
 
 STAND_INS = Path(__file__).parent / "stand_ins"
 sys.path.insert(0, str(STAND_INS))
-
-import itertools
 
 import contract  # noqa: E402
 

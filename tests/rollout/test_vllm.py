@@ -123,6 +123,7 @@ def test_two_steps_of_rl(folder: Path, tmp_path: Path) -> None:
         reward={"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"buffer": 40, "max_tokens": 48}},
         sampling={"max_tokens": 48},
         rollout=RolloutConfig(engine="vllm", vllm=SETTINGS),
+        algo={"entropy_coef": 0.01},  # a gradient whatever the rewards of a random model are
         optim={"lr": 1e-3},
         eval={"problems": 8, "sampling": {"max_tokens": 48}},
         prompts_per_step=4,
