@@ -423,7 +423,16 @@ def test_seeds_of_prompts_leave_room_for_their_samples() -> None:
 
 
 def test_the_vllm_extension_needs_nothing_of_hone() -> None:
-    code = "import sys, hone_worker; sys.exit(any(m.split('.')[0] == 'hone' for m in sys.modules))"
+    code = (
+        "import sys, types; ops = types.ModuleType('vllm._custom_ops'); ops._supports_onednn = True\n"
+        "platforms = types.ModuleType('vllm.platforms')\n"
+        "platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: True)\n"
+        "vllm = types.ModuleType('vllm'); vllm._custom_ops = ops\n"
+        "sys.modules |= {'vllm': vllm, 'vllm.platforms': platforms}\n"
+        "import hone_worker\n"
+        "assert not ops._supports_onednn\n"
+        "sys.exit(any(m.split('.')[0] == 'hone' for m in sys.modules))"
+    )
     inside = Path(__file__).resolve().parents[2] / "hone" / "rollout" / "inside"
     done = subprocess.run([sys.executable, "-c", code], cwd=inside, capture_output=True, text=True, env={})
     assert done.returncode == 0, done.stderr

@@ -60,13 +60,12 @@ def keep_weights_plain() -> None:
     """vLLM's CPU build packs the weights of linear layers for oneDNN when it loads them, and in-place updates do not
     reach the packed copies: it would go on with the old weights and say nothing. Without packing it is slower at
     small batches and right."""
-    try:
-        from vllm import _custom_ops
-        from vllm.platforms import current_platform
-    except ImportError:  # the policy's side, which only uses `digest`
-        return
+    from vllm import _custom_ops
+    from vllm.platforms import current_platform
+
     if current_platform.is_cpu():
         _custom_ops._supports_onednn = False
 
 
-keep_weights_plain()
+if __name__ == "hone_worker":  # in a worker; the policy's side only uses `digest`, and must not import vLLM
+    keep_weights_plain()
