@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,10 +25,7 @@ from hone.rollout.sglang import SGLangEngine
 from hone.rollout.vllm import VLLMEngine
 from hone.train.config import OptimConfig
 from hone.train.policy import Policy
-
-sys.path.insert(0, str(Path(__file__).parent / "stand_ins"))
-
-import contract
+from tests.rollout.stand_ins import contract
 
 TINY = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)
 

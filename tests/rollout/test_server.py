@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import signal
 import socket
 import subprocess
@@ -24,12 +25,10 @@ from hone.rollout.server import ServerEngine, prompt_seed
 from hone.rollout.sglang import SGLangEngine
 from hone.rollout.vllm import VLLMEngine
 from hone.types import Turn
+from tests.rollout.stand_ins import contract
 
 STAND_INS = Path(__file__).parent / "stand_ins"
-sys.path.insert(0, str(STAND_INS))
-
-import contract  # noqa: E402
-
+PATHS = os.pathsep.join([str(STAND_INS), str(STAND_INS / "packages")])  # for servers alone: no test may import `vllm`
 ENGINES: dict[str, tuple[type[ServerEngine], type[ServerConfig], type[contract.Handler]]] = {
     "vllm": (VLLMEngine, VLLMConfig, contract.VLLM),
     "sglang": (SGLangEngine, SGLangConfig, contract.SGLang),
@@ -60,7 +59,10 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         make, config, _ = ENGINES[kind]
         events: list[tuple[str, str]] = []
         given = {
-            "environment": {"PYTHONPATH": str(STAND_INS), "STAND_IN": str(state)},
+            "environment": {
+                "PYTHONPATH": os.pathsep.join([str(STAND_INS), str(STAND_INS / "packages")]),
+                "STAND_IN": str(state),
+            },
             "start_timeout": 30.0,
             "request_timeout": 20.0,
             **settings,
