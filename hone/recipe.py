@@ -351,6 +351,10 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
 def _rl_notices(stage: Recipe) -> Iterator[str]:
     algo, watch, overlong = stage.algo, stage.watch, stage.reward.overlong
     yield from (f"algo.{text}" for text in algo.idle_settings())
+    yield from (f"rollout.{text}" for text in stage.rollout.idle_settings())
+    cut = [key for key in ("top_p", "top_k", "min_p") if key in stage.sampling.changed()]
+    if stage.rollout.engine == "sglang" and cut:
+        yield f"sampling.{cut[0]}: SGLang's log-probs are of the distribution before it was cut, and so biased"
     if stage.eval.every > stage.steps:
         yield f"eval.every {stage.eval.every}: more than steps ({stage.steps}), so there is one validation, at step 0"
     if "kl" in watch.changed() and not algo.kl.coef:

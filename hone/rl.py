@@ -9,6 +9,8 @@ that was cut continues exactly where it was.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 
@@ -46,27 +48,29 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     policy = Policy.load(model, recipe.optim, recipe.updates, value)
     reference = load_reference(model, recipe.algo)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
-    engine = make_engine(recipe.rollout, policy)
     reward = make_reward(recipe.reward, task)
     course = Course(task.problems("train"), recipe.seed)
     packer = partial(pack, tokens_per_microbatch=recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
+    engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
     first = run.resume(policy)
-    with run.interruptible(), Track("RL", recipe.steps, first) as progress:
+    with run.interruptible(), closing(engine), Track("RL", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress)
         for step in range(first, recipe.steps + 1):
-            engine.sync(policy, version=step)  # the only weight sync
+            clock = Clock()
+            synced = engine.sync(policy, version=step)  # the only weight sync, verified
+            clock.lap("sync")
             for label in evaluator.due(step):
                 run.log_eval(step, label, *evaluator.evaluate(label))
             if step == recipe.steps:
                 break
-            clock = Clock()
+            clock.rest()
             groups, replaced = collect(recipe, step, course, renderer, engine, reward, progress, clock)
             batch = prepare(groups, policy, reference, recipe.algo, recipe.sampling, packer)
             stats = policy.update(batch.minibatches, recipe.algo, recipe.sampling.temperature)
             clock.lap("train")
-            note = record(run, recipe, step, groups, replaced, batch, stats, renderer, clock)
+            note = record(run, recipe, step, groups, replaced, batch, stats, renderer, clock, synced)
             run.checkpoint(step + 1, policy)
             progress.advance(note)
             run.stop_if_asked(step + 1)
@@ -133,6 +137,7 @@ def record(
     stats: StepStats,
     renderer: Renderer,
     clock: Clock,
+    synced: Mapping[str, float],
 ) -> str:
     """Write down what the step did and warn of what looks wrong; returns a note for the progress line.
 
@@ -141,6 +146,7 @@ def record(
     everyone = [*groups, *replaced]
     metrics = {
         **rollout_metrics(everyone),
+        **synced,
         "groups/replaced": float(len(replaced)),
         "loss": stats.loss,
         "grad_norm": stats.grad_norm,

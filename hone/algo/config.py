@@ -114,4 +114,5 @@ class WatchConfig(Section):
     clip_fraction: PositiveFloat = 0.4
     grad_norm_rise: PositiveFloat = 10.0  # times the median of the steps before
     mismatch: PositiveFloat = 0.1  # mean |log-ratio| of sampler and trainer
+    mismatch_k3: PositiveFloat = 0.05  # nats per token, KL of sampler to trainer: sees few large ratios, too
     max_skipped: PositiveInt = 3  # steps in a row with an update that was not finite, and so skipped; then stop

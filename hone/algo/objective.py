@@ -17,7 +17,7 @@ from hone.algo.losses import LOSSES, sampler_correction
 from hone.types import MicroBatch
 
 #: What is summed over tokens for the metrics of a step, in this order.
-METRICS = ("entropy", "clip_fraction", "mismatch/mean_abs", "kl", "ratio/mean")
+METRICS = ("entropy", "clip_fraction", "mismatch/mean_abs", "mismatch/k3", "kl", "ratio/mean")
 
 
 class Objective(NamedTuple):
@@ -57,11 +57,13 @@ def objective(
     if algo.entropy_coef:
         loss = loss - algo.entropy_coef * entropy
     with torch.no_grad():
+        log_ratio = old - batch.sampled_logprobs  # of trainer and sampler
         sums = torch.stack(
             [
                 entropy.detach().sum(),
                 policy_loss.clipped.sum(),
-                (old - batch.sampled_logprobs).abs().sum(),
+                log_ratio.abs().sum(),
+                (torch.expm1(log_ratio) - log_ratio).sum(),  # k3 of KL(sampler || trainer)
                 kl.detach().sum(),
                 torch.exp(logprobs.detach() - old).sum(),
             ]

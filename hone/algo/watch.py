@@ -27,6 +27,7 @@ KL = "kl"  # mean per token, to the reference
 CLIP = "clip_fraction"  # share of trained tokens
 GRAD_NORM = "grad_norm"  # before clipping
 MISMATCH = "mismatch/mean_abs"  # mean |log-ratio| of sampler and trainer
+MISMATCH_K3 = "mismatch/k3"  # mean of ratio - 1 - log-ratio
 
 #: Steps in a row for which the gradient must be large: one spike is survivable.
 GRAD_STEPS = 3
@@ -136,4 +137,5 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "grad_explosion": (GRAD_NORM, _grad_explosion),
     "grad_not_finite": (GRAD_NORM, _not_finite),
     "mismatch": (MISMATCH, lambda s, c: _above(s, c.mismatch, 1)),  # wrong from the first step, if at all
+    "mismatch_k3": (MISMATCH_K3, lambda s, c: _above(s, c.mismatch_k3, 1)),
 }

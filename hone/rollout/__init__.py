@@ -2,18 +2,52 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hone.rollout.config import RolloutConfig
 
 if TYPE_CHECKING:
-    from hone.rollout.base import Engine
+    from hone.rollout.base import Engine, Event
+    from hone.rollout.identity import Verified
     from hone.train.policy import Policy
 
 
-def make_engine(config: RolloutConfig, policy: Policy) -> Engine:
-    """The engine that the recipe names; each is imported only when asked for."""
-    from hone.data.stream import decoder
-    from hone.rollout.native.engine import NativeEngine
+def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified:
+    """The engine that the recipe names, checked after every sync; each is imported only when asked for.
 
-    return NativeEngine(policy.model, policy.stop_ids, config, decode=decoder(policy.tokenizer))
+    A server's log, and weights on their way to it, are in `folder`; `event` is told what is out of the ordinary.
+    Raises UserError if there is no such engine here: no port, no interpreter, no server.
+    """
+    from hone.rollout.identity import Verified
+
+    dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
+    engine: Engine
+    if config.engine == "native":
+        from hone.data.stream import decoder
+        from hone.rollout.native.engine import NativeEngine
+
+        engine = NativeEngine(policy.model, policy.stop_ids, config, decode=decoder(policy.tokenizer), event=event)
+    elif config.engine == "vllm":
+        from hone.rollout.vllm import VLLMEngine
+
+        engine = VLLMEngine(
+            config.vllm,
+            policy.stop_ids,
+            dtype=dtype,
+            max_sequences=config.max_sequences,
+            folder=folder,
+            event=event,
+        )
+    else:
+        from hone.rollout.sglang import SGLangEngine
+
+        engine = SGLangEngine(
+            config.sglang,
+            policy.stop_ids,
+            dtype=dtype,
+            max_sequences=config.max_sequences,
+            folder=folder,
+            event=event,
+        )
+    return Verified(engine, policy.tokenizer, config.identity, dtype, event)

@@ -263,7 +263,7 @@ class Totals:
     """What the micro-batches of one update add up to."""
 
     def __init__(self) -> None:
-        self.loss = self.value_loss = 0.0
+        self.loss = self.value_loss = self.mismatch = 0.0
         self.tokens = 0
         self.sums = torch.zeros(len(METRICS), dtype=torch.float64)
         self.logprobs: dict[int, FloatArray] = {}
@@ -283,6 +283,9 @@ class Totals:
         self.loss += float(loss.detach())
         self.value_loss += float(value_loss.detach())
         self.tokens += len(batch.targets)
+        if batch.sampled_logprobs.any():  # there was a sampler
+            old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+            self.mismatch = max(self.mismatch, float((old - batch.sampled_logprobs).abs().max()))
         self.sums += sums.cpu()
         self.logprobs.update(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
         self.entropies.update(split_by_sample(batch, entropy.detach().float().cpu().numpy()))
@@ -293,6 +296,7 @@ class Totals:
 
     def stats(self, norm: float, more: dict[str, float]) -> StepStats:
         metrics = {name: float(s) / max(self.tokens, 1) for name, s in zip(METRICS, self.sums, strict=True)}
+        metrics["mismatch/max"] = self.mismatch
         return StepStats(
             self.loss, norm, self.tokens, {**metrics, **more}, self.logprobs, self.entropies, self.grad_norms
         )
@@ -315,7 +319,7 @@ def merge_stats(stats: Sequence[StepStats]) -> StepStats:
     taken = [s for s in stats if not s.metrics["skipped"]] or stats  # what was skipped is not finite, and says nothing
     weight = max(1, sum(s.num_tokens for s in taken))
     metrics = {key: sum(s.metrics[key] * s.num_tokens for s in taken) / weight for key in taken[0].metrics}
-    metrics["mismatch/mean_abs"] = taken[0].metrics["mismatch/mean_abs"]
+    metrics |= {key: value for key, value in taken[0].metrics.items() if key.startswith("mismatch/")}
     metrics["lr"] = stats[-1].metrics["lr"]
     metrics["skipped"] = sum(s.metrics["skipped"] for s in stats)
     return StepStats(

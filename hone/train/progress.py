@@ -26,6 +26,12 @@ class Clock:
         self._parts[part] = self._parts.get(part, 0.0) + now - self._last
         self._last = now
 
+    def rest(self) -> None:
+        """What ran since the last lap does not count."""
+        now = time.perf_counter()
+        self._start += now - self._last
+        self._last = now
+
     def seconds(self) -> dict[str, float]:
         return {"seconds": time.perf_counter() - self._start, **self._parts}
 

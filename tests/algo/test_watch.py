@@ -119,3 +119,10 @@ def test_rows_read_back_may_hold_null() -> None:
     assert [w.name for w in all_warnings(twice)] == ["kl_explosion"]
     (warning,) = all_warnings(history(8, GRAD_NORM=lambda t: None if t == 6 else 1.0))
     assert (warning.name, warning.step) == ("grad_not_finite", 6)
+
+
+def test_few_tokens_that_differ_much_are_seen_by_k3_where_the_mean_is_small():
+    row = {"step": 0, "mismatch/mean_abs": 0.05, "mismatch/k3": 0.4}
+    assert [w.name for w in collapse_warnings([row], WatchConfig())] == ["mismatch_k3"]
+    assert not collapse_warnings([{**row, "mismatch/k3": 0.04}], WatchConfig())
+    assert not collapse_warnings([row], WatchConfig(mismatch_k3=0.5))

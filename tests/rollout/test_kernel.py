@@ -153,7 +153,7 @@ def test_without_a_compiler_it_is_said_once_and_generation_goes_on(
     for _ in range(2):
         engine.generate([np.arange(4)], SamplingConfig(max_tokens=3), samples=2, seed=0)
     said = capsys.readouterr().err
-    assert said.count("note:") == 1
+    assert said.count("without its compiled kernel") == 1
     assert reason in said
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from hone.train import checkpoint
 from hone.train.batches import minibatches, prepare
 from hone.train.config import OptimConfig
 from hone.train.master import master_weights
-from hone.train.policy import Policy
+from hone.train.policy import Policy, split_by_sample
 from hone.types import Group, Reward
 from tests.train.policies import REWARDS, SAMPLING, gradient, load, make_groups, packer
 
@@ -278,3 +279,31 @@ def test_old_checkpoints_are_pruned_and_leftovers_replaced(folder: Path, tmp_pat
     assert [p.name for p in checkpoint.found(tmp_path)] == ["step_000002", "step_000003"]
     assert not list(tmp_path.glob(".writing*"))
     assert not (tmp_path / "step_000003" / "torn").exists()
+
+
+def test_mismatch_of_sampler_and_trainer_by_hand(folder: Path) -> None:
+    """The sampler's log-probs are the trainer's plus a known difference; several updates report that of the first."""
+    differences = {1: 0.5, 3: -1.0, 6: 0.25}
+    for updates in (1, 2):
+        policy = load(folder)
+        groups = make_groups(REWARDS)
+        first = prepare(groups, policy, None, AlgoConfig(), SAMPLING, packer(10_000))
+        true = [v for m in first.minibatches[0] for v in policy.logprobs([m], 1.0)]
+        by_sample = dict(pair for m, v in zip(first.minibatches[0], true) for pair in split_by_sample(m, v))
+        moved = []
+        for p, group in enumerate(groups):
+            rollouts = []
+            for g, rollout in enumerate(group.rollouts):
+                i = 4 * p + g
+                logprobs = by_sample[i] + np.float32(differences.get(i, 0.0))
+                rollouts.append(replace(rollout, turns=(replace(rollout.turns[0], logprobs=logprobs),)))
+            moved.append(replace(group, rollouts=tuple(rollouts)))
+        algo = AlgoConfig(updates_per_rollout=updates)
+        batch = prepare(moved, policy, None, algo, SAMPLING, packer(10_000))
+        metrics = policy.update(batch.minibatches, algo, 1.0).metrics
+        inside = [i for i in range(16) if (i // 4) % updates == 0]  # groups are dealt out in turn
+        lengths = {i: int(batch.samples[i].trained.sum()) for i in inside}
+        d = np.concatenate([np.full(n, differences.get(i, 0.0)) for i, n in lengths.items()])
+        assert metrics["mismatch/mean_abs"] == pytest.approx(np.abs(d).mean(), abs=1e-5)
+        assert metrics["mismatch/k3"] == pytest.approx((np.exp(-d) - 1 + d).mean(), abs=1e-5)
+        assert metrics["mismatch/max"] == pytest.approx(np.abs(d).max(), abs=1e-5)

@@ -7,7 +7,6 @@ for all of its samples, and finished samples make room for waiting ones (`core`)
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -18,6 +17,7 @@ from transformers import PreTrainedModel
 from hone.data.stream import Decode
 from hone.model import attention
 from hone.model.linear import onednn
+from hone.rollout.base import Event, print_event
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import kernel
 from hone.rollout.native.core import Core
@@ -35,7 +35,8 @@ Progress = Callable[[int, int], None]
 class NativeEngine:
     """Implements `hone.rollout.base.Engine`.
 
-    `stop_token_ids`: every token that ends a completion. `decode`: tokens to text, for stop strings.
+    `stop_token_ids`: every token that ends a completion. `decode`: tokens to text, for stop strings. `event` is told
+    if there is no compiler for the kernel.
     """
 
     def __init__(
@@ -45,6 +46,7 @@ class NativeEngine:
         config: RolloutConfig,
         version: int = 0,
         decode: Decode | None = None,
+        event: Event = print_event,
     ) -> None:
         attention.register()
         self._model = model
@@ -52,6 +54,7 @@ class NativeEngine:
         self._config = config
         self._version = version
         self._decode = decode
+        self._event = event
 
     @property
     def model(self) -> PreTrainedModel:
@@ -85,7 +88,7 @@ class NativeEngine:
             return kernel.load()
         except kernel.CannotCompile as reason:
             self._config = self._config.model_copy(update={"compiled": False})  # said once
-            print(f"note: generation without its compiled kernel, hence slower: {reason}", file=sys.stderr)
+            self._event("decode_kernel", f"generation without its compiled kernel, hence slower: {reason}")
             return None
 
     def generate(

@@ -1,0 +1,260 @@
+"""Proof, after every sync, that the engine serves the policy's weights: before a rollout is made, let alone trained on.
+
+Stale weights in the sampler are the costliest silent fault of RL on language models: training goes on, the curves
+look alive, and every rollout is from another model. Three things are compared, with what the engine offers:
+
+1. A digest of every tensor that it holds (vLLM with hone's extension).
+2. Log-probs of fixed token sequences, against the policy's own of the same tokens. They must agree as closely as two
+   implementations in the model's precision do.
+3. The same log-probs against the policy's own at the last sync and at the first. An engine that agrees much better with
+   those is stale, however small the step was; one that suddenly agrees less well than it did, by a share of what the
+   step changed, has got a part of the update only.
+
+An engine in the same process shares the weights; it is asked to sample, by the way that every rollout takes, and the
+policy scores what came.
+
+    engine = Verified(NativeEngine(...), policy.tokenizer, config, dtype, event)
+    engine.sync(policy, version=3)      # raises PolicyMismatch
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
+
+import numpy as np
+import torch
+
+from hone.config import UserError
+from hone.data.pack import pack
+from hone.data.samples import supervised_sample
+from hone.rollout.base import Engine, Event, Weights
+from hone.rollout.config import IdentityConfig, SamplingConfig
+from hone.rollout.inside.hone_worker import digest
+from hone.types import FloatArray, IntArray, Turn
+
+if TYPE_CHECKING:
+    from hone.train.policy import Policy
+
+#: Mean |difference| of log-probs at which two implementations do not hold the same weights, by precision. Measured
+#: differences of right ones: see docs/rollout.md.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08}
+#: An engine is stale if its log-probs are so many times closer to those of older weights.
+CLOSER = 4.0
+#: A part of an update is missing if the difference is so many times the smallest seen, and this share of what the
+#: update changed in the policy's own log-probs. Rounding is neither.
+GROWN, SHARE = 10.0, 0.1
+#: Differences below this are rounding, nats.
+ROUNDING = 1e-6
+
+PROBE_TEXT = (
+    "Let me think about this step by step. If the first one tells the truth, then the second one is lying, "
+    "and 3 * (7 + 2) - 6 = 21. So that cannot be: the answer is \\boxed{42}, and nothing else."
+)
+#: Sequences that are scored, and tokens of each.
+SEQUENCES, LENGTH = 2, 24
+#: What is asked of an engine that only samples: one token from reading the prompt, the others from decoding.
+SAMPLED = SamplingConfig(temperature=1.0, max_tokens=2)
+#: Syncs from one check to the next where the weights are shared, so that checks cost less than 1 % of the steps.
+SHARED_EVERY = 5
+#: No rollout draws the random numbers of the probe.
+PROBE_SEED = 1 << 60
+
+
+class PolicyMismatch(UserError):
+    """The engine does not serve the weights of the policy."""
+
+
+@runtime_checkable
+class Scorer(Protocol):
+    """An engine with weights of its own: it can score fixed tokens, perhaps tell its digests, and be restarted."""
+
+    on_restart: Callable[[], None]
+
+    def score(self, sequences: Sequence[IntArray]) -> list[Turn]: ...
+
+    def weights(self) -> Weights | None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What an engine must say that serves the policy as it is now."""
+
+    version: int
+    logprobs: FloatArray  # [N] of the fixed sequences
+    digests: Mapping[str, int]  # of the engine's tensors, computed from the policy's
+
+
+class Verified:
+    """An engine whose every sync is checked. Implements `hone.rollout.base.Engine`."""
+
+    def __init__(self, engine: Engine, tokenizer: Any, config: IdentityConfig, dtype: str, event: Event) -> None:
+        self._engine = engine
+        self._tolerance = config.tolerance or TOLERANCE[dtype]
+        self._event = event
+        self._sequences = probe_sequences(tokenizer)
+        self._first: Expected | None = None
+        self._last: Expected | None = None
+        self._smallest_gap = math.inf
+        self._said_partial = self._checked_shared = False
+        if isinstance(engine, Scorer):
+            engine.on_restart = self._check_again
+
+    def generate(
+        self,
+        prompts: Sequence[IntArray],
+        sampling: SamplingConfig,
+        *,
+        samples: int,
+        seed: int,
+        progress: Callable[[int, int], None] | None = None,
+    ) -> list[list[Turn]]:
+        return self._engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress)
+
+    def sync(self, policy: Policy, version: int) -> dict[str, float]:
+        """Hand over the weights and compare. Returns metrics of the comparison. Raises PolicyMismatch."""
+        before = self._last
+        self._last = None  # a restart in the middle of the sync is checked by what follows
+        self._engine.sync(policy, version)
+        if not isinstance(self._engine, Scorer):
+            return self._check_shared(policy, version)
+        turns = self._engine.score(self._sequences)
+        held = self._engine.weights()
+        expected = Expected(version, policy_logprobs(policy, turns), self._expected_digests(policy, held))
+        self._compare_digests(expected, held)
+        older = {e.version: e for e in (self._first, before) if e is not None and e.version != version}
+        gap = self._compare(turns, expected.logprobs, version, tuple(older.values()))
+        self._first, self._last = self._first or expected, expected
+        return {"identity/gap": gap, "identity/tensors": float(len(expected.digests))}
+
+    def close(self) -> None:
+        """Ends what the engine started."""
+        if isinstance(self._engine, Scorer):
+            self._engine.close()
+
+    # --- comparing ----------------------------------------------------------------------------
+
+    def _check_shared(self, policy: Policy, version: int) -> dict[str, float]:
+        """The metrics depend on the version alone, so that a resumed run has the same rows."""
+        due = version % SHARED_EVERY == 0
+        if not due and self._checked_shared:
+            return {}
+        groups = self._engine.generate(self._sequences, SAMPLED, samples=1, seed=PROBE_SEED)
+        turns = [turn for group in groups for turn in group]
+        gap = self._compare(turns, policy_logprobs(policy, turns), version, ())
+        self._checked_shared = True
+        return {"identity/gap": gap} if due else {}
+
+    def _check_again(self) -> None:
+        """After a restart: the weights have not changed since the last sync, so neither has what is expected."""
+        assert isinstance(self._engine, Scorer)
+        if self._last is None:
+            return
+        self._compare_digests(self._last, self._engine.weights())
+        older = () if self._first is None or self._first.version == self._last.version else (self._first,)
+        self._compare(self._engine.score(self._sequences), self._last.logprobs, self._last.version, older)
+
+    def _compare(self, turns: Sequence[Turn], expected: FloatArray, version: int, older: Sequence[Expected]) -> float:
+        """The mean |difference| between the engine's log-probs and `expected` [N]."""
+        served = np.concatenate([turn.logprobs for turn in turns])
+        gap = mean_difference(served, expected)
+        values = (
+            f"mean log-prob of {len(served)} probe tokens: the engine's {served.mean():.6f}, the policy's "
+            f"{expected.mean():.6f}; mean |difference| {gap:.3g}"
+        )
+        for old in older:
+            distance, moved = mean_difference(served, old.logprobs), mean_difference(expected, old.logprobs)
+            if gap > ROUNDING and distance * CLOSER < gap:
+                raise self._mismatch(
+                    f"version {version} was handed over, but the engine answers as version {old.version} does: {values}"
+                    f", {distance:.3g} to version {old.version}"
+                )
+            if gap > GROWN * max(self._smallest_gap, ROUNDING) and gap > SHARE * moved:
+                raise self._mismatch(
+                    f"the engine has only a part of version {version}: {values}. At an earlier sync it was "
+                    f"{self._smallest_gap:.3g}; since version {old.version} the policy has moved by {moved:.3g}"
+                )
+        if not gap <= self._tolerance:  # NaN too
+            raise self._mismatch(
+                f"after the sync of version {version} the engine does not answer as the policy does: {values}, more "
+                f"than {self._tolerance:g} (rollout.identity.tolerance)"
+            )
+        self._smallest_gap = min(self._smallest_gap, gap)
+        return gap
+
+    def _expected_digests(self, policy: Policy, held: Weights | None) -> dict[str, int]:
+        if held is None:
+            self._say_partial("the engine tells no digests of its weights: log-probs alone are compared")
+            return {}
+        expected, missing = policy_digests(policy.model.named_parameters(), held)
+        if missing:
+            self._say_partial(
+                f"digests of {len(missing)} of the policy's tensors are not compared, as the engine has none by that "
+                f"name, {missing[0]} for one; log-probs are compared"
+            )
+        return expected
+
+    def _compare_digests(self, expected: Expected, held: Weights | None) -> None:
+        wrong = [name for name, value in expected.digests.items() if held is None or held.digests.get(name) != value]
+        if wrong:
+            name = wrong[0]
+            theirs = None if held is None else held.digests.get(name)
+            raise self._mismatch(
+                f"version {expected.version} was handed over, but {len(wrong)} of {len(expected.digests)} tensors of "
+                f"the engine are others than the policy's, {name} for one: digest {theirs}, the policy's "
+                f"{expected.digests[name]}"
+            )
+
+    def _mismatch(self, message: str) -> PolicyMismatch:
+        self._event("policy_mismatch", message)
+        return PolicyMismatch(f"{message}. No rollout of these weights was made; the run stops here.")
+
+    def _say_partial(self, message: str) -> None:
+        if not self._said_partial:
+            self._said_partial = True
+            self._event("identity", message)
+
+
+def probe_sequences(tokenizer: Any) -> list[IntArray]:
+    """The fixed token sequences, `SEQUENCES` of at most `LENGTH`."""
+    ids = np.asarray(tokenizer.encode(PROBE_TEXT, add_special_tokens=False), np.int64)
+    starts = range(0, SEQUENCES * LENGTH, LENGTH)
+    found = [ids[start : start + LENGTH] for start in starts]
+    return [sequence for sequence in found if len(sequence) > 1] or [np.arange(2, dtype=np.int64)]
+
+
+def policy_logprobs(policy: Policy, turns: Sequence[Turn]) -> FloatArray:
+    """[N] what the policy itself gives to the tokens of the turns, at temperature 1, one turn after the other."""
+    samples = [supervised_sample(f"probe {i}", turn.prompt_ids, turn.completion_ids) for i, turn in enumerate(turns)]
+    batches = pack(samples, [0.0] * len(samples), tokens_per_microbatch=1 << 30, share_prompts=False)
+    found: dict[int, FloatArray] = {}
+    for batch, values in zip(batches, policy.logprobs(batches, 1.0), strict=True):
+        of = batch.samples.cpu().numpy()
+        found |= {i: values[of == row] for row, i in enumerate(batch.sample_ids)}
+    return np.concatenate([found[i] for i in range(len(turns))])
+
+
+def mean_difference(a: FloatArray, b: FloatArray) -> float:
+    return float(np.abs(a.astype(np.float64) - b.astype(np.float64)).mean())
+
+
+def policy_digests(parameters: Any, held: Weights) -> tuple[dict[str, int], list[str]]:
+    """Digests by the engine's names of what it should hold, and the policy's names that it has nothing for.
+
+    The engine's `qkv_proj` is the policy's q_proj, k_proj and v_proj stacked: their digests add up.
+    """
+    whole = {part: name for name, parts in held.parts.items() for part in parts}
+    expected: dict[str, int] = {}
+    missing = []
+    for name, p in parameters:
+        theirs = ".".join(whole.get(part, part) for part in name.split("."))
+        if theirs not in held.digests:
+            missing.append(name)
+            continue
+        rounded = p.detach().to(getattr(torch, held.dtypes[theirs]))
+        expected[theirs] = (expected.get(theirs, 0) + digest(rounded)) % 2**64
+    return expected, missing

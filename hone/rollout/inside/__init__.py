@@ -1,0 +1,1 @@
+"""Code that runs inside a server's own process; it imports nothing of hone."""

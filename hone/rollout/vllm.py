@@ -1,0 +1,140 @@
+"""vLLM behind its OpenAI-compatible server, with the calls of its development mode for new weights.
+
+    rollout: {engine: vllm, vllm: {python: /path/to/vllm/venv/bin/python}}
+
+Endpoints: /v1/completions (token ids in and out), /pause, /collective_rpc, /reset_prefix_cache, /resume.
+Sources: https://docs.vllm.ai/en/latest/training/rlhf/ and the source of vllm/entrypoints.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from hone.rollout.base import Weights
+from hone.rollout.config import SamplingConfig
+from hone.rollout.http import Http, ServerRefused
+from hone.rollout.server import MODEL, SHORT, Aborted, ServerEngine, ordinary
+from hone.types import Finish
+
+#: Holds the module that vLLM's workers load.
+INSIDE = Path(__file__).resolve().parent / "inside"
+
+
+class VLLMEngine(ServerEngine):
+    name = "vLLM"
+    module = "vllm"
+
+    def _command(self, model: Path, port: int) -> list[str]:
+        options = {
+            "--model": model,
+            "--served-model-name": MODEL,
+            "--host": "127.0.0.1",
+            "--port": port,
+            "--dtype": self._dtype,
+            "--max-num-seqs": self._max_sequences,
+            "--logprobs-mode": "processed_logprobs",  # after temperature, top-k, top-p: what was sampled from
+            "--generation-config": "vllm",  # nothing from the model's generation_config.json but what we ask for
+            "--worker-extension-cls": "hone_worker.Extension",
+        }
+        command = [self._python(), "-m", "vllm.entrypoints.openai.api_server"]
+        return command + [str(part) for option in options.items() for part in option]
+
+    def _environment(self) -> dict[str, str]:
+        return {
+            "VLLM_SERVER_DEV_MODE": "1",
+            "VLLM_NO_USAGE_STATS": "1",
+            "PYTHONPATH": str(INSIDE),  # and not ours: the interpreter is another one
+        }
+
+    def _healthy(self, http: Http) -> bool:
+        http.get("/health", seconds=SHORT, what="vLLM's health")
+        return True
+
+    def _update(self, folder: Path, version: int) -> None:
+        """Nothing is generated meanwhile: `wait` lets requests end, and none comes in before /resume."""
+        self._post("/pause?mode=wait", None, "vLLM's pause")
+        self._rpc("reload_weights", {"weights_path": str(folder)})
+        found = self._post("/reset_prefix_cache", None, "vLLM's reset of its prefix cache")
+        if isinstance(found, dict) and found.get("success") is False:
+            raise ServerRefused(200, "success is false: keys and values of the old weights are still held", "the reset")
+        self._post("/resume", None, "vLLM's resume")
+
+    def _answers(
+        self, prompt: list[int], sampling: SamplingConfig, samples: int, seed: int
+    ) -> list[tuple[list[int], list[float], Finish]]:
+        distinct = samples if sampling.temperature else 1  # vLLM refuses n greedy answers, which are all the same
+        body = {
+            "model": self._model,
+            "prompt": prompt,
+            "n": distinct,
+            "seed": seed,  # sample i of a prompt is drawn with seed + i
+            "max_tokens": sampling.max_tokens,
+            "top_k": sampling.top_k,
+            **ordinary(sampling),
+            "stop_token_ids": self._stops,
+            "logprobs": 0,  # of the token that was drawn
+            "return_token_ids": True,
+            "skip_special_tokens": False,
+        }
+        if sampling.stop:
+            body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
+        found = self.http.post(
+            "/v1/completions", body, seconds=self.config.request_timeout, what="vLLM's answers to a prompt"
+        )
+        choices = sorted(found["choices"], key=lambda choice: choice["index"])
+        return [self._answer(choice) for choice in choices] * (samples // distinct)
+
+    @staticmethod
+    def _answer(choice: dict[str, Any]) -> tuple[list[int], list[float], Finish]:
+        reason = choice["finish_reason"]
+        if reason not in ("stop", "length"):
+            raise Aborted(f"an answer ended with finish_reason {reason}")
+        ids, logprobs = choice.get("token_ids"), (choice.get("logprobs") or {}).get("token_logprobs")
+        if ids is None or logprobs is None:
+            raise ServerRefused(
+                400, "it returns no token ids or no log-probs; vLLM >= 0.11 does (return_token_ids)", "the answer"
+            )
+        return ids, logprobs, reason
+
+    def _score(self, ids: list[int]) -> list[float]:
+        body = {
+            "model": self._model,
+            "prompt": ids,
+            "max_tokens": 1,
+            "temperature": 1.0,
+            "prompt_logprobs": 0,
+            "return_token_ids": True,
+        }
+        found = self.http.post("/v1/completions", body, seconds=self.config.sync_timeout, what="vLLM's probe")
+        rows = found["choices"][0]["prompt_logprobs"]
+        return [row[str(token)]["logprob"] for row, token in zip(rows[1:], ids[1:], strict=True)]
+
+    def weights(self) -> Weights | None:
+        """None without hone's extension, and for a model in shards, whose tensors are not the policy's."""
+        try:
+            found = self._rpc("hone_digests", {})
+        except ServerRefused:  # a server at `url` that was started without --worker-extension-cls
+            return None
+        workers = found["results"]
+        if len(workers) != 1:
+            return None
+        tensors = workers[0]["tensors"]
+        return Weights(
+            {name: int(value) for name, (_, value) in tensors.items()},
+            {name: dtype for name, (dtype, _) in tensors.items()},
+            workers[0]["parts"],
+        )
+
+    def _rpc(self, method: str, kwargs: dict[str, str]) -> Any:
+        return self._post("/collective_rpc", {"method": method, "kwargs": kwargs}, f"vLLM's {method}")
+
+    def _post(self, path: str, body: Any, what: str) -> Any:
+        try:
+            return self.http.post(path, body, seconds=self.config.sync_timeout, what=what)
+        except ServerRefused as error:
+            if error.status == 404:
+                raise ServerRefused(
+                    404, f"it has no {path}; start it with VLLM_SERVER_DEV_MODE=1 in its environment", what
+                ) from error
+            raise

@@ -1,0 +1,325 @@
+"""Engines that do not serve the policy's weights: each stops the run, with both values, before a rollout is made."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from hone.model import tiny
+from hone.model.config import ModelConfig, TinyConfig
+from hone.model.load import load_model
+from hone.rollout.base import Weights
+from hone.rollout.config import IdentityConfig, RolloutConfig, SGLangConfig, VLLMConfig
+from hone.rollout.identity import PolicyMismatch, Verified, mean_difference, policy_logprobs, probe_sequences
+from hone.rollout.inside.hone_worker import digest, digests
+from hone.rollout.native.engine import NativeEngine
+from hone.rollout.server import ServerEngine
+from hone.rollout.sglang import SGLangEngine
+from hone.rollout.vllm import VLLMEngine
+from hone.train.config import OptimConfig
+from hone.train.policy import Policy
+from tests.rollout.stand_ins import contract
+
+TINY = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)
+
+
+class Served(contract.Toy):
+    """A real model behind the stand-in. `faults` change what is loaded, as (tensors, version) -> None."""
+
+    context = 512
+
+    def __init__(self, folder: Path, tells_digests: bool) -> None:
+        self.tells_digests, self.version = tells_digests, 0
+        self.fault: Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], None] = lambda new, old: None
+        self.model = load_model(ModelConfig(path=str(folder)))
+        self.held = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    def load(self, folder: str) -> None:
+        new = load_file(Path(folder) / "model.safetensors")
+        self.fault(new, self.held)
+        self.model.load_state_dict(new, strict=False)
+        self.held = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+
+    @torch.no_grad()
+    def score(self, ids: list[int]) -> list[float]:
+        plain = self.model.config._attn_implementation
+        self.model.config._attn_implementation = "eager"  # another implementation than the policy's, as a server is
+        logits = self.model(torch.tensor([ids]), use_cache=False).logits[0]
+        self.model.config._attn_implementation = plain
+        return logits.log_softmax(-1)[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0].tolist()
+
+    def digests(self) -> dict[str, Any] | None:
+        """As vLLM holds them: q, k, v and gate, up in one tensor, the vocabulary filled up to a multiple of 64."""
+        if not self.tells_digests:
+            return None
+        stacked: dict[str, list[torch.Tensor]] = {}
+        for name, tensor in self.held.items():
+            whole = ".".join({p: w for w, parts in PACKED.items() for p in parts}.get(p, p) for p in name.split("."))
+            stacked.setdefault(whole, []).append(tensor)
+        tensors = {name: torch.cat(parts) for name, parts in stacked.items()}
+        embedding = tensors["model.embed_tokens.weight"]
+        rows = -len(embedding) % 64
+        tensors["model.embed_tokens.weight"] = torch.cat([embedding, embedding.new_zeros(rows, embedding.shape[1])])
+        return {"tensors": digests(tensors.items()), "parts": PACKED}
+
+
+PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("model")
+    tiny.create(path, TINY, ["Zoey is a knight. Let me think: 1 + 2 = 3."] * 20, seed=0)
+    return path
+
+
+@pytest.fixture
+def serve(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """(policy, verified engine, what the server holds, events); kinds: vllm, vllm without digests, sglang."""
+    servers: list[contract.Server] = []
+
+    def start(kind: str) -> tuple[Policy, Verified, Served, list[tuple[str, str]]]:
+        policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
+        model = Served(folder, kind == "vllm")
+        server = contract.Server(contract.SGLang if kind == "sglang" else contract.VLLM, model)
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        events: list[tuple[str, str]] = []
+
+        def event(kind: str, message: str) -> None:
+            events.append((kind, message))
+
+        make: Any = SGLangEngine if kind == "sglang" else VLLMEngine
+        config: Any = SGLangConfig if kind == "sglang" else VLLMConfig
+        engine: ServerEngine = make(
+            config(url=server.url), policy.stop_ids, dtype="float32", max_sequences=8, folder=tmp_path, event=event
+        )
+        return policy, Verified(engine, policy.tokenizer, IdentityConfig(), "float32", event), model, events
+
+    yield start
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+@torch.no_grad()
+def step(policy: Policy, size: float = 1e-4) -> None:
+    """As an optimizer does: every weight moves by about its learning rate."""
+    for p in policy.parameters:
+        p.add_(size * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+
+
+KINDS = ("vllm", "vllm without digests", "sglang")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_engine_that_serves_the_policy_passes_however_often_it_is_updated(serve: Any, kind: str) -> None:
+    policy, engine, _, events = serve(kind)
+    gaps = []
+    for version in range(6):
+        gaps.append(engine.sync(policy, version)["identity/gap"])
+        step(policy, [1e-6, 0.0, 1e-2, 1e-4, 1e-1][version % 5])
+    assert max(gaps) < 1e-5
+    assert [name for name, _ in events] == ([] if kind == "vllm" else ["identity"])  # said once: no digests
+
+
+@pytest.mark.parametrize("size", [1e-4, 1e-2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sync_that_drops_one_tensor_stops_the_run(serve: Any, kind: str, size: float) -> None:
+    policy, engine, served, events = serve(kind)
+    engine.sync(policy, 0)
+    step(policy, size)
+    dropped = "model.layers.1.mlp.down_proj.weight"
+    served.fault = lambda new, old: new.__setitem__(dropped, old[dropped])
+    with pytest.raises(PolicyMismatch) as error:
+        engine.sync(policy, 1)
+    if kind == "vllm":
+        assert f"1 of {len(dict(digest_names(served)))} tensors" in str(error.value)
+        assert f"{dropped} for one: digest {digest(served.held[dropped])}, the policy's" in str(error.value)
+    else:
+        assert "the engine's -" in str(error.value)
+        assert "the policy's -" in str(error.value)
+    assert events[-1][0] == "policy_mismatch"
+
+
+def digest_names(served: Served) -> dict[str, Any]:
+    found = served.digests()
+    assert found is not None
+    return found["tensors"]
+
+
+@pytest.mark.parametrize("size", [1e-5, 1e-2])
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sync_that_comes_a_version_late_stops_the_run(serve: Any, kind: str, size: float) -> None:
+    policy, engine, served, _ = serve(kind)
+    engine.sync(policy, 0)
+    step(policy, size)
+    late = served.held
+    served.fault = lambda new, old: new.update(late)
+    with pytest.raises(PolicyMismatch, match="answers as version 0 does" if kind != "vllm" else "16 of 16 tensors"):
+        engine.sync(policy, 1)
+
+
+def test_weights_that_never_arrive_after_a_resume_stop_the_run(serve: Any, folder: Path) -> None:
+    """The first sync of a process has nothing to compare with but the policy: the server has the original weights."""
+    policy, engine, served, _ = serve("vllm without digests")
+    step(policy, 1e-2)
+    original = served.held
+    served.fault = lambda new, old: new.update(original)
+    with pytest.raises(PolicyMismatch, match=r"more than 0.001 \(rollout.identity.tolerance\)"):
+        engine.sync(policy, 40)
+
+
+def test_a_restart_is_checked_before_its_answers_count(serve: Any) -> None:
+    policy, engine, served, _ = serve("vllm without digests")
+    engine.sync(policy, 0)
+    old = served.held
+    step(policy)
+    engine.sync(policy, 1)
+    engine._engine.on_restart()
+    served.model.load_state_dict(old, strict=False)  # what a server that came back by itself would have
+    with pytest.raises(PolicyMismatch, match="version 0 does"):
+        engine._engine.on_restart()
+
+
+def test_a_sharded_or_quantised_engine_is_compared_by_log_probs_alone(serve: Any) -> None:
+    policy, engine, _served, events = serve("vllm")
+    engine._engine.weights = lambda: Weights({"other.name": 1}, {"other.name": "float32"})
+    assert engine.sync(policy, 0)["identity/tensors"] == 0
+    assert "26 of the policy's tensors are not compared" in events[0][1]
+
+
+@pytest.mark.parametrize("wrong", ["zeroed", "negated", "of another layer"])
+def test_a_corrupted_adapter_matrix_stops_the_run(serve: Any, wrong: str) -> None:
+    """The policy has an adapter; what is handed over has it merged, from one matrix that is not the policy's."""
+    peft = pytest.importorskip("peft")
+    policy, engine, _served, events = serve("vllm without digests")
+    config = peft.LoraConfig(r=4, lora_alpha=8, target_modules=["q_proj", "down_proj"])
+    peft.inject_adapter_in_model(config, policy.model)
+    with torch.no_grad():
+        for i, (_, p) in enumerate(adapter(policy)):
+            p.copy_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+    policy.export = lambda folder: merge_into(policy, folder, {})
+    assert engine.sync(policy, 0)["identity/gap"] < 1e-5
+    with torch.no_grad():
+        for _, p in adapter(policy):
+            p.mul_(1.01)
+    matrices = dict(adapter(policy))
+    name, other = (f"model.layers.{i}.mlp.down_proj.lora_B.default.weight" for i in (0, 1))
+    corrupted = {
+        "zeroed": torch.zeros_like(matrices[name]),
+        "negated": -matrices[name],
+        "of another layer": matrices[other],
+    }[wrong]
+    policy.export = lambda folder: merge_into(policy, folder, {name: corrupted})
+    with pytest.raises(PolicyMismatch):
+        engine.sync(policy, 1)
+    assert events[-1][0] == "policy_mismatch"
+
+
+def adapter(policy: Policy) -> list[tuple[str, torch.Tensor]]:
+    return [(name, p) for name, p in policy.model.named_parameters() if "lora_" in name]
+
+
+def merge_into(policy: Policy, folder: Path, instead: dict[str, torch.Tensor]) -> None:
+    """W + 2 B A, of which `instead` replaces some."""
+    state = {**policy.model.state_dict(), **instead}
+    plain = {k.replace(".base_layer.", "."): v.clone() for k, v in state.items() if "lora_" not in k}
+    for name in [k for k in state if ".lora_A." in k]:
+        target = name.replace(".lora_A.default", "")
+        plain[target] += 2.0 * state[name.replace("lora_A", "lora_B")] @ state[name]
+    plain.pop("lm_head.weight", None)  # tied
+    save_file(plain, folder / "model.safetensors")
+
+
+# --- the engine in the same process ----------------------------------------------------------------------------------
+
+
+def test_the_native_engine_is_checked_by_sampling_from_it(folder: Path) -> None:
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
+    engine = Verified(
+        NativeEngine(policy.model, policy.stop_ids, RolloutConfig()),
+        policy.tokenizer,
+        IdentityConfig(),
+        "float32",
+        lambda *_: None,
+    )
+    assert engine.sync(policy, 0)["identity/gap"] < 1e-5
+    assert engine.sync(policy, 1) == {}  # every fifth version
+    assert engine.sync(policy, 5)["identity/gap"] < 1e-5
+
+    class Copy(NativeEngine):
+        """Keeps a copy of the weights, as one that rounds or packs them does, and forgets to renew it."""
+
+        def sync(self, policy: Policy, version: int) -> None:
+            self._version = version
+
+    other = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
+    stale = Verified(
+        Copy(other.model, policy.stop_ids, RolloutConfig()),
+        policy.tokenizer,
+        IdentityConfig(),
+        "float32",
+        lambda *_: None,
+    )
+    assert stale.sync(policy, 0)["identity/gap"] < 1e-5
+    step(policy, 1e-2)
+    assert stale.sync(policy, 4) == {}
+    with pytest.raises(PolicyMismatch, match="does not answer as the policy does"):
+        stale.sync(policy, 5)
+
+
+def test_a_resumed_run_checks_at_once_and_has_the_same_metrics(folder: Path) -> None:
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
+    engine = Verified(
+        NativeEngine(policy.model, policy.stop_ids, RolloutConfig()),
+        policy.tokenizer,
+        IdentityConfig(tolerance=1e-12),
+        "float32",
+        lambda *_: None,
+    )
+    with pytest.raises(PolicyMismatch):  # it did look: nothing agrees that closely
+        engine.sync(policy, 3)
+
+
+# --- digests ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_digest_by_hand() -> None:
+    ones = torch.tensor([[1.0, 2.0], [0.0, 1.0]])  # bits 0x3f800000, 0x40000000
+    assert digest(ones) == 0x3F800000 * 1 + (0x40000000 + 0x3F800000) * 3
+    assert digest(torch.tensor([1.0, 2.0])) == 0x3F800000 + 0x40000000
+    assert digest(torch.tensor([[-1.0]], dtype=torch.bfloat16)) == (0xBF80 - 2**16) % 2**64
+
+
+def test_digests_add_up_over_stacked_tensors_and_see_every_bit() -> None:
+    generator = torch.Generator().manual_seed(0)
+    a, b = torch.randn(7, 5, generator=generator), torch.randn(3, 5, generator=generator)
+    assert digest(torch.cat([a, b])) == (digest(a) + digest(b)) % 2**64
+    assert digest(torch.cat([a, torch.zeros(4, 5)])) == digest(a)
+    assert digest(a[0]) == (digest(a[0, :2]) + digest(a[0, 2:])) % 2**64  # biases of q, k and v
+    changed = a.clone()
+    changed[3, 2] = torch.nextafter(changed[3, 2], torch.tensor(9.0))
+    assert digest(changed) != digest(a)
+    assert digest(a[:, [1, 0, 2, 3, 4]]) != digest(a)
+
+
+def test_log_probs_of_the_probe_are_those_of_transformers(folder: Path) -> None:
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
+    sequences = probe_sequences(policy.tokenizer)
+    assert all(len(s) > 10 for s in sequences)
+    served = Served(folder, tells_digests=False)
+    engine = type(
+        "E", (), {"_score": lambda self, ids: served.score(ids), "_version": 0, "score": ServerEngine.score}
+    )()
+    turns = engine.score(sequences)
+    expected = np.concatenate([turn.logprobs for turn in turns])
+    assert mean_difference(policy_logprobs(policy, turns[::-1]), expected) > 0.1  # in the order of the turns
+    np.testing.assert_allclose(policy_logprobs(policy, turns), expected, atol=1e-5)

@@ -1,0 +1,440 @@
+"""Engines behind servers, with stand-ins for the servers: what is asked, what comes back, and every fault."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from hone.config import UserError
+from hone.rollout.config import SamplingConfig, ServerConfig, SGLangConfig, VLLMConfig
+from hone.rollout.http import Http, ServerHangs, ServerLost, ServerRefused, free_port
+from hone.rollout.server import ServerEngine, prompt_seed
+from hone.rollout.sglang import SGLangEngine
+from hone.rollout.vllm import VLLMEngine
+from hone.types import Turn
+from tests.rollout.stand_ins import contract
+
+STAND_INS = Path(__file__).parent / "stand_ins"
+PATHS = os.pathsep.join([str(STAND_INS), str(STAND_INS / "packages")])  # for servers alone: no test may import `vllm`
+ENGINES: dict[str, tuple[type[ServerEngine], type[ServerConfig], type[contract.Handler]]] = {
+    "vllm": (VLLMEngine, VLLMConfig, contract.VLLM),
+    "sglang": (SGLangEngine, SGLangConfig, contract.SGLang),
+}
+SAMPLING = SamplingConfig(max_tokens=8)
+PROMPTS = [np.arange(3, 8), np.arange(10, 20), np.arange(5, 7), np.arange(30, 31)]
+
+
+class Weights:
+    """All of a policy that a server engine needs: it writes down which version it is."""
+
+    def __init__(self, version: int = 0) -> None:
+        self.version = version
+
+    def export(self, folder: Path) -> None:
+        (folder / "version").write_text(str(self.version))
+
+
+@pytest.fixture
+def started(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """An engine that starts its server, a stand-in in a process of its own, and the events it tells."""
+    engines: list[ServerEngine] = []
+
+    def start(kind: str = "vllm", fault: str = "none", **settings: Any) -> tuple[ServerEngine, list[tuple[str, str]]]:
+        state = tmp_path / "state"
+        state.mkdir(exist_ok=True)
+        (state / "fault").write_text(fault)
+        make, config, _ = ENGINES[kind]
+        events: list[tuple[str, str]] = []
+        given = {
+            "environment": {
+                "PYTHONPATH": os.pathsep.join([str(STAND_INS), str(STAND_INS / "packages")]),
+                "STAND_IN": str(state),
+            },
+            "start_timeout": 30.0,
+            "request_timeout": 20.0,
+            **settings,
+        }
+        engine = make(
+            config(**given),
+            [contract.STOP],
+            dtype="float32",
+            max_sequences=8,
+            folder=tmp_path,
+            event=lambda kind, message: events.append((kind, message)),
+        )
+        engines.append(engine)
+        return engine, events
+
+    yield start
+    for engine in engines:
+        engine.close()
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Callable[..., Any]]:
+    """An engine for a server that already runs, a stand-in in a thread; and that server."""
+    servers: list[contract.Server] = []
+
+    def connect(kind: str, server: contract.Server | None = None, **settings: Any) -> tuple[ServerEngine, Any, Any]:
+        make, config, handler = ENGINES[kind]
+        (tmp_path / "version").write_text("0")
+        server = server or contract.Server(handler, contract.Toy(str(tmp_path)))
+        servers.append(server)
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        events: list[tuple[str, str]] = []
+        engine = make(
+            config(url=server.url, request_timeout=10.0, start_timeout=5.0, **settings),
+            [contract.STOP],
+            dtype="float32",
+            max_sequences=8,
+            folder=tmp_path,
+            event=lambda kind, message: events.append((kind, message)),
+        )
+        return engine, server, events
+
+    yield connect
+    for server in servers:
+        server.shutdown()
+        server.server_close()
+
+
+def flat(groups: list[list[Turn]]) -> list[tuple[list[int], list[float], str, int]]:
+    return [
+        (t.completion_ids.tolist(), np.round(t.logprobs, 6).tolist(), t.finish, t.policy_version)
+        for group in groups
+        for t in group
+    ]
+
+
+def wanted(version: int, samples: int, seed: int, prompts: list[np.ndarray] = PROMPTS) -> Any:
+    """What the stand-in's model says, computed here."""
+    toy = contract.Toy.__new__(contract.Toy)
+    toy.version = version
+    found = []
+    for i, prompt in enumerate(prompts):
+        for g in range(samples):
+            ids, logprobs, reason = toy.sample(prompt.tolist(), prompt_seed(seed, i) + g, SAMPLING.max_tokens)
+            found.append((ids, np.round(np.float32(logprobs), 6).tolist(), reason, version))
+    return found
+
+
+# --- asking and answering --------------------------------------------------------------------------------------------
+
+
+def test_vllm_returns_the_tokens_and_logprobs_of_every_sample_in_order(running: Any) -> None:
+    engine, _server, events = running("vllm")
+    engine.sync(Weights(7), 7)
+    seen: list[tuple[int, int]] = []
+    groups = engine.generate(PROMPTS, SAMPLING, samples=3, seed=5, progress=lambda done, all: seen.append((done, all)))
+    assert flat(groups) == wanted(7, 3, 5)
+    assert {finish for _, _, finish, _ in flat(groups)} == {"stop", "length"}
+    assert all(t.completion_ids[-1] == contract.STOP for group in groups for t in group if t.finish == "stop")
+    assert [t.prompt_ids.tolist() for t, *_ in groups] == [p.tolist() for p in PROMPTS]
+    assert seen[-1] == (12, 12)
+    assert not events
+
+
+def test_sglang_returns_the_tokens_and_logprobs_of_every_sample_in_order(running: Any) -> None:
+    engine, _server, _ = running("sglang")
+    engine.sync(Weights(7), 7)
+    groups = engine.generate(PROMPTS, SAMPLING, samples=3, seed=5)
+    assert [len(group) for group in groups] == [3] * 4
+    assert {version for *_, version in flat(groups)} == {7}
+    ids, logprobs, _, _ = flat(groups)[0]
+    assert logprobs == pytest.approx([-1.007 - i / 1e6 for i in ids], abs=1e-6)
+    assert len({tuple(ids) for ids, *_ in flat(groups)}) > 6  # every sample has a seed of its own
+    again = engine.generate(PROMPTS, SAMPLING, samples=3, seed=5)
+    assert flat(again) == flat(groups)
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=3, seed=6)) != flat(groups)
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_scores_are_of_the_tokens_after_the_first(running: Any, kind: str) -> None:
+    engine, _, _ = running(kind)
+    engine.sync(Weights(3), 3)
+    (turn,) = engine.score([np.asarray([5, 6, 7])])
+    assert (turn.prompt_ids.tolist(), turn.completion_ids.tolist()) == ([5], [6, 7])
+    assert turn.logprobs.tolist() == pytest.approx([-1.003 - 6e-6, -1.003 - 7e-6], abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    "kind, calls",
+    [
+        ("vllm", ["/pause", "/collective_rpc", "/reset_prefix_cache", "/resume"]),
+        ("sglang", ["/pause_generation", "/update_weights_from_disk", "/flush_cache", "/continue_generation"]),
+    ],
+)
+def test_new_weights_are_taken_over_while_nothing_is_generated_and_caches_are_dropped(
+    running: Any, kind: str, calls: list[str]
+) -> None:
+    engine, server, _ = running(kind)
+    engine.sync(Weights(1), 1)
+    server.calls.clear()
+    engine.sync(Weights(2), 2)
+    assert server.calls[:4] == calls
+    assert server.model.version == 2
+    assert not server.paused
+    assert len(list((engine._weights).iterdir())) == 1  # weights that were taken over do not pile up
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=1, seed=0))[0][3] == 2
+
+
+def test_greedy_answers_are_asked_for_once_and_given_to_each_sample(running: Any) -> None:
+    engine, _server, _ = running("vllm")  # vLLM refuses n > 1 there
+    engine.sync(Weights(), 0)
+    groups = engine.generate(PROMPTS[:1], SamplingConfig(temperature=0.0, max_tokens=4), samples=3, seed=0)
+    assert len({tuple(t.completion_ids) for t in groups[0]}) == 1
+    assert len(groups[0]) == 3
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_sampling_settings_arrive_in_the_servers_own_words(running: Any, kind: str) -> None:
+    engine, _server, _ = running(kind)
+    engine.sync(Weights(), 0)
+    bodies: list[dict[str, Any]] = []
+    original = engine.http.post
+    engine.http.post = lambda path, body=None, **k: (bodies.append(body), original(path, body, **k))[1]
+    engine.generate(PROMPTS[:1], SamplingConfig(temperature=0.7, top_p=0.9, top_k=0, max_tokens=5), samples=1, seed=0)
+    settings = bodies[0] if kind == "vllm" else bodies[0]["sampling_params"][0]
+    assert (settings["temperature"], settings["top_p"], settings["stop_token_ids"]) == (0.7, 0.9, [contract.STOP])
+    assert settings["top_k"] == (0 if kind == "vllm" else -1)  # off
+    assert settings["max_tokens" if kind == "vllm" else "max_new_tokens"] == 5
+
+
+# --- faults ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_server_that_dies_while_generating_is_started_again_and_no_group_is_lost(started: Any, kind: str) -> None:
+    engine, events = started(kind, fault="die 3", requests=2)
+    engine.sync(Weights(4), 4)
+    checked: list[int] = []
+    engine.on_restart = lambda: checked.append(engine._version)
+    groups = engine.generate(PROMPTS, SAMPLING, samples=2, seed=9)
+    if kind == "vllm":
+        assert flat(groups) == wanted(4, 2, 9)  # each once, in order, from the same weights
+    assert [len(group) for group in groups] == [2] * 4
+    assert checked == [4]
+    ((name, message),) = events
+    assert name == "server_restart"
+    assert "version 4" in message
+    assert "restart 1 of 3" in message
+
+
+def test_a_server_that_is_killed_from_outside_is_started_again(started: Any) -> None:
+    engine, events = started(fault="hang 2", requests=1)
+    engine.sync(Weights(4), 4)
+    threading.Timer(0.5, lambda: psutil.Process(engine._process.pid).send_signal(signal.SIGKILL)).start()
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=2, seed=9)) == wanted(4, 2, 9)
+    assert [name for name, _ in events] == ["server_restart"]
+    assert "is lost" in events[0][1]
+
+
+def test_a_server_that_hangs_is_given_up_in_time_and_started_again(started: Any) -> None:
+    engine, events = started(fault="hang 2", request_timeout=1.0)
+    engine.sync(Weights(4), 4)
+    begin = time.monotonic()
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=2, seed=9)) == wanted(4, 2, 9)
+    assert time.monotonic() - begin < 15
+    assert "within 1 s" in events[0][1]
+
+
+def test_a_server_that_dies_every_time_ends_the_run_with_its_log(started: Any) -> None:
+    engine, events = started(fault="die always", restarts=1)
+    engine.sync(Weights(), 0)
+    with pytest.raises(UserError, match=r"started again 1 times already \(rollout.vllm.restarts\).*\n.*stand-in"):
+        engine.generate(PROMPTS, SAMPLING, samples=1, seed=0)
+    assert len(events) == 1
+
+
+def test_a_server_without_memory_for_keys_and_values_says_so_at_the_start(started: Any) -> None:
+    engine, _ = started(fault="no memory")
+    with pytest.raises(
+        UserError, match=r"ended with code 1 before it answered; its log is .*vllm.log(.*\n)*.*KV cache"
+    ):
+        engine.sync(Weights(), 0)
+
+
+def test_a_server_that_never_answers_is_given_up(started: Any) -> None:
+    engine, _ = started(fault="slow start", start_timeout=1.0)
+    with pytest.raises(UserError, match=r"did not answer within 1 s \(start_timeout\)"):
+        engine.sync(Weights(), 0)
+    assert engine._process is not None
+    assert not psutil.pid_exists(engine._process.pid)
+
+
+def test_an_answer_that_is_given_up_is_asked_for_again_and_then_ends_the_run(running: Any) -> None:
+    engine, server, events = running("vllm")
+    engine.sync(Weights(), 0)
+    sample, times = server.model.sample, [0]
+
+    def flaky(*given: Any) -> Any:
+        times[0] += 1
+        ids, logprobs, reason = sample(*given)
+        return ids, logprobs, "abort" if times[0] <= limit else reason
+
+    server.model.sample, limit = flaky, 1
+    assert flat(engine.generate(PROMPTS[:1], SAMPLING, samples=1, seed=2)) == wanted(0, 1, 2, PROMPTS[:1])
+    assert [name for name, _ in events] == ["server_retry"]
+    limit = 100
+    with pytest.raises(UserError, match=r"no whole answer to prompt 0 in 3 tries.*abort.*rollout.max_sequences"):
+        engine.generate(PROMPTS[:1], SAMPLING, samples=1, seed=2)
+
+
+def test_a_server_that_is_out_of_memory_for_one_request_is_asked_again(running: Any) -> None:
+    engine, server, events = running("sglang")
+    engine.sync(Weights(), 0)
+
+    def fault(number: int) -> None:
+        if number == 2:
+            raise contract.Refusal(500, "Out of memory: no room in the token_to_kv_pool")
+
+    server.fault = fault
+    groups = engine.generate(PROMPTS, SAMPLING, samples=2, seed=2)
+    assert [len(group) for group in groups] == [2] * 4
+    assert "token_to_kv_pool" in events[0][1]
+
+
+@pytest.mark.parametrize("kind", ENGINES)
+def test_a_prompt_longer_than_the_context_is_an_error_before_anything_is_sent(running: Any, kind: str) -> None:
+    engine, server, _ = running(kind)
+    engine.sync(Weights(), 0)
+    with pytest.raises(UserError, match=r"prompt 1 has 60 tokens.*68 do not fit.*64.*max_tokens to 4"):
+        engine.generate([PROMPTS[0], np.arange(60)], SAMPLING, samples=1, seed=0)
+    with pytest.raises(UserError, match="prompt 0 is empty"):
+        engine.generate([np.arange(0)], SAMPLING, samples=1, seed=0)
+    assert server.asked == 0
+
+
+def test_what_the_server_refuses_is_not_tried_again(running: Any) -> None:
+    engine, server, events = running("vllm")
+    engine.sync(Weights(), 0)
+    engine._context = None  # as if it had not told
+    with pytest.raises(UserError, match="refuses prompt 0: This model's maximum context length is 64 tokens"):
+        engine.generate([np.arange(60)], SAMPLING, samples=1, seed=0)
+    assert server.asked == 1
+    assert not events
+
+
+def test_a_port_that_is_taken_is_an_error_before_anything_starts(started: Any) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        port = other.getsockname()[1]
+        with pytest.raises(UserError, match=rf"rollout.vllm.port: {port} is taken"):
+            started(port=port)
+
+
+def test_an_interpreter_without_the_server_is_an_error_before_anything_starts(started: Any, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="has no vllm; install it"):
+        started(environment={"PYTHONPATH": str(tmp_path)})
+    with pytest.raises(UserError, match=r"rollout.vllm.python: /no/such/python cannot be run"):
+        started(python="/no/such/python")
+
+
+def test_a_url_where_nothing_answers_is_an_error_before_anything_starts(running: Any) -> None:
+    _engine, _server, _ = running("vllm")
+    config = VLLMConfig(url=f"http://127.0.0.1:{free_port()}")
+    with pytest.raises(UserError, match=r"rollout.vllm.url: no server that can be used"):
+        VLLMEngine(config, [2], dtype="float32", max_sequences=8, folder=Path(), event=lambda *_: None)
+
+
+def test_closing_ends_the_server_and_all_it_started_and_removes_the_weights(started: Any, tmp_path: Path) -> None:
+    engine, _ = started()
+    engine.sync(Weights(), 0)
+    pid = engine._process.pid
+    engine.close()
+    assert not psutil.pid_exists(pid)
+    assert not list((tmp_path / "serving").iterdir())
+    engine.close()  # again is harmless
+
+
+def test_a_server_that_a_killed_run_left_behind_is_stopped(started: Any, tmp_path: Path) -> None:
+    left, _ = started()
+    left.sync(Weights(), 0)
+    pid = left._process.pid
+    engine, events = started()
+    engine.sync(Weights(1), 1)
+    assert [name for name, _ in events] == ["server_leftover"]
+    assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE  # ours to collect: in truth its parent is dead
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=1, seed=1)) == wanted(1, 1, 1)
+
+
+# --- http ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_answer_that_drips_does_not_outlast_the_bound() -> None:
+    def drip(listener: socket.socket) -> None:
+        connection, _ = listener.accept()
+        connection.recv(1000)
+        connection.sendall(b"HTTP/1.1 200 OK\r\nContent-Length: 1000\r\n\r\n")
+        for _ in range(50):
+            time.sleep(0.05)
+            try:
+                connection.sendall(b"x")
+            except OSError:
+                return
+
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        threading.Thread(target=drip, args=(listener,), daemon=True).start()
+        begin = time.monotonic()
+        with pytest.raises(ServerHangs, match=r"the test: no answer .* within 0.4 s"):
+            Http(f"http://127.0.0.1:{listener.getsockname()[1]}").get("/", seconds=0.4, what="the test")
+        assert time.monotonic() - begin < 1.5
+
+
+def test_http_errors_say_what_was_waited_for_and_what_the_server_said(running: Any) -> None:
+    _, server, _ = running("vllm")
+    http = Http(server.url)
+    with pytest.raises(ServerRefused, match="a thing: the server answered 404: Not Found"):
+        http.get("/nothing", seconds=5, what="a thing")
+    with pytest.raises(ServerLost, match=r"a thing: the connection to .* is lost \(.*refused"):
+        Http(f"http://127.0.0.1:{free_port()}").get("/", seconds=5, what="a thing")
+
+
+def test_hanging_up_ends_what_is_under_way_at_once() -> None:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        http = Http(f"http://127.0.0.1:{listener.getsockname()[1]}")
+        threading.Timer(0.2, http.hang_up).start()
+        begin = time.monotonic()
+        with pytest.raises(ServerLost):
+            http.get("/", seconds=30, what="a thing")
+        assert time.monotonic() - begin < 5
+
+
+def test_seeds_of_prompts_leave_room_for_their_samples() -> None:
+    seeds = sorted(prompt_seed(seed, prompt) for seed in range(40) for prompt in range(40))
+    assert min(b - a for a, b in itertools.pairwise(seeds)) > 10_000
+    assert seeds[-1] < 2**62
+
+
+def test_the_vllm_extension_needs_nothing_of_hone() -> None:
+    code = (
+        "import sys, types; ops = types.ModuleType('vllm._custom_ops'); ops._supports_onednn = True\n"
+        "platforms = types.ModuleType('vllm.platforms')\n"
+        "platforms.current_platform = types.SimpleNamespace(is_cpu=lambda: True)\n"
+        "vllm = types.ModuleType('vllm'); vllm._custom_ops = ops\n"
+        "sys.modules |= {'vllm': vllm, 'vllm.platforms': platforms}\n"
+        "import hone_worker\n"
+        "assert not ops._supports_onednn\n"
+        "sys.exit(any(m.split('.')[0] == 'hone' for m in sys.modules))"
+    )
+    inside = Path(__file__).resolve().parents[2] / "hone" / "rollout" / "inside"
+    done = subprocess.run([sys.executable, "-c", code], cwd=inside, capture_output=True, text=True, env={})
+    assert done.returncode == 0, done.stderr
