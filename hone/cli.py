@@ -73,6 +73,16 @@ def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
     return recipe
 
 
+def _check_functions(loaded: Recipe | Pipeline) -> None:
+    """The reward of a later stage too: what is wrong with the user's functions shows before anything starts."""
+    from hone.recipe import stages
+    from hone.rewards import check_functions
+
+    for stage in stages(loaded):
+        if stage.stage == "rl":
+            check_functions(stage.reward)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"hone {hone.__version__}")
@@ -99,6 +109,7 @@ def train(
 ) -> None:
     """Run a recipe: all its stages, into its run folder."""
     loaded = _load(recipe, overrides)
+    _check_functions(loaded)
     from hone import pipeline
 
     if dry_run:

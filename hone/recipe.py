@@ -19,10 +19,10 @@ from typing import Annotated, Any, Literal, Union, get_args
 from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
 
 from hone.algo.config import NEEDS_GROUP, AlgoConfig, WatchConfig
-from hone.config import ConfigError, Layer, Section, merge, override, read, stage_name
+from hone.config import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
 from hone.data.config import PromptConfig
 from hone.model.config import ModelConfig
-from hone.rewards import REWARDS
+from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.tasks import TASKS
@@ -30,6 +30,7 @@ from hone.tasks.countdown import CountdownConfig
 from hone.tasks.knights import KnightsConfig
 from hone.train.config import CheckpointConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
+from hone.verify.workers import read_target
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # names folders, so no slashes
 TaskConfig = Annotated[Union[KnightsConfig, CountdownConfig], Field(discriminator="name")]  # noqa: UP007
@@ -139,7 +140,7 @@ class Recipe(Section):
             message = "at 0 nothing is sampled: there is no distribution to train; give a number > 0"
             raise impossible("sampling.temperature", message)
         for part in self.reward.parts:
-            tasks = REWARDS[part].tasks
+            tasks = tasks_of(part)
             if tasks and self.task.name not in tasks:
                 message = f"this reward is for the task {' or '.join(tasks)}, not for {self.task.name}; remove it"
                 raise impossible(f"reward.parts.{part}", message)
@@ -280,6 +281,7 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
     """Lines for what a recipe names and is not there: keys ending in `_file`, and a model path that is no hub id."""
     for i, stage in enumerate(stages(recipe)):
         prefix = ("stages", i) if isinstance(recipe, Pipeline) else ()
+        yield from _missing_functions(stage, layer, prefix)
         for path, value in _leaves(stage):
             is_model = path == ("model", "path") and value != "tiny" and _is_path(value)
             if not is_model and not (path[-1].endswith("_file") and value):
@@ -292,6 +294,17 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
                 yield f"{place}: {'.'.join(path)}: {value} {what}; {remedy}"
             elif not is_model and not target.is_file():
                 yield f"{place}: {'.'.join(path)}: no file {value}; paths are relative to {Path.cwd()}"
+
+
+def _missing_functions(stage: Recipe, layer: Layer, prefix: Place) -> Iterator[str]:
+    for name in stage.reward.parts:
+        try:
+            if ":" in name:
+                read_target(name)
+        except UserError as error:
+            whole: Place = (*prefix, "reward", "parts", name)
+            place = layer.where(whole if whole in layer.origins else ("reward", "parts", name))
+            yield f"{place}: reward.parts: {error}"
 
 
 def _is_path(value: str) -> bool:

@@ -115,3 +115,4 @@ class WatchConfig(Section):
     grad_norm_rise: PositiveFloat = 10.0  # times the median of the steps before
     mismatch: PositiveFloat = 0.1  # mean |log-ratio| of sampler and trainer
     max_skipped: PositiveInt = 3  # steps in a row with an update that was not finite, and so skipped; then stop
+    max_unscored: PositiveInt = 3  # steps in a row in which the verifier failed on every sample; then stop

@@ -84,6 +84,40 @@ def load_target(target: str, source: bytes | None) -> Callable[..., Any]:
     return function  # type: ignore[no-any-return]
 
 
+def looks_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """What a caller has to know: `parameters` as (name, kind, required, annotation), and the `source`, if it is there.
+
+    Plain data, so that a target in a worker need not be imported by the trainer.
+    """
+    import inspect  # not at the top: slow to import, and needed once
+
+    try:
+        found = inspect.signature(function).parameters.values()
+    except (TypeError, ValueError):  # written in C
+        found = {}.values()
+    empty = inspect.Parameter.empty
+    parameters = [
+        (p.name, p.kind.name, p.default is empty, "" if p.annotation is empty else str(p.annotation)) for p in found
+    ]
+    try:
+        source = inspect.getsource(function)
+    except (OSError, TypeError):
+        source = ""
+    return {"parameters": parameters, "source": source}
+
+
+def finished(result: Any) -> Any:
+    """The result; of an `async` function, what it comes to."""
+    if hasattr(result, "__await__"):
+        import asyncio
+
+        async def wait() -> Any:
+            return await result
+
+        return asyncio.run(wait())
+    return result
+
+
 def describe(error: BaseException) -> str:
     """The last line of the traceback and where it was raised; one line of at most 500 characters."""
     text = " ".join(traceback.format_exception_only(type(error), error)[-1].split())
@@ -106,11 +140,12 @@ def serve(link: socket.socket) -> None:
         return _send(link, BROKEN, True, 0, describe(error).encode())
     limit_memory(spec["memory_mb"])
     me, helpers = os.getpid(), has_children()  # some packages start helpers of their own when they are imported
-    _send(link, READY, False, 0, pickle.dumps(me))
+    _send(link, READY, False, 0, pickle.dumps((me, spec["look"] and looks_of(function))))
     while True:
         number, payload = _receive(link)
         try:
-            kind, answer, last = RESULT, _encoded(function(*pickle.loads(payload))), False
+            arguments, keywords = pickle.loads(payload)
+            kind, answer, last = RESULT, _encoded(finished(function(*arguments, **keywords))), False
         except MemoryError as error:  # what is left of it would fail the calls to come
             kind, answer, last = ERROR, describe(error).encode(), True
         except BaseException as error:  # of user code, SystemExit too: it is the answer

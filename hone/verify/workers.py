@@ -28,7 +28,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -69,21 +69,30 @@ class Workers:
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []  # those in use, and spares
         self._loaded = False  # the target has been imported once: it can be
+        self._looks: dict[str, Any] | None = None
         self._stop = weakref.finalize(self, _stop, self._workers, os.getpid())  # at exit too
 
     def start(self) -> None:
         """Import the target in one worker, so that what is wrong with it shows now. Raises UserError."""
         with self._lock:
-            self._run(_Calls([]), ready=1)
+            self._run(_Calls([], []), ready=1)
 
-    def map(self, calls: Sequence[tuple[Any, ...]]) -> list[Any]:
-        """target(*call) of each call, in order; a `Failure` where there is no result.
+    def looks(self) -> dict[str, Any]:
+        """`hone.verify.child.looks_of` the target, which this process does not import. Raises UserError."""
+        if self._looks is None:
+            self.close()  # only a worker that starts is asked
+            self._looks = {}
+            self.start()
+        return self._looks or {}
 
-        Takes at most about ceil(len(calls) / count) * deadline. Arguments and results travel by pickle. Raises
-        UserError if the target cannot be imported.
+    def map(self, calls: Sequence[tuple[Any, ...]], keywords: Sequence[Mapping[str, Any]] | None = None) -> list[Any]:
+        """target(*call, **keywords) of each call, in order; a `Failure` where there is no result.
+
+        An `async` target is awaited. Takes at most about ceil(len(calls) / count) * deadline. Arguments and results
+        travel by pickle. Raises UserError if the target cannot be imported.
         """
         with self._lock:
-            work = _Calls(calls)
+            work = _Calls(calls, keywords or [{}] * len(calls))
             self._run(work, ready=0)
             return work.results
 
@@ -112,7 +121,9 @@ class Workers:
                             raise UserError(f"{self.target}: cannot be imported: {payload.decode()}")
                         if kind == child.READY:
                             broken, self._loaded = 0, True
-                            worker.loaded(pickle.loads(payload))
+                            pid, looks = pickle.loads(payload)
+                            worker.loaded(pid)
+                            self._looks = looks or self._looks
                         elif number == worker.number:
                             work.finish(number, kind, payload)
                             worker.answered(last)
@@ -138,7 +149,7 @@ class Workers:
         late = sum(w.state == "busy" and w.age() > self.deadline / 2 for w in self._workers)
         wanted = max(ready, min(self.count, work.unfinished) + min(late, len(work.waiting)))
         while len(self._workers) < wanted:
-            self._workers.append(_Worker(self.target, self._source, self.memory_mb))
+            self._workers.append(_Worker(self.target, self._source, self.memory_mb, look=self._looks == {}))
 
     def _assign(self, work: _Calls) -> None:
         free = self.count - sum(w.state == "busy" for w in self._workers)
@@ -168,8 +179,8 @@ class Workers:
 class _Calls:
     """The calls of one `map`, and what has come back."""
 
-    def __init__(self, calls: Sequence[tuple[Any, ...]]) -> None:
-        self.calls = calls
+    def __init__(self, calls: Sequence[tuple[Any, ...]], keywords: Sequence[Mapping[str, Any]]) -> None:
+        self.calls = list(zip(calls, keywords, strict=True))
         self.results: list[Any] = [None] * len(calls)
         self.waiting = deque(range(len(calls)))
         self.unfinished = len(calls)
@@ -215,7 +226,7 @@ class _Calls:
 class _Worker:
     """One keeper with its worker, and the two connections: the link to the worker, the lifeline to the keeper."""
 
-    def __init__(self, target: str, source: bytes | None, memory_mb: int) -> None:
+    def __init__(self, target: str, source: bytes | None, memory_mb: int, look: bool) -> None:
         self.state: Literal["starting", "idle", "busy", "leaving"] = "starting"
         self.number = -1  # of the call it is at
         self.answers = 0
@@ -240,7 +251,7 @@ class _Worker:
         for end in (self._link.fileno(), self._lifeline.fileno(), self._stdout.fileno()):
             os.set_blocking(end, False)
         path = [p for p in sys.path if p]
-        spec = {"path": path, "target": target, "source": source, "memory_mb": memory_mb}
+        spec = {"path": path, "target": target, "source": source, "memory_mb": memory_mb, "look": look}
         self._send(child.SPEC, 0, pickle.dumps(spec))
 
     def age(self) -> float:
@@ -367,6 +378,20 @@ def read_target(target: str) -> bytes | None:
     except OSError as error:
         why = f"cannot be read ({error.strerror}); paths are relative to {Path.cwd()}"
         raise UserError(f"{target}: {place} {why}") from None
+
+
+def source_of(target: str) -> bytes | None:
+    """The source of the file that a target is in; of a module too, if it is written in Python."""
+    place = target.rpartition(":")[0]
+    if child.is_path(place):
+        return read_target(target)
+    try:
+        spec = importlib.util.find_spec(place)
+    except ImportError:
+        spec = None
+    here = Path(*place.split(".")).with_suffix(".py")  # in the folder one is in
+    file = Path(spec.origin) if spec and spec.origin and spec.origin.endswith(".py") else here
+    return file.read_bytes() if file.is_file() else None
 
 
 def _stop(workers: list[_Worker], owner: int) -> None:
