@@ -221,6 +221,32 @@ def data_overlap(
         print(f"{row.people:6} {row.rows_a:10} {row.rows_b:10} {row.shared:10} {row.shared_exactly:27}")
 
 
+@data.command("label")
+def data_label(
+    source: Annotated[str, typer.Argument(metavar="RECIPE|TASK", help="A recipe, or the name of a task.")],
+    out: Annotated[Path, typer.Option(help="JSONL file of labels; what it holds already is kept.")],
+    overrides: Overrides = None,
+    split: Annotated[Literal["train", "validation", "test"], typer.Option()] = "train",
+    labels: Annotated[str | None, typer.Option(help="Names, separated by commas; default: subjects of maths.")] = None,
+    judge: Annotated[str | None, typer.Option(metavar="URL#MODEL", help="Who chooses; without it words do.")] = None,
+) -> None:
+    """Label problems with a subject from a fixed list, by a language model or by words; for `domain_file`."""
+    from hone.judge.client import Judge
+    from hone.judge.config import JudgeConfig
+    from hone.judge.labels import choose, label
+    from hone.recipe import load_for_task, stages
+    from hone.tasks import make_task
+
+    names = choose(labels)
+    recipe = stages(load_for_task(source, overrides or ()))[0]
+    config = recipe.eval.judge if judge is None else JudgeConfig.at(judge, recipe.eval.judge)
+    asked = Judge(config) if config.url is not None else None
+    counts, by = label(make_task(recipe.task, recipe.seed).problems(split), names, asked, out)
+    for name, count in counts.most_common():
+        print(f"{count:7}  {name}")
+    print(f"{out}: " + ", ".join(f"{count} by {who}" for who, count in by.most_common()))
+
+
 @config.command("show")
 def config_show(
     recipe: Target,

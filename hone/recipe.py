@@ -21,6 +21,7 @@ from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveIn
 from hone.algo.config import NEEDS_GROUP, AlgoConfig, WatchConfig
 from hone.config import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
 from hone.data.config import PromptConfig
+from hone.judge.config import JudgeConfig
 from hone.model.config import ModelConfig
 from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
@@ -55,6 +56,7 @@ class EvalConfig(Section):
     problems: PositiveInt = 200
     samples: PositiveInt = 1  # per problem
     sampling: SamplingConfig = SamplingConfig()
+    judge: JudgeConfig = JudgeConfig()  # asked too, if it has a url; see hone.rewards.judge
     every: NonNegativeInt = 0  # RL steps between evaluations on the validation split; 0: none
 
 

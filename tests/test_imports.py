@@ -19,7 +19,7 @@ ROWS = (
     ("config",),
     ("validate", "dist"),
     ("data",),
-    ("verify",),
+    ("verify", "judge"),
     ("tasks", "algo", "model", "analysis"),
     ("rewards",),
     ("train", "rollout"),

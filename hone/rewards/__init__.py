@@ -9,11 +9,13 @@ from hone.config import UserError
 from hone.rewards.base import Composed, Part
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
+from hone.rewards.judge import JudgePart
 from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, WellFormed
 from hone.tasks.base import Task
 
 REWARDS: dict[str, type[Part]] = {
     "countdown": Countdown,
+    "judge": JudgePart,
     "logic_rl": LogicRL,
     "outcome": Outcome,
     "overlong": Overlong,

@@ -7,6 +7,7 @@ from typing import Literal
 from pydantic import FiniteFloat, PositiveFloat, PositiveInt, model_validator
 
 from hone.config import Section
+from hone.judge.config import JudgeConfig
 
 
 class CountdownReward(Section):
@@ -46,6 +47,7 @@ class RewardConfig(Section):
 
     parts: dict[str, FiniteFloat] = {"outcome": 1.0}
     functions: FunctionsConfig = FunctionsConfig()
+    judge: JudgeConfig = JudgeConfig()
     countdown: CountdownReward = CountdownReward()
     overlong: OverlongReward = OverlongReward()
 
@@ -68,11 +70,13 @@ class RewardConfig(Section):
             raise ValueError(
                 "functions: has no effect, since parts names no function (path/file.py:function); remove this"
             )
-        for name in ("countdown", "overlong"):
+        for name in ("countdown", "judge", "overlong"):
             if name in self.model_fields_set and name not in self.parts:
                 raise ValueError(
                     f"{name}: has no effect, since parts does not name {name}; add it there or remove this"
                 )
+        if "judge" in self.parts and self.judge.url is None:
+            raise ValueError("judge.url: missing; give the judge's endpoint, as in https://api.openai.com/v1")
         if "overlong" in self.parts:
             longest = self.overlong.max_tokens
             if longest is None or longest < self.overlong.buffer:

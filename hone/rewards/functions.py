@@ -222,9 +222,8 @@ def recognise(target: str, looks: Mapping[str, Any]) -> str:
         return fits[0]
     kinds = "\n".join(f"  {shown}" for _, shown in SIGNATURES.values())
     which = f"fits {len(fits)} signatures" if fits else "fits no signature"
-    raise UserError(
-        f"reward {target}: f({', '.join(dict.fromkeys(names))}) {which}; name the parameters as in one of\n{kinds}"
-    )
+    given = ", ".join(dict.fromkeys(names))
+    raise UserError(f"reward {target}: f({given}) {which}; name the parameters as in one of\n{kinds}")
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:

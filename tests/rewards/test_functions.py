@@ -163,7 +163,8 @@ def test_none_leaves_the_sample_out_and_the_others_in(reward):
 def test_an_exception_leaves_out_what_the_call_was_about(reward, isolate):
     settings = {"isolate": True} if isolate else {}
     verl = "def f(solution_str, ground_truth):\n    if '41' in solution_str: raise KeyError('gold')\n    return 1.0"
-    trl = "def f(completions):\n    if '41' in str(completions): raise KeyError('gold')\n    return [1.0] * len(completions)"
+    trl = "def f(completions):\n    if '41' in str(completions): raise KeyError('gold')\n    return [1.0]"
+    trl = trl.replace("[1.0]", "[1.0] * len(completions)")
     for source, alone in [(verl, True), (trl, isolate)]:  # in the trainer's process TRL's function sees the group
         first, second = reward(source, **settings)(PROBLEM, GROUP)
         assert second.verdict == "verifier_error"
