@@ -118,8 +118,9 @@ class Judge:
             for task in late:
                 task.cancel()
             await asyncio.gather(*late, return_exceptions=True)
-            for task in done:
-                task.result()  # what refuses every question
+            refused = [error for task in done if (error := task.exception()) is not None]
+        if refused:
+            raise refused[0]
         why = Failure("verifier_timeout", f"no answer within {config.seconds:g} s (judge.seconds)")
         return {key: answers.get(key, why) for key in questions}
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
-from importlib.metadata import EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from hone.config import UserError
 from hone.rewards.base import Composed, Part
@@ -12,6 +12,9 @@ from hone.rewards.functions import UserFunction
 from hone.rewards.judge import JudgePart
 from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, WellFormed
 from hone.tasks.base import Task
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 REWARDS: dict[str, type[Part]] = {
     "countdown": Countdown,
@@ -29,6 +32,8 @@ def registered() -> dict[str, EntryPoint]:
 
     Each is a `Part`, or a function with one of the signatures of `hone.rewards.functions`.
     """
+    from importlib.metadata import entry_points  # not at the top: slow to import, and seldom needed
+
     return {point.name: point for point in entry_points(group="hone.rewards")}
 
 

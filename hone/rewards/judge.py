@@ -106,7 +106,7 @@ def second_opinion(problems: Sequence[Problem], records: Sequence[dict[str, Any]
         "agreement": (both - len(differ)) / both if both else None,
         "differ": differ,
         "failed": len(records) - len(rows),
-        **judge.costs(),
+        "costs": judge.costs(),
     }
 
 
@@ -115,5 +115,5 @@ def opinion_line(opinion: Mapping[str, Any]) -> str:
     a, agreement = opinion["accuracy"], opinion["agreement"]
     accuracy = "none" if a is None else f"{a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]  n {a['n']}"
     agrees = "" if agreement is None else f", agrees with the rule on {100 * agreement:.1f}% of the answers"
-    cost = f"{opinion.get('calls', 0):.0f} calls, {opinion.get('tokens', 0):.0f} tokens"
+    cost = f"{opinion['costs'].get('calls', 0):.0f} calls, {opinion['costs'].get('tokens', 0):.0f} tokens"
     return f"judge {opinion['model']}: accuracy {accuracy}{agrees}, failed on {opinion['failed']}; {cost}"

@@ -305,7 +305,7 @@ def test_as_second_opinion_of_an_evaluation(tmp_path):
         row = second_opinion([PROBLEM], records, judge_at(server, tmp_path, tries=1))
     assert [r["judge"] for r in records] == ["correct", "wrong", "correct", "HTTP 500: without a word (after 1 tries)"]
     assert (row["accuracy"]["value"], row["agreement"]) == pytest.approx((2 / 3, 2 / 3))
-    assert (row["differ"], row["failed"], row["calls"]) == ([[PROBLEM.id, 2]], 1, 3.0)
+    assert (row["differ"], row["failed"], row["costs"]["calls"]) == ([[PROBLEM.id, 2]], 1, 3.0)
     assert opinion_line(row).startswith("judge m: accuracy 0.667  95% [")
     assert "agrees with the rule on 66.7% of the answers, failed on 1; 3 calls, 20 tokens" in opinion_line(row)
 
