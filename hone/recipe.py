@@ -37,6 +37,8 @@ from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.tasks import TASKS, kind_of
+from hone.tasks.registered import RegisteredConfig, registered
+from hone.tasks.registered import load as registered_task
 from hone.train.config import CheckpointConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
 from hone.verify.workers import read_target
@@ -46,13 +48,20 @@ Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # names folders, so no sla
 
 def _task_kind(section: Any) -> str | None:
     name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
+    if isinstance(name, str) and kind_of(name) not in TASKS and name in registered():
+        return INSTALLED
     return kind_of(name) if isinstance(name, str) else None
+
+
+#: The member of the union of task sections that stands for all tasks of installed packages; errors leave it out.
+INSTALLED = "(installed)"
 
 
 if TYPE_CHECKING:
     TaskConfig = Any
 else:
     _kinds = tuple(Annotated[kind.settings, Tag(name)] for name, kind in TASKS.items())
+    _kinds = (*_kinds, Annotated[RegisteredConfig, Tag(INSTALLED)])
     TaskConfig = Annotated[Union[_kinds], Discriminator(_task_kind)]  # noqa: UP007
 
 
@@ -139,7 +148,9 @@ class Recipe(Section):
         if self.sft.epochs * self.sft.examples < self.sft.examples_per_step:
             message = f"{self.sft.examples} examples are less than one step (sft.examples_per_step"
             raise impossible("sft.examples", f"{message} {self.sft.examples_per_step}); give more, or smaller steps")
-        known = getattr(TASKS[kind_of(self.task.name)].task, "trace_styles", ())
+        name = self.task.name
+        task = registered_task(name) if isinstance(self.task, RegisteredConfig) else TASKS[kind_of(name)].task
+        known = getattr(task, "trace_styles", ())
         for style in self.sft.styles:
             if style not in known:
                 message = (
@@ -214,7 +225,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
 
 def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
     """As `load`, where the bare name of a task stands for a recipe of defaults."""
-    if kind_of(source) not in TASKS:
+    if kind_of(source) not in TASKS and source not in registered():
         return load(source, overrides)
     layer = Layer({"name": source, "task": {"name": source}}, {(): source})
     for text in overrides:

@@ -8,6 +8,7 @@ from hone.config import Section, UserError
 from hone.tasks.base import Task
 from hone.tasks.countdown import CountdownConfig, CountdownTask
 from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.registered import RegisteredConfig, make
 
 
 class Kind(NamedTuple):
@@ -29,6 +30,8 @@ def kind_of(name: str) -> str:
 
 def make_task(config: Any, seed: int = 0) -> Task:
     """The task of a `task:` section; `seed` is the recipe's, on which training problems depend."""
+    if isinstance(config, RegisteredConfig):
+        return make(config, seed)  # type: ignore[no-any-return]
     if kind_of(config.name) not in TASKS:
         raise UserError(f"task: no task {config.name!r}; there are {', '.join(sorted(TASKS))}")
     task: Task = TASKS[kind_of(config.name)].task(config, seed)
