@@ -99,7 +99,7 @@ class UserFunction(Part):
         """What the function says of each; a `Failure` where it raised, or took too long."""
         if self.workers is not None:
             return self.workers.map([()] * len(calls), [self._arguments(call) for call in calls])
-        return finished(self._all(calls))  # type: ignore[no-any-return]
+        return finished(self._all(calls))
 
     async def _all(self, calls: Sequence[Sequence[Item]]) -> list[Any]:
         import asyncio  # not at the top: most recipes have no function, and every recipe is validated

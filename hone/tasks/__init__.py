@@ -31,7 +31,7 @@ def kind_of(name: str) -> str:
 def make_task(config: Any, seed: int = 0) -> Task:
     """The task of a `task:` section; `seed` is the recipe's, on which training problems depend."""
     if isinstance(config, RegisteredConfig):
-        return make(config, seed)  # type: ignore[no-any-return]
+        return make(config, seed)
     if kind_of(config.name) not in TASKS:
         raise UserError(f"task: no task {config.name!r}; there are {', '.join(sorted(TASKS))}")
     task: Task = TASKS[kind_of(config.name)].task(config, seed)

@@ -81,7 +81,7 @@ def load_target(target: str, source: bytes | None) -> Callable[..., Any]:
             raise LookupError(f"no function {name!r} in {place}; there are {there or 'none'}") from None
     if not callable(function):
         raise TypeError(f"{target} is {type(function).__name__}, not a function")
-    return function  # type: ignore[no-any-return]
+    return function
 
 
 def looks_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -241,8 +241,8 @@ def keep(worker: int, wake: socket.socket, watched_mb: int) -> int:
     for systems on which RLIMIT_AS does nothing (macOS); 0: not looked at."""
     code = None
     while code is None:
-        ready = select.select([0, wake], [], [], WATCH_SECONDS if watched_mb else None)[0]
-        if wake in ready:
+        ready = select.select([0, wake.fileno()], [], [], WATCH_SECONDS if watched_mb else None)[0]
+        if wake.fileno() in ready:
             wake.recv(4096)
         pid, status = os.waitpid(worker, os.WNOHANG)
         if pid:

@@ -240,7 +240,7 @@ class _Worker:
         with link, lifeline:
             self._process = subprocess.Popen(
                 script,
-                stdin=lifeline,
+                stdin=lifeline.fileno(),
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 pass_fds=[link.fileno()],
