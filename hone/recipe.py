@@ -41,7 +41,7 @@ from hone.tasks.registered import RegisteredConfig, registered
 from hone.tasks.registered import load as registered_task
 from hone.train.config import CheckpointConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
-from hone.verify.workers import read_target
+from hone.verify.targets import read_target
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # names folders, so no slashes
 

@@ -24,7 +24,8 @@ from hone.rewards.base import Judged, Part, Score
 from hone.rewards.config import RewardConfig
 from hone.types import VERIFIER_FAILURES, Problem, Reward, Rollout
 from hone.verify.child import describe, finished, load_target, looks_of
-from hone.verify.workers import Failure, Workers, read_target
+from hone.verify.targets import read_target
+from hone.verify.workers import Failure, Workers
 
 #: What tells a signature: the parameters that it must have, and how its program calls it.
 SIGNATURES: dict[str, tuple[tuple[str, ...], str]] = {

@@ -43,7 +43,7 @@ from hone.train import checkpoint, jsonl
 from hone.train.config import CheckpointConfig
 from hone.train.policy import Policy
 from hone.types import FloatArray, Group, Sample, StepStats
-from hone.verify.workers import source_of
+from hone.verify.targets import source_of
 
 
 class Interrupted(KeyboardInterrupt):
