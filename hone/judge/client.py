@@ -66,7 +66,7 @@ class Judge:
         self.config = config
         self.counts: Counter[str] = Counter()  # since the beginning: calls, tokens, cached, failed, retries
         self._told: Counter[str] = Counter()
-        if not config.is_local and not os.environ.get(config.key_env):
+        if config.key_env and not config.is_local and not os.environ.get(config.key_env):
             raise UserError(f"judge: no key; set the environment variable {config.key_env}")
 
     def costs(self) -> dict[str, float]:
@@ -157,7 +157,7 @@ class Judge:
 
     async def _post(self, client: Any, question: Question) -> tuple[int, Mapping[str, str], str]:
         self.counts["calls"] += 1
-        key = os.environ.get(self.config.key_env)
+        key = os.environ.get(self.config.key_env or "")
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         url = f"{(self.config.url or '').rstrip('/')}/chat/completions"
         # The library's own limits are on each read; a server that sends a byte now and then would pass them for ever.
@@ -214,7 +214,7 @@ class Judge:
 
     def _clean(self, text: str) -> str:
         """What may be shown of a server's message: short, and without the key, which some servers echo."""
-        key = os.environ.get(self.config.key_env)
+        key = os.environ.get(self.config.key_env or "")
         text = text.replace(key, "***") if key else text
         return " ".join(re.sub(r"\b(sk|key|Bearer)[-_ ][\w*.-]{8,}", "***", text).split())[:SHOWN]
 

@@ -18,7 +18,7 @@ class JudgeConfig(Section):
 
     url: str | None = None  # up to /v1, as in https://api.openai.com/v1
     model: str | None = None  # its name at the endpoint
-    key_env: str = "OPENAI_API_KEY"  # the environment variable that holds the key; a local server needs none
+    key_env: str | None = "OPENAI_API_KEY"  # the environment variable that holds the key; null: none is sent
     format: Literal["schema", "object", "text"] = "schema"  # the response_format asked for; text: none
     body: dict[str, Any] = {}  # more fields of the request; null takes one away, as in {temperature: null}
     answer_tokens: PositiveInt = 512  # most tokens of an answer, thinking included
@@ -34,7 +34,7 @@ class JudgeConfig(Section):
     @model_validator(mode="after")
     def _safe(self) -> JudgeConfig:
         # The values stay out of these messages: they may be the key.
-        if not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
+        if self.key_env is not None and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.key_env):
             raise ValueError("key_env: give the name of an environment variable, as in OPENAI_API_KEY, not the key")
         if self.url is None:
             return self
@@ -46,6 +46,8 @@ class JudgeConfig(Section):
             raise ValueError("url: is no address; give one such as https://api.openai.com/v1")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError("url: holds more than an address; put the key into the environment (key_env)")
+        if parts.scheme == "http" and self.key_env and not self.is_local:
+            raise ValueError("url: the key would travel unencrypted; use https, or key_env: null if none is needed")
         if not self.model:
             raise ValueError("model: missing; give the name of the model at the endpoint")
         return self

@@ -66,9 +66,12 @@ def make_reward(config: RewardConfig, task: Task) -> Composed:
 
 
 def check_functions(config: RewardConfig) -> None:
-    """Import the user's functions of a `reward:` section, before anything else starts. Raises UserError."""
+    """What of a `reward:` section is outside of hone: import the user's functions, find the judge's key.
+
+    Called before anything else starts. Raises UserError.
+    """
     for name in config.parts:
-        if name not in REWARDS:
+        if name not in REWARDS or name == "judge":
             _make_part(name, name, config)
 
 

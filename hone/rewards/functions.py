@@ -16,8 +16,8 @@ from __future__ import annotations
 
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 from hone.config import UserError
 from hone.rewards.base import Judged, Part, Score
@@ -38,6 +38,13 @@ SIGNATURES: dict[str, tuple[tuple[str, ...], str]] = {
 CONCURRENT = 64
 
 Item = tuple[Problem, Rollout]
+
+
+class _Logged(NamedTuple):
+    """What a function said, and what it logged beside."""
+
+    said: Any
+    details: Mapping[str, Sequence[float]]
 
 
 class UserFunction(Part):
@@ -100,28 +107,36 @@ class UserFunction(Part):
         """What the function says of each; a `Failure` where it raised, or took too long."""
         if self.workers is not None:
             return self.workers.map([()] * len(calls), [self._arguments(call) for call in calls])
-        return finished(self._all(calls))
+        assert self.function is not None
+        results: list[Any] = []
+        for call in calls:
+            details: dict[str, list[float]] = {}
+            try:
+                said = self.function(**self._arguments(call, details))
+            except (Exception, SystemExit) as error:  # user code: this call has no score, the others have theirs
+                said = Failure("verifier_error", describe(error))
+            results.append(_Logged(said, details))
+        waiting = [i for i, result in enumerate(results) if hasattr(result.said, "__await__")]
+        if waiting:  # not before: a plain function may start a loop of its own
+            for i, said in zip(waiting, finished(self._await([results[i].said for i in waiting])), strict=True):
+                results[i] = results[i]._replace(said=said)
+        return results
 
-    async def _all(self, calls: Sequence[Sequence[Item]]) -> list[Any]:
+    async def _await(self, coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
         import asyncio  # not at the top: most recipes have no function, and every recipe is validated
 
         limit = asyncio.Semaphore(CONCURRENT)
 
-        async def one(call: Sequence[Item]) -> Any:
-            details: dict[str, list[float]] = {}
+        async def one(coroutine: Awaitable[Any]) -> Any:
             async with limit:
                 try:
-                    assert self.function is not None
-                    result = self.function(**self._arguments(call, details))
-                    if hasattr(result, "__await__"):
-                        result = await asyncio.wait_for(result, self.settings.deadline)
+                    return await asyncio.wait_for(coroutine, self.settings.deadline)
                 except (asyncio.TimeoutError, TimeoutError):
                     return Failure("verifier_timeout", f"no result within {self.settings.deadline:g} s")
-                except (Exception, SystemExit) as error:  # user code: this call has no score, the others have theirs
+                except (Exception, SystemExit) as error:  # user code, as above
                     return Failure("verifier_error", describe(error))
-            return (result, details) if details else result
 
-        return list(await asyncio.gather(*(one(call) for call in calls)))
+        return list(await asyncio.gather(*map(one, coroutines)))
 
     def _arguments(self, call: Sequence[Item], details: dict[str, list[float]] | None = None) -> dict[str, Any]:
         offered = self._offered(call)
@@ -166,7 +181,7 @@ class UserFunction(Part):
     def _scores(self, result: Any, count: int) -> list[Score]:
         """`count` scores from what one call gave. Raises UserError for what cannot be a reward."""
         logged: Mapping[str, Sequence[float]] = {}
-        if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], dict):
+        if isinstance(result, _Logged):
             result, logged = result
         if isinstance(result, Failure):
             return [Score(0.0, failure=result.kind, note=result.message)] * count

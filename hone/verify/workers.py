@@ -249,7 +249,7 @@ class _Worker:
         self._stdout = self._process.stdout
         for end in (self._link.fileno(), self._lifeline.fileno(), self._stdout.fileno()):
             os.set_blocking(end, False)
-        path = [p for p in sys.path if p]
+        path = [p or os.getcwd() for p in sys.path]
         spec = {"path": path, "target": target, "source": source, "memory_mb": memory_mb, "look": look}
         self._send(child.SPEC, 0, pickle.dumps(spec))
 

@@ -223,15 +223,18 @@ def test_a_key_in_a_recipe_is_refused_and_not_repeated(tmp_path, settings):
 
 def test_settings_that_cannot_be():
     with pytest.raises(ValidationError, match="model: missing"):
-        JudgeConfig(url="http://x.org/v1")
+        JudgeConfig(url="https://x.org/v1")
+    with pytest.raises(ValidationError, match="url: the key would travel unencrypted"):
+        JudgeConfig(url="http://x.org/v1", model="m")
+    Judge(JudgeConfig(url="http://x.org/v1", model="m", key_env=None))
     with pytest.raises(ValidationError, match="url: is no address"):
         JudgeConfig(url="x.org", model="m")
     with pytest.raises(ValidationError, match=r"judge.url: missing"):
         RewardConfig(parts={"judge": 1.0})
     with pytest.raises(ValidationError, match="judge: has no effect"):
-        RewardConfig(judge={"url": "http://x.org/v1", "model": "m"})
+        RewardConfig(judge={"url": "https://x.org/v1", "model": "m"})
     with pytest.raises(UserError, match="--judge: model: missing"):
-        JudgeConfig.at("http://x.org/v1", JudgeConfig())
+        JudgeConfig.at("https://x.org/v1", JudgeConfig())
 
 
 # --- what is asked ---------------------------------------------------------------------------------------------------

@@ -239,6 +239,16 @@ def test_a_file_that_cannot_be_imported(reward):
         reward("def f(completions): pass", "g")
 
 
+def test_a_plain_function_may_start_a_loop_of_its_own(reward):
+    source = """
+import asyncio
+async def one(completion): return float("42" in completion)
+async def every(completions): return await asyncio.gather(*map(one, completions))
+def f(completions): return asyncio.run(every(completions))
+"""
+    assert totals(reward(source)) == totals(reward(source, isolate=True)) == [1.0, 0.0]
+
+
 def test_names_in_metrics_are_short_unless_they_clash(tmp_path):
     source = """
 def f(completions): return [1.0] * len(completions)
