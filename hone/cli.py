@@ -73,6 +73,16 @@ def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
     return recipe
 
 
+def _check_functions(loaded: Recipe | Pipeline) -> None:
+    """The reward of a later stage too: what is wrong with the user's functions shows before anything starts."""
+    from hone.recipe import stages
+    from hone.rewards import check_functions
+
+    for stage in stages(loaded):
+        if stage.stage == "rl":
+            check_functions(stage.reward)
+
+
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"hone {hone.__version__}")
@@ -99,6 +109,7 @@ def train(
 ) -> None:
     """Run a recipe: all its stages, into its run folder."""
     loaded = _load(recipe, overrides)
+    _check_functions(loaded)
     from hone import pipeline
 
     if dry_run:
@@ -260,6 +271,32 @@ def data_overlap(
     print("people  rows of A  rows of B  of A in B  with operands in order too")
     for row in overlap(read_rows(a), read_rows(b)):
         print(f"{row.people:6} {row.rows_a:10} {row.rows_b:10} {row.shared:10} {row.shared_exactly:27}")
+
+
+@data.command("label")
+def data_label(
+    source: Annotated[str, typer.Argument(metavar="RECIPE|TASK", help="A recipe, or the name of a task.")],
+    out: Annotated[Path, typer.Option(help="JSONL file of labels; what it holds already is kept.")],
+    overrides: Overrides = None,
+    split: Annotated[Literal["train", "validation", "test"], typer.Option()] = "train",
+    labels: Annotated[str | None, typer.Option(help="Names, separated by commas; default: subjects of maths.")] = None,
+    judge: Annotated[str | None, typer.Option(metavar="URL#MODEL", help="Who chooses; without it words do.")] = None,
+) -> None:
+    """Label problems with a subject from a fixed list, by a language model or by words; for `domain_file`."""
+    from hone.judge.client import Judge
+    from hone.judge.config import JudgeConfig
+    from hone.judge.labels import choose, label
+    from hone.recipe import load_for_task, stages
+    from hone.tasks import make_task
+
+    names = choose(labels)
+    recipe = stages(load_for_task(source, overrides or ()))[0]
+    config = recipe.eval.judge if judge is None else JudgeConfig.at(judge, recipe.eval.judge)
+    asked = Judge(config) if config.url is not None else None
+    counts, by = label(make_task(recipe.task, recipe.seed).problems(split), names, asked, out)
+    for name, count in counts.most_common():
+        print(f"{count:7}  {name}")
+    print(f"{out}: " + ", ".join(f"{count} by {who}" for who, count in by.most_common()))
 
 
 @config.command("show")

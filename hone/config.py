@@ -232,7 +232,8 @@ def override(layer: Layer, text: str, model: type[BaseModel] | None = None) -> L
     """
     source = f"override {text!r}"
     key, equals, raw = text.partition("=")
-    parts = tuple(key.strip().split("."))
+    head, mark, function = key.strip().partition("reward.parts.")  # functions have dots in their names
+    parts = (*head.split(".")[:-1], "reward", "parts", function) if mark else tuple(key.strip().split("."))
     if not equals or "" in parts:
         raise ConfigError([f"{source}: overrides read key=value with a dotted key, as in optim.lr=1e-5"])
     if parts[0] == "extends":

@@ -16,9 +16,11 @@ from hone.analysis import reflection, stats
 from hone.config import UserError
 from hone.data.render import Renderer
 from hone.data.stream import decoder
+from hone.judge.client import Judge
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe import EvalConfig, Pipeline, Recipe
 from hone.rewards.base import judge
+from hone.rewards.judge import opinion_line, second_opinion
 from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts
 from hone.rollout.native.engine import NativeEngine
@@ -104,7 +106,10 @@ def evaluate(
                     "index": rollout.index,
                 }
             )
-    return summary(records, config), records
+    row = summary(records, config)
+    if config.judge.url is not None:
+        row["judge"] = second_opinion(problems, records, Judge(config.judge))
+    return row, records
 
 
 def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
@@ -159,6 +164,8 @@ def cli_eval(recipe: Recipe | Pipeline, checkpoint: Path | None = None, out: Pat
     for label, a in [("all", row["accuracy"]), *row["by_level"].items()]:
         print(f"  {label:>6}  accuracy {a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]  n {a['n']}")
     print(f"  tokens {row['response_tokens']:.1f}, reflection rate {row['reflection_rate']:.3f}, {row['verdicts']}")
+    if "judge" in row:
+        print(f"  {opinion_line(row['judge'])}")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"model": str(path), **row, "records": records}, indent=1))

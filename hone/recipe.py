@@ -14,25 +14,55 @@ import difflib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from hone.algo.config import NEEDS_GROUP, AlgoConfig, WatchConfig
-from hone.config import ConfigError, Layer, Section, merge, override, read, stage_name
+from hone.config import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
 from hone.data.config import PromptConfig
+from hone.judge.config import JudgeConfig
 from hone.model.config import ModelConfig
-from hone.rewards import REWARDS
+from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
 from hone.rollout.config import RolloutConfig, SamplingConfig
-from hone.tasks import TASKS
-from hone.tasks.countdown import CountdownConfig
-from hone.tasks.knights import KnightsConfig
+from hone.tasks import TASKS, kind_of
+from hone.tasks.registered import RegisteredConfig, registered
+from hone.tasks.registered import load as registered_task
 from hone.train.config import CheckpointConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
+from hone.verify.targets import read_target
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # names folders, so no slashes
-TaskConfig = Annotated[Union[KnightsConfig, CountdownConfig], Field(discriminator="name")]  # noqa: UP007
+
+
+def _task_kind(section: Any) -> str | None:
+    name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
+    if isinstance(name, str) and kind_of(name) not in TASKS and name in registered():
+        return INSTALLED
+    return kind_of(name) if isinstance(name, str) else None
+
+
+#: The member of the union of task sections that stands for all tasks of installed packages; errors leave it out.
+INSTALLED = "(installed)"
+
+
+if TYPE_CHECKING:
+    TaskConfig = Any
+else:
+    _kinds = tuple(Annotated[kind.settings, Tag(name)] for name, kind in TASKS.items())
+    _kinds = (*_kinds, Annotated[RegisteredConfig, Tag(INSTALLED)])
+    TaskConfig = Annotated[Union[_kinds], Discriminator(_task_kind)]  # noqa: UP007
 
 
 class SFTConfig(Section):
@@ -54,6 +84,7 @@ class EvalConfig(Section):
     problems: PositiveInt = 200
     samples: PositiveInt = 1  # per problem
     sampling: SamplingConfig = SamplingConfig()
+    judge: JudgeConfig = JudgeConfig()  # asked too, if it has a url; see hone.rewards.judge
     every: NonNegativeInt = 0  # RL steps between evaluations on the validation split; 0: none
 
 
@@ -117,7 +148,9 @@ class Recipe(Section):
         if self.sft.epochs * self.sft.examples < self.sft.examples_per_step:
             message = f"{self.sft.examples} examples are less than one step (sft.examples_per_step"
             raise impossible("sft.examples", f"{message} {self.sft.examples_per_step}); give more, or smaller steps")
-        known = getattr(TASKS[self.task.name], "trace_styles", ())
+        name = self.task.name
+        task = registered_task(name) if isinstance(self.task, RegisteredConfig) else TASKS[kind_of(name)].task
+        known = getattr(task, "trace_styles", ())
         for style in self.sft.styles:
             if style not in known:
                 message = (
@@ -139,7 +172,7 @@ class Recipe(Section):
             message = "at 0 nothing is sampled: there is no distribution to train; give a number > 0"
             raise impossible("sampling.temperature", message)
         for part in self.reward.parts:
-            tasks = REWARDS[part].tasks
+            tasks = tasks_of(part)
             if tasks and self.task.name not in tasks:
                 message = f"this reward is for the task {' or '.join(tasks)}, not for {self.task.name}; remove it"
                 raise impossible(f"reward.parts.{part}", message)
@@ -192,12 +225,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
 
 def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
     """As `load`, where the bare name of a task stands for a recipe of defaults."""
-    tasks = [
-        name
-        for section in get_args(get_args(TaskConfig)[0])
-        for name in get_args(section.model_fields["name"].annotation)
-    ]
-    if source not in tasks:
+    if kind_of(source) not in TASKS and source not in registered():
         return load(source, overrides)
     layer = Layer({"name": source, "task": {"name": source}}, {(): source})
     for text in overrides:
@@ -280,6 +308,7 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
     """Lines for what a recipe names and is not there: keys ending in `_file`, and a model path that is no hub id."""
     for i, stage in enumerate(stages(recipe)):
         prefix = ("stages", i) if isinstance(recipe, Pipeline) else ()
+        yield from _missing_functions(stage, layer, prefix)
         for path, value in _leaves(stage):
             is_model = path == ("model", "path") and value != "tiny" and _is_path(value)
             if not is_model and not (path[-1].endswith("_file") and value):
@@ -292,6 +321,17 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
                 yield f"{place}: {'.'.join(path)}: {value} {what}; {remedy}"
             elif not is_model and not target.is_file():
                 yield f"{place}: {'.'.join(path)}: no file {value}; paths are relative to {Path.cwd()}"
+
+
+def _missing_functions(stage: Recipe, layer: Layer, prefix: Place) -> Iterator[str]:
+    for name in stage.reward.parts:
+        try:
+            if ":" in name:
+                read_target(name)
+        except UserError as error:
+            whole: Place = (*prefix, "reward", "parts", name)
+            place = layer.where(whole if whole in layer.origins else ("reward", "parts", name))
+            yield f"{place}: reward.parts: {error}"
 
 
 def _is_path(value: str) -> bool:

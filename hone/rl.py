@@ -30,7 +30,7 @@ from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts, score
 from hone.tasks import make_task
 from hone.train.batches import Batch, load_reference, prepare
-from hone.train.guard import guard
+from hone.train.guard import guard, guard_rewards
 from hone.train.metrics import rollout_metrics
 from hone.train.policy import Policy
 from hone.train.progress import Clock, Track
@@ -71,6 +71,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             stats = policy.update(batch.minibatches, recipe.algo, recipe.sampling.temperature)
             clock.lap("train")
             note = record(run, recipe, step, groups, replaced, batch, stats, renderer, clock, synced)
+            run.log_costs(step, reward.costs())
             run.checkpoint(step + 1, policy)
             progress.advance(note)
             run.stop_if_asked(step + 1)
@@ -161,6 +162,7 @@ def record(
         run.event("refill_bound", f"after {recipe.algo.refill_rounds} rounds of refill {found}", step)
     if not batch.minibatches:
         run.event("no_signal", "no group had a reward difference: nothing was learned in this step", step)
+    guard_rewards(run, step, everyone, recipe.watch)
     guard(run, step, stats, batch.minibatches, batch.samples, recipe.watch)
     for warning in collapse_warnings(run.history, recipe.watch):
         run.event("collapse", str(warning), step)

@@ -90,6 +90,7 @@ class Grade:
 
     verdict: Verdict
     extracted: str | None = None  # the answer as the parser read it
+    note: str | None = None  # why the verifier has no verdict, if so
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +99,7 @@ class Reward:
     parts: Mapping[str, float]  # unweighted
     verdict: Verdict
     extracted: str | None = None
+    note: str | None = None  # why there is no reward, if so
 
 
 @dataclass(frozen=True, slots=True)

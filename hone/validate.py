@@ -110,7 +110,7 @@ def _place(detail: ErrorDetails, data: Any) -> Place:
             continue
         path.append(key)
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        path.append(detail["ctx"]["discriminator"].strip("'"))
+        path.append("name")  # what selects a member of a union, everywhere
     return tuple(path)
 
 
@@ -132,7 +132,7 @@ def _line(path: Place, details: Sequence[ErrorDetails], model: type[BaseModel], 
     elif kind == "union_tag_not_found":
         message = f"required, and not given; add one of {', '.join(_tags(model, path, layer.data))}"
     elif kind == "union_tag_invalid":
-        message = _not_one_of(context["tag"], re.findall(r"'([^']*)'", context["expected_tags"]))
+        message = _not_one_of(context["tag"], re.findall(r"'([^'(]+)'", context["expected_tags"]))
     elif kind == "literal_error":
         message = _not_one_of(first["input"], re.findall(r"'([^']*)'", context["expected"])) + _default_of(info)
     elif all(_is_type(d) for d in details):

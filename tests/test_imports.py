@@ -19,6 +19,8 @@ ROWS = (
     ("config",),
     ("validate", "dist"),
     ("data",),
+    ("verify",),
+    ("judge",),
     ("tasks", "algo", "model", "analysis"),
     ("rewards",),
     ("train", "rollout"),

@@ -116,3 +116,4 @@ class WatchConfig(Section):
     mismatch: PositiveFloat = 0.1  # mean |log-ratio| of sampler and trainer
     mismatch_k3: PositiveFloat = 0.05  # nats per token, KL of sampler to trainer: sees few large ratios, too
     max_skipped: PositiveInt = 3  # steps in a row with an update that was not finite, and so skipped; then stop
+    max_unscored: PositiveInt = 3  # steps in a row in which the verifier failed on every sample; then stop

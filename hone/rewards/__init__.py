@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from functools import cache
+from typing import TYPE_CHECKING
+
 from hone.config import UserError
-from hone.rewards.base import Composed, Part, RewardFn
+from hone.rewards.base import Composed, Part
 from hone.rewards.config import RewardConfig
+from hone.rewards.functions import UserFunction
+from hone.rewards.judge import JudgePart
 from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, WellFormed
 from hone.tasks.base import Task
 
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
 REWARDS: dict[str, type[Part]] = {
     "countdown": Countdown,
+    "judge": JudgePart,
     "logic_rl": LogicRL,
     "outcome": Outcome,
     "overlong": Overlong,
@@ -17,14 +26,75 @@ REWARDS: dict[str, type[Part]] = {
 }
 
 
-def make_reward(config: RewardConfig, task: Task) -> RewardFn:
-    """The reward of a `reward:` section. Raises UserError for a part that does not fit the task."""
-    for name in config.parts:
-        fits = REWARDS[name].tasks
+@cache
+def registered() -> dict[str, EntryPoint]:
+    """Rewards of installed packages, by name: entry points of the group `hone.rewards`.
+
+    Each is a `Part`, or a function with one of the signatures of `hone.rewards.functions`.
+    """
+    from importlib.metadata import entry_points  # not at the top: slow to import, and seldom needed
+
+    return {point.name: point for point in entry_points(group="hone.rewards")}
+
+
+def tasks_of(name: str) -> tuple[str, ...]:
+    """The tasks that a part is for; none: every task."""
+    kind = None if ":" in name else REWARDS.get(name) or _load(name)
+    return kind.tasks if isinstance(kind, type) and issubclass(kind, Part) else ()
+
+
+def make_reward(config: RewardConfig, task: Task) -> Composed:
+    """The reward of a `reward:` section. Raises UserError for a part that does not fit the task, and for a function
+    that cannot be used."""
+    parts: dict[str, Part] = {}
+    weights: dict[str, float] = {}
+    for name, weight in config.parts.items():
+        fits = tasks_of(name)
         if fits and task.name not in fits:
             possible = sorted(other for other, part in REWARDS.items() if not part.tasks or task.name in part.tasks)
             raise UserError(
                 f"reward: {name!r} is for the task {' or '.join(fits)}, not for {task.name!r}, "
                 f"which can have {', '.join(possible)}"
             )
-    return Composed(task, {name: REWARDS[name](config) for name in config.parts}, dict(config.parts))
+        label = _label(name, config)
+        part = _make_part(name, label, config)
+        if isinstance(part, UserFunction):
+            for problem in task.problems("train")[:1]:
+                part.check(problem)
+        parts[label], weights[label] = part, weight
+    return Composed(task, parts, weights)
+
+
+def check_functions(config: RewardConfig) -> None:
+    """What of a `reward:` section is outside of hone: import the user's functions, find the judge's key.
+
+    Called before anything else starts. Raises UserError.
+    """
+    for name in config.parts:
+        if name not in REWARDS or name == "judge":
+            _make_part(name, name, config)
+
+
+def _make_part(name: str, label: str, config: RewardConfig) -> Part:
+    if name in REWARDS:
+        return REWARDS[name](config)
+    if ":" in name:
+        return UserFunction(config, name, label)
+    kind = _load(name)
+    if isinstance(kind, type) and issubclass(kind, Part):
+        return kind(config)
+    return UserFunction(config, registered()[name].value, label)
+
+
+def _label(name: str, config: RewardConfig) -> str:
+    """The name of a part in metrics: of a function without its file, unless another part is called the same."""
+    short = name.rpartition(":")[2]
+    others = [*(other.rpartition(":")[2] for other in config.parts if other != name), "outcome", "well_formed"]
+    return name if ":" in name and short in others else short
+
+
+def _load(name: str) -> object:
+    try:
+        return registered()[name].load()
+    except Exception as error:  # whatever importing the package raises
+        raise UserError(f"reward {name!r} of {registered()[name].value}: cannot be imported: {error}") from error

@@ -6,20 +6,30 @@ the parts up. Only `Rollout.text`, what the model itself said, is ever parsed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol
+from typing import ClassVar, Protocol, runtime_checkable
 
 from hone.data.parse import Parsed, parse
 from hone.rewards.config import RewardConfig
-from hone.tasks.base import Task
-from hone.types import VERIFIER_FAILURES, Grade, Problem, Reward, Rollout, Verdict
+from hone.tasks.base import Task, grade_all
+from hone.types import VERIFIER_FAILURES, Grade, Group, Problem, Reward, Rollout, Verdict
 
 
 class RewardFn(Protocol):
     """Scores a whole group, so that judges and models can batch."""
 
     def __call__(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[Reward]: ...
+
+
+@runtime_checkable
+class BatchRewardFn(RewardFn, Protocol):
+    """A reward that scores the groups of a step at once, which workers and servers do faster."""
+
+    def score_all(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> list[list[Reward]]:
+        """[P][G] rewards."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +47,8 @@ class Score:
 
     value: float
     details: Mapping[str, float] = field(default_factory=dict)  # logged too, not added to the total
-    failure: Verdict | None = None  # why this part's own verifier has no score, if so
+    failure: Verdict | None = None  # that this part's own verifier has no score, if so
+    note: str | None = None  # and why
 
 
 class Part:
@@ -52,6 +63,14 @@ class Part:
         """One score for each rollout of the group."""
         raise NotImplementedError
 
+    def score_all(self, groups: Sequence[tuple[Problem, Sequence[Judged]]]) -> list[list[Score]]:
+        """[P][G] scores. A part that asks workers or a server overrides this: they answer many at once."""
+        return [self(problem, group) for problem, group in groups]
+
+    def costs(self) -> dict[str, float]:
+        """What it has used since the last call of this, such as requests to a server; shown beside the seconds."""
+        return {}
+
 
 def judge(task: Task, problem: Problem, rollout: Rollout) -> Judged:
     """Parse and grade one rollout.
@@ -59,7 +78,16 @@ def judge(task: Task, problem: Problem, rollout: Rollout) -> Judged:
     A rollout that was cut off before it gave any answer is `truncated`; if an answer was
     already complete, that answer counts, cut off or not.
     """
-    grade = task.grade(problem, rollout.text)
+    return _judged(rollout, task.grade(problem, rollout.text))
+
+
+def judge_all(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[Judged]:
+    """As `judge`, at once if the task can."""
+    grades = grade_all(task, [(problem, rollout.text) for problem, rollout in items])
+    return [_judged(rollout, grade) for (_, rollout), grade in zip(items, grades, strict=True)]
+
+
+def _judged(rollout: Rollout, grade: Grade) -> Judged:
     if grade.verdict == "malformed" and grade.extracted is None and rollout.finish != "stop":
         grade = Grade("truncated")
     return Judged(rollout, parse(rollout.text), grade)
@@ -77,22 +105,50 @@ class Composed:
         self.task, self.parts, self.weights = task, parts, weights
 
     def __call__(self, problem: Problem, rollouts: Sequence[Rollout]) -> list[Reward]:
-        group = [judge(self.task, problem, rollout) for rollout in rollouts]
-        scores = {name: part(problem, group) for name, part in self.parts.items()}
-        for name, column in scores.items():
-            if len(column) != len(group):
-                raise ValueError(f"reward {name}: {len(column)} scores for {len(group)} rollouts of {problem.id}")
-        return [self._sum(one, {name: column[i] for name, column in scores.items()}) for i, one in enumerate(group)]
+        return self.score_all([problem], [rollouts])[0]
+
+    def score_all(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> list[list[Reward]]:
+        """[P][G] rewards: every part sees all groups at once."""
+        pairs = [(problem, rollout) for problem, group in zip(problems, answers, strict=True) for rollout in group]
+        rest = iter(judge_all(self.task, pairs))
+        groups = [(problem, [next(rest) for _ in group]) for problem, group in zip(problems, answers, strict=True)]
+        scores = {name: part.score_all(groups) for name, part in self.parts.items()}
+        for name, columns in scores.items():
+            for (problem, group), column in zip(groups, columns, strict=True):
+                if len(column) != len(group):
+                    raise ValueError(f"reward {name}: {len(column)} scores for {len(group)} rollouts of {problem.id}")
+        return [
+            [self._sum(one, {name: columns[p][g] for name, columns in scores.items()}) for g, one in enumerate(group)]
+            for p, (_, group) in enumerate(groups)
+        ]
+
+    def costs(self) -> dict[str, float]:
+        """Of all parts, as `name/what`; see `Part.costs`."""
+        return {f"{name}/{what}": value for name, part in self.parts.items() for what, value in part.costs().items()}
 
     def _sum(self, one: Judged, scores: Mapping[str, Score]) -> Reward:
-        verdict = one.grade.verdict
-        failures = [score.failure for score in scores.values() if score.failure]
-        if verdict not in VERIFIER_FAILURES and failures:
-            verdict = failures[0]
+        verdict, note = one.grade.verdict, one.grade.note
+        if verdict not in VERIFIER_FAILURES:
+            for name, score in scores.items():
+                if score.failure:
+                    verdict, note = score.failure, f"{name}: {score.note}" if score.note else name
+                    break
         if verdict in VERIFIER_FAILURES:
-            return Reward(0.0, {}, verdict, one.grade.extracted)
+            return Reward(0.0, {}, verdict, one.grade.extracted, note)
         parts = {"outcome": float(verdict == "correct"), "well_formed": float(one.parsed.well_formed)}
         for name, score in scores.items():
             parts.update({name: score.value, **score.details})
         total = sum(self.weights[name] * score.value for name, score in scores.items())
         return Reward(total, parts, verdict, one.grade.extracted)
+
+
+def failures(groups: Iterable[Group]) -> str | None:
+    """What to say of the samples that were left out because a verifier failed; None if there are none."""
+    rewards = [reward for group in groups for reward in group.rewards]
+    out = [reward for reward in rewards if reward.verdict in VERIFIER_FAILURES]
+    if not out:
+        return None
+    kinds = Counter((reward.verdict, reward.note or "no reason given") for reward in out).most_common()
+    told = "; ".join(f"{count} x {verdict} ({note})" for (verdict, note), count in kinds[:3])
+    rest = f"; and {len(kinds) - 3} other reasons" if len(kinds) > 3 else ""
+    return f"{len(out)} of {len(rewards)} samples have no reward and were left out: {told}{rest}"

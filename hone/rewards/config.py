@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from pydantic import FiniteFloat, PositiveInt, model_validator
+from typing import Literal
+
+from pydantic import FiniteFloat, PositiveFloat, PositiveInt, model_validator
 
 from hone.config import Section
+from hone.judge.config import JudgeConfig
 
 
 class CountdownReward(Section):
@@ -21,28 +24,59 @@ class OverlongReward(Section):
     buffer: PositiveInt = 64
 
 
+class FunctionsConfig(Section):
+    """How functions of the user's are called; see hone.rewards.functions."""
+
+    isolate: bool = False  # in processes of their own, with a deadline; one sample a call
+    workers: PositiveInt = 2  # processes for each function, if isolated
+    deadline: PositiveFloat = 10.0  # seconds for a call; without `isolate` only an async function can be stopped
+    memory_mb: PositiveInt = 2048  # for a call, if isolated
+    completions: Literal["auto", "text", "messages"] = "auto"  # what TRL's signature gets; auto: its code tells
+
+    @model_validator(mode="after")
+    def _effective(self) -> FunctionsConfig:
+        for name in ("workers", "memory_mb"):
+            if name in self.model_fields_set and not self.isolate:
+                raise ValueError(f"{name}: has no effect without isolate: true; add it or remove this")
+        return self
+
+
 class RewardConfig(Section):
-    """`parts`: names from `hone.rewards.REWARDS` with their weights; the reward is the weighted sum."""
+    """`parts`: names from `hone.rewards.REWARDS`, of installed packages, or functions (`file.py:function`), with
+    their weights; the reward is the weighted sum."""
 
     parts: dict[str, FiniteFloat] = {"outcome": 1.0}
+    functions: FunctionsConfig = FunctionsConfig()
+    judge: JudgeConfig = JudgeConfig()
     countdown: CountdownReward = CountdownReward()
     overlong: OverlongReward = OverlongReward()
 
     @model_validator(mode="after")
     def _known(self) -> RewardConfig:
-        from hone.rewards import REWARDS  # not at the top: that module imports this one
+        from hone.rewards import REWARDS, registered  # not at the top: that module imports this one
 
         allowed = ", ".join(sorted(REWARDS))
         if not self.parts:
             raise ValueError(f"parts: give at least one of {allowed}")
         for name in self.parts:
-            if name not in REWARDS:
-                raise ValueError(f"parts: no reward {name!r}; there are {allowed}")
-        for name in ("countdown", "overlong"):
+            if name not in REWARDS and ":" not in name and name not in registered():
+                more = ", ".join(sorted(registered()))
+                raise ValueError(
+                    f"parts: no reward {name!r}; there are {allowed}"
+                    + (f"; of installed packages {more}" if more else "")
+                    + "; a function of yours is path/file.py:function"
+                )
+        if self.functions.changed() and not any(":" in name or name not in REWARDS for name in self.parts):
+            raise ValueError(
+                "functions: has no effect, since parts names no function (path/file.py:function); remove this"
+            )
+        for name in ("countdown", "judge", "overlong"):
             if name in self.model_fields_set and name not in self.parts:
                 raise ValueError(
                     f"{name}: has no effect, since parts does not name {name}; add it there or remove this"
                 )
+        if "judge" in self.parts and self.judge.url is None:
+            raise ValueError("judge.url: missing; give the judge's endpoint, as in https://api.openai.com/v1")
         if "overlong" in self.parts:
             longest = self.overlong.max_tokens
             if longest is None or longest < self.overlong.buffer:

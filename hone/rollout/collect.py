@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hone.data.render import Renderer
-from hone.rewards.base import RewardFn
+from hone.rewards.base import BatchRewardFn, RewardFn
 from hone.rollout.base import Engine
 from hone.rollout.config import SamplingConfig
 from hone.types import Group, Problem, Rollout
@@ -33,7 +33,9 @@ def rollouts(
 
 
 def score(problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn) -> list[Group]:
-    """Rewards, a whole group at a time."""
-    return [
-        Group(problem, group, tuple(reward(problem, group))) for problem, group in zip(problems, answers, strict=True)
-    ]
+    """Rewards: of all groups at once if the reward can, else a whole group at a time."""
+    if isinstance(reward, BatchRewardFn):
+        rewards = reward.score_all(problems, answers)
+    else:
+        rewards = [reward(problem, group) for problem, group in zip(problems, answers, strict=True)]
+    return [Group(p, group, tuple(scored)) for p, group, scored in zip(problems, answers, rewards, strict=True)]

@@ -20,8 +20,9 @@ from safetensors.torch import save_file
 
 from hone.algo.config import WatchConfig
 from hone.config import UserError
+from hone.rewards.base import failures
 from hone.train.run import Run
-from hone.types import TOKEN_FIELDS, Block, MicroBatch, Sample, StepStats
+from hone.types import TOKEN_FIELDS, VERIFIER_FAILURES, Block, Group, MicroBatch, Sample, StepStats
 
 #: How many samples a warning names.
 NAMED = 3
@@ -69,6 +70,23 @@ def guard(
             f"step {step}: gradient norm {stats.grad_norm:.3g} is {stats.grad_norm / usual:.1f} times the usual "
             f"{usual:.3g}. {_culprits(stats, samples)}",
             step,
+        )
+
+
+def guard_rewards(run: Run, step: int, groups: Sequence[Group], watch: WatchConfig) -> None:
+    """An event for samples that were left out because their verifier failed, with the reasons.
+
+    Raises UserError after `watch.max_unscored` steps in a row in which that was every sample.
+    """
+    message = failures(groups)
+    if message is None:
+        return
+    run.event("verifier", message, step)
+    lost = [sum(row.get(f"verdict/{kind}", 0.0) for kind in VERIFIER_FAILURES) for row in run.history]
+    if len(lost) >= watch.max_unscored and min(lost[-watch.max_unscored :]) > 0.999:
+        raise UserError(
+            f"{run.folder}: not one sample had a reward in {watch.max_unscored} steps in a row (watch.max_unscored): "
+            f"{message}. When the verifier works again, go on with --resume"
         )
 
 

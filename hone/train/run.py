@@ -4,6 +4,7 @@
     manifest.json          code version, seed, versions, hardware, command
     metrics.jsonl          one row per step, the same for the same seed
     timings.jsonl          one row per step, seconds
+    costs.jsonl            one row per step whose reward asked a server: calls, tokens, answers from the cache
     evals.jsonl            one row per evaluation; evals/LABEL.jsonl its samples
     events.jsonl           whatever was out of the ordinary
     rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
@@ -19,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import hashlib
 import importlib.metadata
 import json
 import os
@@ -41,6 +43,7 @@ from hone.train import checkpoint, jsonl
 from hone.train.config import CheckpointConfig
 from hone.train.policy import Policy
 from hone.types import FloatArray, Group, Sample, StepStats
+from hone.verify.targets import source_of
 
 
 class Interrupted(KeyboardInterrupt):
@@ -74,8 +77,12 @@ class Run:
                 "config_changed", "resumed with other settings than before; config.resolved.json has the new ones"
             )
         jsonl.replace(resolved, text)
+        files = user_files(config)
         if not (folder / "manifest.json").exists():
-            jsonl.replace(folder / "manifest.json", json.dumps(manifest(seed), indent=1))
+            jsonl.replace(folder / "manifest.json", json.dumps({**manifest(seed), "files": files}, indent=1))
+        elif (before := json.loads((folder / "manifest.json").read_text()).get("files", {})) != files:
+            other = ", ".join(sorted(name for name in {*before, *files} if before.get(name) != files.get(name)))
+            run.event("file_changed", f"resumed with other contents of {other} than at the start of the run")
         return run
 
     # --- rows ---------------------------------------------------------------------------------
@@ -84,6 +91,10 @@ class Run:
         self.history.append({"step": step, **metrics})
         self._append("metrics.jsonl", self.history[-1])
         self._append("timings.jsonl", {"step": step, **{k: round(v, 4) for k, v in seconds.items()}})
+
+    def log_costs(self, step: int, costs: Mapping[str, float]) -> None:
+        if costs:
+            self._append("costs.jsonl", {"step": step, **costs})
 
     def event(self, kind: str, message: str, step: int | None = None, **details: Any) -> None:
         """Something out of the ordinary: recorded, and said once on the terminal."""
@@ -127,6 +138,7 @@ class Run:
                         "advantage": _mean_advantage(next(rest)),
                         "tokens": rollout.num_tokens,
                         "finish": rollout.finish,
+                        **({"note": reward.note} if reward.note else {}),
                         "policy_version": rollout.turns[-1].policy_version,
                     }
                 )
@@ -172,7 +184,7 @@ class Run:
             step = int(state["step"])
             policy.restore(good, state["policy"])
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
-        for name in ("metrics.jsonl", "timings.jsonl", "evals.jsonl"):
+        for name in ("metrics.jsonl", "timings.jsonl", "costs.jsonl", "evals.jsonl"):
             jsonl.keep(self.folder / name, lambda row: row["step"] < step)
         for name in ("rollouts", "tokens", "skipped"):
             for path in (self.folder / name).glob("*"):
@@ -281,6 +293,12 @@ def manifest(seed: int) -> dict[str, Any]:
             "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         },
     }
+
+
+def user_files(config: Mapping[str, Any]) -> dict[str, str]:
+    """SHA-256 of the files of the user's functions, by their names in the recipe."""
+    sources = {name: source_of(name) for name in config.get("reward", {}).get("parts", {}) if ":" in name}
+    return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items() if source is not None}
 
 
 def code_version() -> str:

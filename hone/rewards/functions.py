@@ -1,0 +1,272 @@
+"""Rewards that users write: a part named `path/file.py:function` or `package.module:function`.
+
+    reward:
+      parts: {outcome: 1.0, my/rewards.py:brief: 0.2}
+
+Functions written for other programs work unchanged, `async` ones too; they are told apart by the names of their
+parameters (`SIGNATURES`). Arguments come by name: a function gets those that it names, or all if it takes `**kwargs`.
+None instead of a number leaves the sample out of its group; so does an exception, which is counted and shown. A number
+that is none, and a list of the wrong length, are faults of the function and stop the run.
+
+In the trainer's process a function sees a whole group at once (verl's a sample). With `reward.functions.isolate` it
+runs in `hone.verify.workers`, where it may hang or crash, and sees one sample a call (`problem, rollouts`: a group).
+"""
+
+from __future__ import annotations
+
+import math
+import numbers
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from hone.config import UserError
+from hone.rewards.base import Judged, Part, Score
+from hone.rewards.config import RewardConfig
+from hone.types import VERIFIER_FAILURES, Problem, Reward, Rollout
+from hone.verify.child import describe, finished, load_target, looks_of
+from hone.verify.targets import read_target
+from hone.verify.workers import Failure, Workers
+
+#: What tells a signature: the parameters that it must have, and how its program calls it.
+SIGNATURES: dict[str, tuple[tuple[str, ...], str]] = {
+    "trl": (("completions",), "f(prompts, completions, **columns) -> list, as in TRL"),
+    "verl": (("solution_str", "ground_truth"), "f(data_source, solution_str, ground_truth, extra_info), as in verl"),
+    "openrlhf": (("queries", "prompts"), "f(queries, prompts, labels) -> list or dict, as in OpenRLHF"),
+    "hone": (("problem", "rollouts"), "f(problem, rollouts) -> list"),
+}
+#: Answers of an `async` function that are waited for at the same time.
+CONCURRENT = 64
+
+Item = tuple[Problem, Rollout]
+
+
+class _Logged(NamedTuple):
+    """What a function said, and what it logged beside."""
+
+    said: Any
+    details: Mapping[str, Sequence[float]]
+
+
+class UserFunction(Part):
+    """One function of the user's. `label` is its name in metrics; `target` says where it is."""
+
+    def __init__(self, config: RewardConfig, target: str, label: str) -> None:
+        super().__init__(config)
+        self.target, self.label, self.settings = target, label, config.functions
+        source = read_target(target)
+        self.function: Callable[..., Any] | None = None
+        self.workers: Workers | None = None
+        if self.settings.isolate:
+            given = self.settings
+            self.workers = Workers(target, count=given.workers, deadline=given.deadline, memory_mb=given.memory_mb)
+            looks = self.workers.looks()
+        else:
+            try:
+                self.function = load_target(target, source)
+            except (Exception, SystemExit) as error:  # whatever importing the user's file raises
+                raise UserError(f"{target}: cannot be imported: {describe(error)}") from error
+            looks = looks_of(self.function)
+        self.parameters = [(name, required) for name, kind, required, _ in looks["parameters"] if "VAR" not in kind]
+        self.takes_all = any(kind == "VAR_KEYWORD" for _, kind, _, _ in looks["parameters"])
+        self.signature = recognise(target, looks)
+        self.as_messages = self._as_messages(looks)
+
+    def _as_messages(self, looks: Mapping[str, Any]) -> bool:
+        """TRL gives completions as text or as lists of messages, depending on the data set; the code tells which."""
+        if self.settings.completions != "auto":
+            return self.settings.completions == "messages"
+        hints = {name: hint for name, _, _, hint in looks["parameters"]}
+        if hint := hints.get("completions", ""):
+            return "dict" in hint.lower()
+        return any(f"{opened}content{closed}" in looks["source"] for opened, closed in (('["', '"]'), ("['", "']")))
+
+    def check(self, problem: Problem) -> None:
+        """Raises UserError if the function wants an argument that there is not."""
+        wanted = [name for name, required in self.parameters if required]
+        offered = self._offered([(problem, Rollout(problem.id, 0, (), ""))])
+        if missing := [name for name in wanted if name not in offered]:
+            raise UserError(
+                f"reward {self.target}: asks for {', '.join(missing)}, which problems of {problem.task} do not have; "
+                f"there are {', '.join(sorted(offered))}. Give the parameter a default, or the problems that column"
+            )
+
+    def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
+        return self.score_all([(problem, group)])[0]
+
+    def score_all(self, groups: Sequence[tuple[Problem, Sequence[Judged]]]) -> list[list[Score]]:
+        items = [[(problem, one.rollout) for one in group] for problem, group in groups]
+        single = self.signature == "verl" or (self.workers is not None and self.signature != "hone")
+        calls = [[item] for group in items for item in group] if single else [group for group in items if group]
+        results = self._call(calls)
+        flat = iter([score for call, got in zip(calls, results, strict=True) for score in self._scores(got, len(call))])
+        return [[next(flat) for _ in group] for group in items]
+
+    # --- calling ---
+
+    def _call(self, calls: Sequence[Sequence[Item]]) -> list[Any]:
+        """What the function says of each; a `Failure` where it raised, or took too long."""
+        if self.workers is not None:
+            return self.workers.map([()] * len(calls), [self._arguments(call) for call in calls])
+        assert self.function is not None
+        results: list[Any] = []
+        for call in calls:
+            details: dict[str, list[float]] = {}
+            try:
+                said = self.function(**self._arguments(call, details))
+            except (Exception, SystemExit) as error:  # user code: this call has no score, the others have theirs
+                said = Failure("verifier_error", describe(error))
+            results.append(_Logged(said, details))
+        waiting = [i for i, result in enumerate(results) if hasattr(result.said, "__await__")]
+        if waiting:  # not before: a plain function may start a loop of its own
+            for i, said in zip(waiting, finished(self._await([results[i].said for i in waiting])), strict=True):
+                results[i] = results[i]._replace(said=said)
+        return results
+
+    async def _await(self, coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
+        import asyncio  # not at the top: most recipes have no function, and every recipe is validated
+
+        limit = asyncio.Semaphore(CONCURRENT)
+
+        async def one(coroutine: Awaitable[Any]) -> Any:
+            async with limit:
+                try:
+                    return await asyncio.wait_for(coroutine, self.settings.deadline)
+                except (asyncio.TimeoutError, TimeoutError):
+                    return Failure("verifier_timeout", f"no result within {self.settings.deadline:g} s")
+                except (Exception, SystemExit) as error:  # user code, as above
+                    return Failure("verifier_error", describe(error))
+
+        return list(await asyncio.gather(*map(one, coroutines)))
+
+    def _arguments(self, call: Sequence[Item], details: dict[str, list[float]] | None = None) -> dict[str, Any]:
+        offered = self._offered(call)
+        if details is not None and self.signature == "trl":  # what it logs becomes details of its score
+            offered["log_metric"] = lambda name, value: details.__setitem__(name, [float(value)] * len(call))
+            offered["log_extra"] = lambda name, values: _keep_numbers(details, name, values, len(call))
+        if self.takes_all:
+            return offered
+        return {name: offered[name] for name, _ in self.parameters if name in offered}
+
+    def _offered(self, call: Sequence[Item]) -> dict[str, Any]:
+        texts = [rollout.text for _, rollout in call]
+        prompts = ["\n\n".join(message["content"] for message in problem.messages) for problem, _ in call]
+        columns = [columns_of(problem) for problem, _ in call]
+        problem, rollout = call[0]
+        if self.signature == "hone":
+            return {"problem": problem, "rollouts": [r for _, r in call]}
+        if self.signature == "verl":
+            return {
+                "data_source": columns[0].get("data_source", problem.task),
+                "solution_str": rollout.text,
+                "ground_truth": problem.answer,
+                "extra_info": {**columns[0], **_mapping(columns[0].get("extra_info"))},
+            }
+        if self.signature == "openrlhf":
+            return {
+                "queries": [prompt + text for prompt, text in zip(prompts, texts, strict=True)],
+                "prompts": prompts,
+                "labels": [problem.answer for problem, _ in call],
+            }
+        names = dict.fromkeys(name for row in columns for name in row)
+        ids = [[int(i) for turn in r.turns for i in turn.completion_ids] for _, r in call]
+        return {
+            **{name: [row.get(name) for row in columns] for name in names},
+            "prompts": [[dict(m) for m in p.messages] for p, _ in call] if self.as_messages else prompts,
+            "completions": [[{"role": "assistant", "content": t}] for t in texts] if self.as_messages else texts,
+            "completion_ids": ids,
+        }
+
+    # --- reading ---
+
+    def _scores(self, result: Any, count: int) -> list[Score]:
+        """`count` scores from what one call gave. Raises UserError for what cannot be a reward."""
+        logged: Mapping[str, Sequence[float]] = {}
+        if isinstance(result, _Logged):
+            result, logged = result
+        if isinstance(result, Failure):
+            return [Score(0.0, failure=result.kind, note=result.message)] * count
+        values: Any = [result] if self.signature == "verl" else result
+        if self.signature == "openrlhf" and isinstance(result, Mapping):
+            if "rewards" not in result:
+                raise self._wrong(f"gave a mapping without 'rewards': {', '.join(map(str, result))}")
+            values = result["rewards"]
+            found: dict[str, list[float]] = {}
+            for name, column in _mapping(result.get("extra_logs")).items():
+                _keep_numbers(found, name, column, count)
+            logged = found
+        values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
+        if not isinstance(values, (list, tuple)):
+            raise self._wrong(f"gave {type(values).__name__}, not a list of {count} numbers")
+        if len(values) != count:
+            raise self._wrong(f"gave {len(values)} rewards for {count} completions")
+        details = [{f"{self.label}/{name}": column[i] for name, column in logged.items()} for i in range(count)]
+        return [self._score(value, more) for value, more in zip(values, details, strict=True)]
+
+    def _score(self, value: Any, details: dict[str, float]) -> Score:
+        if isinstance(value, Reward):
+            more = {f"{self.label}/{name}": part for name, part in value.parts.items()}
+            failure = value.verdict if value.verdict in VERIFIER_FAILURES else None
+            return Score(self._number(value.total), {**more, **details}, failure, value.note)
+        if self.signature == "verl" and isinstance(value, Mapping):
+            if "score" not in value:
+                raise self._wrong(f"gave a mapping without 'score': {', '.join(map(str, value))}")
+            numeric = {n: float(v) for n, v in value.items() if n != "score" and _is_number(v)}
+            details, value = {f"{self.label}/{n}": v for n, v in numeric.items()}, value["score"]
+        if value is None:
+            return Score(0.0, failure="verifier_error", note="returned None")
+        return Score(self._number(value), details)
+
+    def _number(self, value: Any) -> float:
+        value = value.item() if hasattr(value, "item") else value  # numpy and torch scalars
+        if isinstance(value, str) or not isinstance(value, numbers.Real):
+            raise self._wrong(f"gave {type(value).__name__} {value!r:.60}; a reward is a number, or None")
+        if not math.isfinite(value):
+            raise self._wrong(f"gave {float(value)}; a reward is a finite number, or None to leave the sample out")
+        return float(value)
+
+    def _wrong(self, what: str) -> UserError:
+        return UserError(f"reward {self.target}: {what}")
+
+
+def recognise(target: str, looks: Mapping[str, Any]) -> str:
+    """The key of `SIGNATURES` that a function has. Raises UserError if it is none, or more than one."""
+    names = [name for name, kind, _, _ in looks["parameters"] if "VAR" not in kind]
+    if "completion_ids" in names:
+        names.append("completions")  # TRL's own rewards take either
+    fits = [key for key, (needed, _) in SIGNATURES.items() if set(needed) <= set(names)]
+    if len(fits) == 1:
+        return fits[0]
+    kinds = "\n".join(f"  {shown}" for _, shown in SIGNATURES.values())
+    which = f"fits {len(fits)} signatures" if fits else "fits no signature"
+    given = ", ".join(dict.fromkeys(names))
+    raise UserError(f"reward {target}: f({given}) {which}; name the parameters as in one of\n{kinds}")
+
+
+def columns_of(problem: Problem) -> dict[str, Any]:
+    """What a function can ask for by name: the row's own columns first, then what every problem has."""
+    known = {
+        "answer": problem.answer,
+        "ground_truth": problem.answer,
+        "problem_id": problem.id,
+        "task": problem.task,
+        "level": problem.level,
+        "domain": problem.domain,
+    }
+    solution = {} if problem.reference is None else {"solution": problem.reference}
+    return {**known, **solution, **problem.extra}
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, numbers.Real) and math.isfinite(value)
+
+
+def _keep_numbers(kept: dict[str, list[float]], name: str, values: Any, count: int) -> None:
+    """A logged column, if it is one number per sample; text that a function logs is not kept."""
+    values = values.tolist() if hasattr(values, "tolist") else values
+    values = [values] * count if _is_number(values) else values
+    if isinstance(values, (list, tuple)) and len(values) == count and all(map(_is_number, values)):
+        kept[str(name)] = [float(value) for value in values]

@@ -1,0 +1,331 @@
+"""Functions of the user's as rewards: the signatures people have, and everything that such a function can do wrong."""
+
+import hashlib
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+
+import numpy as np
+import pytest
+from pydantic import ValidationError
+
+import hone.rewards
+from hone.config import ConfigError, UserError
+from hone.recipe import load, resolved
+from hone.rewards import make_reward
+from hone.rewards.base import Part, Score, failures
+from hone.rewards.config import RewardConfig
+from hone.rollout.collect import score
+from hone.tasks.countdown import CountdownConfig, CountdownTask
+from hone.train.run import user_files
+from hone.types import Rollout, Turn
+
+TASK = CountdownTask(CountdownConfig())
+PROBLEM = replace(
+    TASK.problems("train")[0],
+    id="p1",
+    messages=({"role": "user", "content": "What is 6 * 7?"},),
+    answer="42",
+    reference="6 * 7 = 42",
+    extra={"data_source": "my/sums", "extra_info": {"index": 3}, "answer": "#### 42"},
+)
+
+
+def rollout(text: str, index: int = 0, problem: str = "p1") -> Rollout:
+    ids = np.arange(len(text.split()), dtype=np.int64)
+    return Rollout(problem, index, (Turn(ids, ids, np.zeros(len(ids), np.float32), "stop", 0),), text)
+
+
+GROUP = [rollout("It is 42", 0), rollout("It is 41, maybe", 1)]
+
+
+@pytest.fixture
+def reward(tmp_path):
+    """Makes the reward of a function, given its source."""
+    made = []
+
+    def make(source: str, name: str = "f", **functions):
+        file = tmp_path / f"mine{len(made)}.py"
+        file.write_text(source)
+        key = f"{file}:{name}"
+        config = RewardConfig(parts={key: 1.0}, **({"functions": functions} if functions else {}))
+        made.append(make_reward(config, TASK_WITH_COLUMNS))
+        return made[-1]
+
+    yield make
+    for composed in made:
+        for part in composed.parts.values():
+            if part.workers:
+                part.workers.close()
+
+
+class TaskWithColumns(CountdownTask):
+    def problems(self, split):
+        return [PROBLEM]
+
+
+TASK_WITH_COLUMNS = TaskWithColumns(CountdownConfig())
+
+
+def totals(composed, group=GROUP):
+    return [r.total for r in composed(PROBLEM, group)]
+
+
+TRL = """
+def f(prompts, completions, answer, **kwargs):
+    assert len(prompts) == len(completions) == len(answer) == len(kwargs["level"])
+    assert prompts[0] == "What is 6 * 7?" and answer[0] == "#### 42" and kwargs["ground_truth"][0] == "42"
+    return [1.0 if a[-2:] in c else 0.0 for c, a in zip(completions, answer)]
+"""
+TRL_CHAT = """
+def f(completions, solution, **kwargs):
+    contents = [completion[0]["content"] for completion in completions]
+    assert kwargs["prompts"][0] == [{"role": "user", "content": "What is 6 * 7?"}]
+    return [float(s[-2:] in c) for c, s in zip(contents, solution)]
+"""
+TRL_HINT = """
+def f(completions: list[list[dict[str, str]]]):
+    return [float("42" in text(c)) for c in completions]
+
+def text(messages):
+    return messages[-1]["content"]
+"""
+TRL_IDS = """
+class F:
+    def __call__(self, completion_ids, **kwargs):
+        return [len(ids) == 3 for ids in completion_ids]
+
+f = F()
+"""
+VERL = """
+def f(data_source, solution_str, ground_truth, extra_info=None):
+    assert data_source == "my/sums" and extra_info["index"] == 3
+    return float(ground_truth in solution_str)
+"""
+VERL_DICT = """
+def f(data_source, solution_str, ground_truth, extra_info=None, weight=1.0, **kwargs):
+    right = ground_truth in solution_str
+    return {"score": weight * right, "acc": right, "said": solution_str}
+"""
+OPENRLHF = """
+def f(queries, prompts, labels, **kwargs):
+    answers = [q[len(p):] for q, p in zip(queries, prompts)]
+    scores = numpy.array([float(l in a) for a, l in zip(answers, labels)])
+    return {"rewards": scores, "scores": scores, "extra_logs": {"twice": 2 * scores}}
+
+import numpy
+"""
+OPENRLHF_LIST = "def f(queries, prompts, labels): return [float(q.endswith('42')) for q in queries]"
+HONE = "def f(problem, rollouts): return [float(problem.answer in r.text) for r in rollouts]"
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+@pytest.mark.parametrize("asynchronous", [False, True])
+@pytest.mark.parametrize(
+    "source", [TRL, TRL_CHAT, TRL_HINT, TRL_IDS, VERL, VERL_DICT, OPENRLHF, OPENRLHF_LIST, HONE],
+    ids=["trl", "trl-chat", "trl-hint", "trl-ids", "verl", "verl-dict", "openrlhf", "openrlhf-list", "hone"],
+)  # fmt: skip
+def test_signatures_work_unchanged(reward, source, asynchronous, isolate):
+    if asynchronous:
+        source = "import asyncio\n" + source.replace("def f(", "async def f(", 1).replace(
+            "def __call__", "async def __call__"
+        )
+    assert totals(reward(source, **({"isolate": True} if isolate else {}))) == [1.0, 0.0]
+
+
+def test_what_a_function_logs_is_a_detail_of_its_score(reward):
+    first, second = reward(VERL_DICT)(PROBLEM, GROUP)
+    assert first.parts["f"] == first.parts["f/acc"] == 1.0
+    assert second.parts["f/acc"] == 0.0
+    assert "f/said" not in first.parts
+    assert [r.parts["f/twice"] for r in reward(OPENRLHF)(PROBLEM, GROUP)] == [2.0, 0.0]
+    logs = """
+def f(completions, log_metric=None, log_extra=None, **kwargs):
+    log_metric("share", 0.25); log_extra("size", [len(c) for c in completions]); log_extra("text", completions)
+    return [0.0] * len(completions)
+"""
+    first, second = reward(logs)(PROBLEM, GROUP)
+    assert (first.parts["f/share"], second.parts["f/size"]) == (0.25, len(GROUP[1].text))
+    assert "f/text" not in first.parts
+
+
+def test_none_leaves_the_sample_out_and_the_others_in(reward):
+    composed = reward("def f(completions, **kwargs): return [None if '41' in c else 2.0 for c in completions]")
+    kept, out = composed(PROBLEM, GROUP)
+    assert (kept.total, kept.verdict) != (0.0, "verifier_error")
+    assert (out.verdict, out.parts, out.note) == ("verifier_error", {}, "f: returned None")
+    groups = score([PROBLEM], [tuple(GROUP)], composed)
+    assert failures(groups) == (
+        "1 of 2 samples have no reward and were left out: 1 x verifier_error (f: returned None)"
+    )
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_an_exception_leaves_out_what_the_call_was_about(reward, isolate):
+    settings = {"isolate": True} if isolate else {}
+    verl = "def f(solution_str, ground_truth):\n    if '41' in solution_str: raise KeyError('gold')\n    return 1.0"
+    trl = "def f(completions):\n    if '41' in str(completions): raise KeyError('gold')\n    return [1.0]"
+    trl = trl.replace("[1.0]", "[1.0] * len(completions)")
+    for source, alone in [(verl, True), (trl, isolate)]:  # in the trainer's process TRL's function sees the group
+        first, second = reward(source, **settings)(PROBLEM, GROUP)
+        assert second.verdict == "verifier_error"
+        assert second.note.startswith("f: KeyError: 'gold' (mine")
+        assert (first.total, first.verdict) == ((1.0, "malformed") if alone else (0.0, "verifier_error"))
+
+
+def test_a_function_that_hangs_is_stopped(reward):
+    hang = """
+import asyncio, time
+async def f(solution_str, ground_truth):
+    if '41' in solution_str: {}
+    return 1.0
+"""
+    alone = reward(hang.format("await asyncio.sleep(99)"), deadline=0.5)(PROBLEM, GROUP)
+    apart = reward(hang.format("time.sleep(99)"), isolate=True, deadline=2.0)(PROBLEM, GROUP)
+    for first, second in (alone, apart):
+        assert first.total == 1.0
+        assert second.verdict == "verifier_timeout"
+
+
+@pytest.mark.parametrize(
+    "returned, message",
+    [
+        ("[1.0]", "gave 1 rewards for 2 completions"),
+        ("[1.0, float('nan')]", "gave nan; a reward is a finite number, or None to leave the sample out"),
+        ("[1.0, float('inf')]", "gave inf"),
+        ("[1.0, '0.5']", "gave str '0.5'; a reward is a number, or None"),
+        ("[1.0, [0.5]]", "gave list [0.5]"),
+        ("0.5", "gave float, not a list of 2 numbers"),
+        ("None", "gave NoneType, not a list of 2 numbers"),
+        ("{'score': 1}", "gave dict, not a list of 2 numbers"),
+    ],
+)
+def test_what_is_no_reward_is_an_error_that_names_the_function(reward, returned, message):
+    with pytest.raises(UserError, match=r"mine0\.py:f: ") as caught:
+        totals(reward(f"def f(completions): return {returned}"))
+    assert message in str(caught.value)
+
+
+def test_what_is_no_score_of_verl_and_openrlhf(reward):
+    with pytest.raises(UserError, match="gave a mapping without 'score': acc"):
+        totals(reward("def f(solution_str, ground_truth): return {'acc': 1}"))
+    with pytest.raises(UserError, match="gave a mapping without 'rewards': scores"):
+        totals(reward("def f(queries, prompts, labels): return {'scores': [1, 2]}"))
+
+
+@pytest.mark.parametrize("arguments", ["a, b", "**kwargs", "", "completions, solution_str, ground_truth", "prompts"])
+@pytest.mark.parametrize("isolate", [False, True])
+def test_a_signature_that_cannot_be_told_apart_shows_the_four(reward, arguments, isolate):
+    with pytest.raises(UserError) as caught:
+        reward(f"def f({arguments}): return []", **({"isolate": True} if isolate else {}))
+    shown = str(caught.value)
+    assert ("fits 2 signatures" if "solution_str" in arguments else "fits no signature") in shown
+    for other in ("f(prompts, completions, **columns)", "extra_info), as in verl", "f(queries, prompts, labels)"):
+        assert other in shown
+    assert "f(problem, rollouts)" in shown
+
+
+def test_a_column_that_is_not_there_is_said_at_the_start(reward):
+    with pytest.raises(UserError, match="asks for proof, which problems of countdown do not have; there are answer, "):
+        reward("def f(completions, proof): return []")
+    reward("def f(completions, proof=None): return []")
+    with pytest.raises(UserError, match="asks for reward_router_address"):
+        reward("def f(solution_str, ground_truth, reward_router_address): return 0.0")
+
+
+def test_a_file_that_cannot_be_imported(reward):
+    with pytest.raises(UserError, match=r"mine0.py:f: cannot be imported: ZeroDivisionError: division by zero \(mine0"):
+        reward("1 / 0\ndef f(completions): pass")
+    with pytest.raises(UserError, match=r"no function 'g' in .*; there are f"):
+        reward("def f(completions): pass", "g")
+
+
+def test_a_plain_function_may_start_a_loop_of_its_own(reward):
+    source = """
+import asyncio
+async def one(completion): return float("42" in completion)
+async def every(completions): return await asyncio.gather(*map(one, completions))
+def f(completions): return asyncio.run(every(completions))
+"""
+    assert totals(reward(source)) == totals(reward(source, isolate=True)) == [1.0, 0.0]
+
+
+def test_names_in_metrics_are_short_unless_they_clash(tmp_path):
+    source = """
+def f(completions): return [1.0] * len(completions)
+def outcome(completions): return [0.0] * len(completions)
+"""
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.py").write_text(source)
+    one, two, other = f"{tmp_path}/a.py:f", f"{tmp_path}/b.py:f", f"{tmp_path}/a.py:outcome"
+    composed = make_reward(RewardConfig(parts={one: 1.0, two: 2.0, other: 1.0}), TASK)
+    assert set(composed.parts) == {one, two, other}
+    assert set(make_reward(RewardConfig(parts={one: 1.0, "outcome": 1.0}), TASK).parts) == {"f", "outcome"}
+    assert totals(composed) == [3.0, 3.0]
+
+
+def test_in_a_recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "rewards.py").write_text(HONE)
+    recipe = tmp_path / "recipe.yaml"
+    recipe.write_text("name: x\ntask: countdown\nreward: {parts: {outcome: 1.0, mine/rewards.py:f: 0.5}}\n")
+    loaded = load(recipe)
+    assert loaded.reward.parts == {"outcome": 1.0, "mine/rewards.py:f": 0.5}
+    assert user_files(resolved(loaded)) == {"mine/rewards.py:f": hashlib.sha256(HONE.encode()).hexdigest()}
+    changed = load(recipe, ["reward.parts.mine/rewards.py:f=2", "reward.functions.isolate=true"])
+    assert changed.reward.parts["mine/rewards.py:f"] == 2.0
+    assert totals(make_reward(load(recipe, ["reward.parts.mine.rewards:f=1"]).reward, TASK))[0] == 1.5
+    recipe.write_text(
+        "name: x\ntask: countdown\nreward:\n  parts:\n    mine/rewards.py:f: 1.0\n    no/such.py:f: 1.0\n"
+    )
+    with pytest.raises(ConfigError, match=r"recipe.yaml:6: reward.parts: no/such.py:f: no/such.py cannot be read"):
+        load(recipe)
+    assert load(recipe, check_files=False).reward.parts["no/such.py:f"] == 1.0
+    with pytest.raises(ValidationError, match="functions: has no effect, since parts names no function"):
+        RewardConfig(functions={"isolate": True})
+    with pytest.raises(ValidationError, match="workers: has no effect without isolate: true"):
+        RewardConfig(parts={"a:b": 1.0}, functions={"workers": 3})
+
+
+class Plugin(Part):
+    tasks = ("countdown",)
+
+    def __call__(self, problem, group):
+        return [Score(0.75) for _ in group]
+
+
+def plain(completions):
+    return [0.25 for _ in completions]
+
+
+def test_installed_packages_register_rewards(monkeypatch):
+    points = {
+        "plugin": EntryPoint("plugin", f"{__name__}:Plugin", "hone.rewards"),
+        "plain": EntryPoint("plain", "operator:itemgetter", "hone.rewards"),
+        "broken": EntryPoint("broken", "nosuchpackage:f", "hone.rewards"),
+    }
+    monkeypatch.setattr(hone.rewards, "registered", lambda: points)
+    monkeypatch.setattr(EntryPoint, "load", lambda self: Plugin if self.name == "plugin" else None.no_such)
+    config = RewardConfig(parts={"plugin": 2.0})
+    assert totals(make_reward(config, TASK)) == [1.5, 1.5]
+    with pytest.raises(UserError, match="reward 'broken' of nosuchpackage:f: cannot be imported"):
+        make_reward(RewardConfig(parts={"broken": 1.0}), TASK)
+    with pytest.raises(ValidationError, match=r"no reward 'plugi'; there are .*; of installed packages broken, plain"):
+        RewardConfig(parts={"plugi": 1.0})
+
+
+def test_groups_of_a_step_are_scored_at_once(reward, tmp_path):
+    """One call of the task's grader for all, and the scores come back to their places."""
+    seen = []
+
+    class Batch(TaskWithColumns):
+        def grade_all(self, items):
+            seen.append(len(items))
+            return [self.grade(problem, text) for problem, text in items]
+
+    composed = reward(VERL)
+    composed.task = Batch(CountdownConfig())
+    other = replace(PROBLEM, id="p2", answer="41")
+    groups = score([PROBLEM, other, PROBLEM], [tuple(GROUP), (GROUP[1],), ()], composed)
+    assert seen == [3]
+    assert [[r.total for r in group.rewards] for group in groups] == [[1.0, 0.0], [1.0], []]
