@@ -27,12 +27,18 @@ from hone.rewards.config import RewardConfig
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.tasks import TASKS
 from hone.tasks.countdown import CountdownConfig
+from hone.tasks.dataset import DatasetConfig
+from hone.tasks.gsm8k import GSM8KConfig
 from hone.tasks.knights import KnightsConfig
+from hone.tasks.math import MathConfig
 from hone.train.config import CheckpointConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # names folders, so no slashes
-TaskConfig = Annotated[Union[KnightsConfig, CountdownConfig], Field(discriminator="name")]  # noqa: UP007
+TaskConfig = Annotated[
+    Union[KnightsConfig, CountdownConfig, GSM8KConfig, MathConfig, DatasetConfig],  # noqa: UP007
+    Field(discriminator="name"),
+]
 
 
 class SFTConfig(Section):

@@ -7,11 +7,17 @@ from typing import Any
 from hone.config import UserError
 from hone.tasks.base import Task
 from hone.tasks.countdown import CountdownTask
+from hone.tasks.dataset import DatasetTask
+from hone.tasks.gsm8k import GSM8KTask
 from hone.tasks.knights import KnightsTask
+from hone.tasks.math import MathTask
 
 TASKS: dict[str, Any] = {
     "countdown": CountdownTask,
+    "dataset": DatasetTask,
+    "gsm8k": GSM8KTask,
     "knights": KnightsTask,
+    "math": MathTask,
 }
 
 

@@ -32,3 +32,19 @@ class TracedTask(Task, Protocol):
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
         """A worked answer in the given style, complete with tags; same seed, same text."""
         ...
+
+
+@runtime_checkable
+class BatchTask(Task, Protocol):
+    """A task that grades many answers at once faster than one by one, such as through workers."""
+
+    def grade_all(self, items: Sequence[tuple[Problem, str]]) -> list[Grade]:
+        """One grade for each (problem, what the model said). Never raises on any text."""
+        ...
+
+
+def grade_all(task: Task, items: Sequence[tuple[Problem, str]]) -> list[Grade]:
+    """One grade for each (problem, what the model said), at once if the task can."""
+    if isinstance(task, BatchTask):
+        return task.grade_all(items)
+    return [task.grade(problem, text) for problem, text in items]
