@@ -96,6 +96,7 @@ _AND = re.compile(
 )
 _UNION = re.compile(r"\\cup\b|(?<=[\])]) ?[Uu] ?(?=[\[(])")
 _RELATION = re.compile(r"(\\le\b|\\ge\b|\\ne\b|\\approx\b|<=|>=|!=|=|<|>)")
+_ONLY_TEXT = re.compile(r"^\\text ?\{([^{}]*)\}$")
 _MEMBER = re.compile(r"^[A-Za-z] ?\\in\b ?")
 _GIVES = re.compile(r"^(?:[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w+\}?|[A-Za-z](?:\^\{-1\})? ?\( ?[a-z] ?\)|[A-Za-z]'?)$")
 _ABOUT = re.compile(r"^(?:approximately|about|exactly|only|\\approx|~|\\sim)\s*", re.IGNORECASE)
@@ -111,7 +112,7 @@ def read(text: str, depth: int = 0) -> Answer:
     """A normalised answer. What is nested deep, or not understood, is Unread."""
     if depth > 6 or not text:
         return Unread()
-    text = _ABOUT.sub("", _MEMBER.sub("", text)).strip()
+    text = _ABOUT.sub("", _MEMBER.sub("", _ONLY_TEXT.sub(r"\1", text))).strip()
     matrix = _MATRIX.match(text)
     if matrix:
         return _matrix(matrix.group(2), depth)
@@ -148,7 +149,7 @@ def _flat(brackets: str, parts: Sequence[str], depth: int) -> Answer:
 
 
 def _matrix(body: str, depth: int) -> Answer:
-    rows = [row for row in re.split(r"\\\\", body) if row.strip() and row.strip() != "\\hline"]
+    rows = [row for row in re.split(r"\\\\ ?(?:\[[^][]*\])?", body) if row.strip() and row.strip() != "\\hline"]
     cells = tuple(tuple(read(cell.strip(), depth + 1) for cell in row.split("&")) for row in rows)
     return Matrix(cells) if cells and len({len(row) for row in cells}) == 1 else Unread()
 
@@ -221,6 +222,8 @@ def _equation(parts: Sequence[str]) -> Answer:
         return Unread(large=True)
     except Undecided:  # such as f'(x), which only names what is given
         return right if _GIVES.match(first) else Unread()
+    if not left.letters and not right.value.letters:  # 2 + 3 = 5
+        return right
     return Equation(left, right.whole or right.value, squeeze(first) if _GIVES.match(first) else "")
 
 
@@ -253,7 +256,11 @@ def _scalar(text: str) -> Answer:
 
 def _is_word(plain: str, read_as: Value) -> bool:
     """`east` is a word and no product of letters, although it could be read as one."""
-    return re.fullmatch(r"[^\W\d_]{3,}", plain.strip()) is not None and len(read_as.letters) > 1
+    return (
+        re.fullmatch(r"[^\W\d_]([^\W\d_]|[ '-])*", plain.strip()) is not None
+        and re.search(r"[^\W\d_]{3}", plain) is not None
+        and len(read_as.letters) > 1
+    )
 
 
 def _words(text: str) -> str:

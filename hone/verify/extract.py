@@ -24,7 +24,8 @@ _BRACES = re.compile(r"\\(?:boxed|box|fbox) *\{|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"####[ \t]*([^\n#]+)")
 _LABEL = re.compile(r"\banswer(?: ?is)?[*_ ]*:[*_]*\s*([^\n]+)", re.IGNORECASE)
 _PHRASE = re.compile(r"\b(?:answers?|solutions?|result) +(?:is|are|=)[ :]*([^\n]+)", re.IGNORECASE)
-_SENTENCE = re.compile(r"[.!?](?=\s|$)|,? (?:so|because|since|which|where|hence)\b")
+_SENTENCE = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=\s|$)|,? (?:so|because|since|which|where|hence)\b")
+_WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z{])")
 _FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\(([^\n]+?)\\\)|\\\[([^\n]+?)\\\]")
 _NUMBER = re.compile(r"[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
@@ -106,11 +107,14 @@ def _first_sentence(text: str) -> str:
 
 
 def _is_answer(text: str) -> bool:
-    """A value, or at most three words: not a sentence with a number somewhere in it."""
+    """A value or a few words: not a sentence with a number somewhere in it."""
+    words = len(_WORD.findall(text))
+    if words > (2 if re.search(r"[\d$\\]", text) else 4):
+        return False
     answer = read(normalise(text))
     if isinstance(answer, Words):
-        return len(answer.text.split()) <= 3 and not re.search(r"\d", answer.text)
-    return not isinstance(answer, Unread)
+        return not re.search(r"\d", answer.text)
+    return not isinstance(answer, Unread) or ("\\" in text and not words)
 
 
 def _clean(answer: str) -> str:

@@ -16,7 +16,7 @@ _PLAIN = {
     "∞": "\\infty ", "∪": "\\cup ", "≤": "\\le ", "≥": "\\ge ", "≠": "\\ne ", "±": "\\pm ", "∈": "\\in ",
     "°": "\\degree ", "√": "\\sqrt ", "θ": "\\theta ", "²": "^2", "³": "^3",
     "½": "\\frac{1}{2}", "¼": "\\frac{1}{4}", "¾": "\\frac{3}{4}",
-    "′": "'", "’": "'", "“": '"', "”": '"', "\u00a0": " ", "\u202f": " ", "\u2009": " ", "，": ",", "％": "%",
+    "′": "'", "’": "'", "“": '"', "”": '"', "\u00a0": " ", "\u202f": " ", "\u2009": " ", "，": ",", "％": "%", "~": " ",
 }  # fmt: skip
 _TRANSLATION = str.maketrans(_PLAIN)
 
@@ -40,7 +40,7 @@ _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3}(?:[ ]\d{3})+)(?![\d.,]*\d)")
 
 def normalise(text: str) -> str:
     """One answer, without what only looks. Text that is not LaTeX is kept but for its blanks."""
-    text = text.strip().translate(_TRANSLATION)
+    text = re.sub(r"^\*\*(.*)\*\*$", r"\1", text.strip().translate(_TRANSLATION))  # Markdown
     if text.replace("\\$", "").count("$") % 2 == 0:  # else it is money
         text = re.sub(r"(?<!\\)\$", " ", text)
     text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)  # math mode
