@@ -26,7 +26,7 @@ _LABEL = re.compile(r"\banswer(?: ?is)?[*_ ]*:[*_]*\s*([^\n]+)", re.IGNORECASE)
 _PHRASE = re.compile(r"\b(?:answers?|solutions?|result) +(?:is|are|=)[ :]*([^\n]+)", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=\s|$)|,? (?:so|because|since|which|where|hence)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z{])")
-_FORMULA = re.compile(r"\$\$?([^$]+)\$\$?|\\\(([^\n]+?)\\\)|\\\[([^\n]+?)\\\]")
+_FORMULA = re.compile(r"(?<!\\)\$\$?((?:[^$\\]|\\.)+)\$\$?|\\\(([^\n]+?)\\\)|\\\[([^\n]+?)\\\]")
 _NUMBER = re.compile(r"[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
 

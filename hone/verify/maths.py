@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Sequence
-from typing import Literal
 
 from hone.config import UserError
 from hone.types import Grade, Verdict
@@ -42,21 +41,20 @@ class Maths:
 
     def verdicts(self, pairs: Sequence[tuple[str, str | None]]) -> list[Verdict]:
         """One verdict for each (recorded answer, given answer or None), all at once so that workers are busy."""
+        return [grade.verdict for grade in self._compare(pairs)]
+
+    def grades(self, items: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
+        """As `verdicts`, for (recorded answer, what the model said)."""
+        return self._compare([(gold, extract(text, strict)) for gold, text in items])
+
+    def _compare(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:
         exact = [None if answer is None else self._known(gold, answer) for gold, answer in pairs]
         open_pairs = list(
             dict.fromkeys((g, a) for (g, a), known in zip(pairs, exact) if a is not None and known is None)
         )
         asked = dict(zip(open_pairs, self._ask(open_pairs)))
-        return [
-            "malformed" if answer is None else asked[gold, answer] if known is None else _verdict(known)
-            for (gold, answer), known in zip(pairs, exact)
-        ]
-
-    def grades(self, items: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
-        """As `verdicts`, for (recorded answer, what the model said)."""
-        found = [extract(text, strict) for _, text in items]
-        verdicts = self.verdicts([(gold, answer) for (gold, _), answer in zip(items, found)])
-        return [Grade(verdict, answer) for verdict, answer in zip(verdicts, found)]
+        return [_grade(answer, asked[gold, answer] if known is None and answer else known)
+                for (gold, answer), known in zip(pairs, exact)]  # fmt: skip
 
     def close(self) -> None:
         """End the workers; a later call starts others."""
@@ -73,15 +71,19 @@ class Maths:
         known = equivalent(gold, answer)
         return self._decided.get((gold, answer)) if known is None else known
 
-    def _ask(self, pairs: Sequence[Pair]) -> list[Verdict]:
+    def _ask(self, pairs: Sequence[Pair]) -> list[bool | Failure]:
         if self._workers is None or not pairs:
-            return ["wrong"] * len(pairs)
+            return [False] * len(pairs)
         results = self._workers.map(pairs)
         if len(self._decided) > MAX_REMEMBERED:
             self._decided.clear()
         self._decided.update((pair, result) for pair, result in zip(pairs, results) if isinstance(result, bool))
-        return [result.kind if isinstance(result, Failure) else _verdict(result) for result in results]
+        return results
 
 
-def _verdict(same: bool) -> Literal["correct", "wrong"]:
-    return "correct" if same else "wrong"
+def _grade(answer: str | None, result: bool | Failure | None) -> Grade:
+    if answer is None or result is None:
+        return Grade("malformed")
+    if isinstance(result, Failure):
+        return Grade(result.kind, answer, result.message)
+    return Grade("correct" if result else "wrong", answer)
