@@ -26,7 +26,7 @@ ROWS = (
     ("recipe",),
     ("evaluate",),
     ("rl", "sft", "distil"),
-    ("pipeline", "launch", "report", "doctor", "explain"),
+    ("pipeline", "launch", "report", "doctor", "explain", "inspect"),
     ("cli",),
     ("__main__",),
 )

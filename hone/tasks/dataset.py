@@ -14,7 +14,7 @@ import json
 import re
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -77,6 +77,15 @@ class DatasetConfig(RowsConfig):
     levels: tuple[str, ...] = Field(default=(), description="only these; none: all")
 
 
+@dataclass(frozen=True)
+class Read:
+    """Rows as they were read."""
+
+    rows: Mapping[str, list[tuple[Row, Problem]]]  # by split: train, validation, test or all
+    faults: tuple[str, ...]  # what is wrong with each row that is no problem
+    report: tuple[str, ...]  # how the columns were recognised
+
+
 class RowsTask:
     """A `TracedTask` and a `BatchTask` over rows; tasks of known data sets derive from it."""
 
@@ -86,6 +95,8 @@ class RowsTask:
 
     def __init__(self, config: RowsConfig, seed: int = 0) -> None:
         self.config = config
+        self._other: KnightsTask | CountdownTask | None = None
+        self._system = ""
         if self.grading in ("maths", "exact"):
             self._maths = Maths(library=self.grading == "maths")
 
@@ -128,45 +139,51 @@ class RowsTask:
             )
         return Example(problem, f"{problem.reference}\nAnswer: {answer}", style)
 
-    def form(self, problem: Problem) -> str:
-        """The canonical form, by which splits are disjoint."""
-        if problem.task == "knights":
-            return repr(knights_form(parse_statements(problem.extra["statements"])))
-        if problem.task == "countdown":
-            return countdown_form(**problem.answer)
-        return canonical_text(question_of(problem))
-
     # --- from rows to problems ---------------------------------------------------------------
 
     @cached_property
     def corpus(self) -> Corpus:
-        """All problems."""
-        rows = self.rows()
-        rows = {split: found for split, found in rows.items() if found}
-        if not rows:
-            raise UserError(f"{self.name}: {self.config.source}: no rows")
-        every = [row for found in rows.values() for row in found]
-        lines = []
-        problems: dict[str, list[Problem]] = {}
-        columns = recognise(every, self.config.columns, self.grading != "none")
-        lines.append(f"{self.name}: columns: {columns.describe()}")
-        self._other = _task_of(columns)
-        self._system = self._system_of(columns)
-        domains = _domains(self.config.domain_file)
-        for split, found in rows.items():
-            made = [self._problem(row, columns, f"{split} row {i}") for i, row in enumerate(found, start=1)]
-            problems[split] = [self._labelled(p, domains) for p in made if self.wanted(p)]
-        unlabelled = sum(not p.domain for found in problems.values() for p in found) if domains else 0
-        if unlabelled:
-            lines.append(f"{self.name}: {unlabelled} problems have no label in {self.config.domain_file}")
+        """All problems. Raises UserError for a row that is none, saying how many there are."""
+        read = self.read()
+        if read.faults:
+            more = f"\n(and {len(read.faults) - 1} more rows; hone data check lists them)" if read.faults[1:] else ""
+            raise UserError(f"{self.name}: {self.config.source or ''} {read.faults[0]}{more}")
+        problems = {split: [problem for _, problem in found] for split, found in read.rows.items()}
         config = self.config
         corpus = build(
-            self.name, problems, self.form, train=config.train, validation=config.validation, test=config.test
+            self.name, problems, canonical, train=config.train, validation=config.validation, test=config.test
         )
         if not all(problem.reference for problem in corpus.splits["train"]):
             self.trace_styles = ("answer",)
-        print("\n".join([*lines, *corpus.report]), file=sys.stderr)
+        print("\n".join([*read.report, *corpus.report]), file=sys.stderr)
         return corpus
+
+    def read(self) -> Read:
+        """Every row with its problem, as they are: duplicates and all. Raises UserError if the columns are unknown."""
+        rows = {split: found for split, found in self.rows().items() if found}
+        if not rows:
+            raise UserError(f"{self.name}: {self.config.source}: no rows")
+        every = [row for found in rows.values() for row in found]
+        columns = recognise(every, self.config.columns, self.grading != "none")
+        self._other = _task_of(columns)
+        self._system = self._system_of(columns)
+        domains = _domains(self.config.domain_file)
+        made: dict[str, list[tuple[Row, Problem]]] = {split: [] for split in rows}
+        faults = []
+        for split, found in rows.items():
+            for number, row in enumerate(found, start=1):
+                try:
+                    problem = _labelled(self._problem(row, columns), domains)
+                except (ValueError, KeyError, TypeError) as error:  # a cell that is missing or of another kind
+                    faults.append(f"{split} row {number}: {error}")
+                    continue
+                if self.wanted(problem):
+                    made[split].append((row, problem))
+        lines = [f"{self.name}: columns: {columns.describe()}"]
+        bare = sum(not problem.domain for found in made.values() for _, problem in found) if domains else 0
+        if bare:
+            lines.append(f"{self.name}: {bare} problems have no label in {self.config.domain_file}")
+        return Read(made, tuple(faults), tuple(lines))
 
     def rows(self) -> Rows:
         """Rows by split: of the files given, and else of the source."""
@@ -191,20 +208,12 @@ class RowsTask:
             return ""
         return SYSTEM_TEXT if self.grading == "text" else "" if self.grading == "none" else SYSTEM
 
-    def _labelled(self, problem: Problem, domains: Mapping[str, str]) -> Problem:
-        label = domains.get(problem.id) or domains.get(canonical_text(question_of(problem)))
-        return replace(problem, domain=label) if label else problem
-
-    def _problem(self, row: Row, columns: Columns, place: str) -> Problem:
-        try:
-            if columns.kind == "knights":
-                return problem_of(puzzle_of(row), str(row["quiz"]))
-            if columns.kind == "countdown":
-                assert isinstance(self._other, CountdownTask)
-                return self._other.problem_of(*numbers_of(row), messages=row.get("messages"))
-            return self._text_problem(row, columns)
-        except (ValueError, KeyError, TypeError) as error:  # a cell that is missing or of another kind
-            raise UserError(f"{self.name}: {self.config.source or ''} {place}: {error}") from error
+    def _problem(self, row: Row, columns: Columns) -> Problem:
+        if columns.kind == "knights":
+            return problem_of(puzzle_of(row), str(row["quiz"]))
+        if isinstance(self._other, CountdownTask):
+            return self._other.problem_of(*numbers_of(row), messages=row.get("messages"))
+        return self._text_problem(row, columns)
 
     def _text_problem(self, row: Row, columns: Columns) -> Problem:
         messages, said = _messages(row, columns)
@@ -241,6 +250,15 @@ class DatasetTask(RowsTask):
 
     def wanted(self, problem: Problem) -> bool:
         return not self.config.levels or problem.level in self.config.levels
+
+
+def canonical(problem: Problem) -> str:
+    """The form by which problems are the same: of puzzles what they mean, else the words of the question."""
+    if problem.task == "knights":
+        return knights_form(parse_statements(problem.extra["statements"]))
+    if problem.task == "countdown":
+        return countdown_form(**problem.answer)
+    return canonical_text(question_of(problem))
 
 
 def _task_of(columns: Columns) -> KnightsTask | CountdownTask | None:
@@ -315,6 +333,11 @@ def _domains(path: str | None) -> dict[str, str]:
             raise UserError(f"{path}: row {number}: expected domain, and id or question; found {', '.join(row)}")
         labels[key if row.get("id") else canonical_text(key)] = str(row["domain"])
     return labels
+
+
+def _labelled(problem: Problem, domains: Mapping[str, str]) -> Problem:
+    label = domains.get(problem.id) or domains.get(canonical_text(question_of(problem)))
+    return replace(problem, domain=label) if label else problem
 
 
 def _is_json(cell: Any) -> bool:
