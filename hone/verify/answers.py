@@ -64,7 +64,7 @@ UNORDERED = ("{}", "", "u")
 def equivalent(gold: str, answer: str) -> bool | None:
     """Whether an answer means the same as the recorded one, or None. Never raises on any text."""
     if len(answer) > MAX_LENGTH:
-        return squeeze(answer) == squeeze(gold) or (False if len(gold) <= MAX_LENGTH else None)
+        return False if len(gold) <= MAX_LENGTH else squeeze(answer) == squeeze(gold) or None
     wanted, given = normalise(gold), normalise(answer)
     if squeeze(wanted) == squeeze(given):
         return bool(squeeze(given))
@@ -111,7 +111,7 @@ _NUMBER_WORDS = {word: n for n, word in enumerate(_COUNTING.split())}
 def read(text: str, depth: int = 0) -> Answer:
     """A normalised answer. What is nested deep, or not understood, is Unread."""
     if depth > 6 or not text:
-        return Unread()
+        return Unread(large=bool(text))
     text = _ABOUT.sub("", _MEMBER.sub("", _ONLY_TEXT.sub(r"\1", text))).strip()
     matrix = _MATRIX.match(text)
     if matrix:

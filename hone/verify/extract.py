@@ -22,11 +22,11 @@ MAX_ANSWER = 2000  # characters; what is longer is no answer
 
 _BRACES = re.compile(r"\\(?:boxed|box|fbox) *\{|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"####[ \t]*([^\n#]+)")
-_LABEL = re.compile(r"\banswer(?: ?is)?[*_ ]*:[*_]*\s*([^\n]+)", re.IGNORECASE)
-_PHRASE = re.compile(r"\b(?:answers?|solutions?|result) +(?:is|are|=)[ :]*([^\n]+)", re.IGNORECASE)
+_LABEL = re.compile(r"\banswer(?: ?is)?[*_ ]*:[*_]*\s*(?=([^\n]{1,2000}))", re.IGNORECASE)
+_PHRASE = re.compile(r"\b(?:answers?|solutions?|result) +(?:is|are|=)[ :]*(?=([^\n]{1,2000}))", re.IGNORECASE)
 _SENTENCE = re.compile(r"(?:[.?]|(?<=[A-Za-z])!)(?=\s|$)|,? (?:so|because|since|which|where|hence)\b")
 _WORD = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}(?![A-Za-z{])")
-_FORMULA = re.compile(r"(?<!\\)\$\$?((?:[^$\\]|\\.)+)\$\$?|\\\(([^\n]+?)\\\)|\\\[([^\n]+?)\\\]")
+_FORMULA = re.compile(r"(?<!\\)\$\$?((?:[^$\\]|\\.)+)\$\$?|\\[(\[]((?:[^\n\\]|\\(?![()\[\]]))+)\\[)\]]")
 _NUMBER = re.compile(r"[-−]?[$€£]?\d[\d,]*(?:\.\d+)?(?:/\d+)?%?")
 
 
@@ -109,7 +109,7 @@ def _first_sentence(text: str) -> str:
 def _is_answer(text: str) -> bool:
     """A value or a few words: not a sentence with a number somewhere in it."""
     words = len(_WORD.findall(text))
-    if words > (2 if re.search(r"[\d$\\]", text) else 4):
+    if text.endswith(":") or words > (2 if re.search(r"[\d$\\]", text) else 4):
         return False
     answer = read(normalise(text))
     if isinstance(answer, Words):
