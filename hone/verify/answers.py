@@ -145,6 +145,9 @@ def _flat(brackets: str, parts: Sequence[str], depth: int) -> Answer:
     for part in parts:
         item = read(part, depth + 1)
         items.extend(item.items if isinstance(item, Items) and item.brackets == "" == brackets else (item,))
+    first = items[0]
+    if isinstance(first, Scalar) and first.unit and all(isinstance(item, Words) for item in items[1:]):
+        return first  # 8 apples and oranges
     return Items(brackets, tuple(items))
 
 
@@ -174,7 +177,8 @@ def _bracketed(text: str, depth: int) -> Answer | None:
         return Unread()
     items = tuple(read(part, depth + 1) for part in parts)
     if is_set:
-        return Items("{}", items)
+        lists = (item.items if isinstance(item, Items) and not item.brackets else (item,) for item in items)
+        return Items("{}", tuple(one for found in lists for one in found))  # {0, +-1} has three elements
     rows = [item for item in items if isinstance(item, Items) and item.brackets == "[]"]
     if text[0] == "[" and rows and len(rows) == len(items) and len({len(row.items) for row in rows}) == 1:
         return Matrix(tuple(row.items for row in rows))

@@ -89,8 +89,8 @@ def _mixed(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Without any blank: equal texts mean the same."""
-    return re.sub(r"\s+", "", text)
+    """Without blanks, but between digits: equal texts mean the same."""
+    return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
 def split(text: str, separators: str = ",;") -> list[str]:

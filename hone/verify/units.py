@@ -22,7 +22,7 @@ _NAMES = {
 }  # fmt: skip
 _CANONICAL = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases.split())}
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
-_FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "mod", "gcd", "lcm", "max", "min", "abs"}
+_FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "mod", "gcd", "lcm", "abs"}
 
 _LEADING = re.compile(r"^(-?) ?(?:([$€£])|\\text\{ ?(?:USD|US) ?\} ?\$?) ?(-?)")
 _TRAILING = re.compile(r"^(?P<core>.*?[\d)}.A-Za-z]) ?\\text ?\{(?P<unit>[^{}]*)\}(?: ?\^ ?\{?(?P<power>\d)\}?)? ?$")
