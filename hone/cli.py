@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal, cast
@@ -218,59 +219,122 @@ def report(
     print(build(run, out))
 
 
+SourceArgument = Annotated[
+    str, typer.Argument(metavar="SOURCE", help="The name of a task, a recipe, or data: a file or a folder.")
+]
+Ngram = Annotated[int, typer.Option(min=1, help="Words in a row that two questions share.")]
+
+
 @data.command("show")
 def data_show(
-    source: Annotated[str, typer.Argument(metavar="RECIPE|TASK", help="A recipe, or the name of a task.")],
+    source: SourceArgument,
     overrides: Overrides = None,
     split: Annotated[Literal["train", "validation", "test"], typer.Option()] = "train",
     problems: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
     style: Annotated[str | None, typer.Option(help="Show worked answers of this style too.")] = None,
+    model: Annotated[str | None, typer.Option(help="Count lengths in tokens of this model, not in words.")] = None,
 ) -> None:
-    """Show problems of a task with their answers."""
+    """Show problems with their answers; then lengths, levels and domains of the split."""
+    from hone import inspect
     from hone.config import UserError
-    from hone.recipe import load_for_task, stages
-    from hone.tasks import make_task
 
-    recipe = stages(load_for_task(source, overrides or ()))[0]
-    task = make_task(recipe.task, recipe.seed)
+    opened = inspect.open_source(source, overrides or ())
+    task = opened.task
+    found = task.problems(split)
     styles = getattr(task, "trace_styles", ())
     if style is not None and style not in styles:
         raise UserError(f"--style {style}: task {task.name} writes {', '.join(styles) or 'no worked answers'}")
-    for problem in task.problems(split)[:problems]:
+    for problem in found[:problems]:
         print(f"--- {problem.id}  level {problem.level or '-'}")
         print("\n".join(message["content"] for message in problem.messages))
         print(f"answer: {problem.answer}")
         if style is not None:
-            print(cast("TracedTask", task).trace(problem, style, recipe.seed).text)
+            print(cast("TracedTask", task).trace(problem, style, opened.seed).text)
+    print(f"\n{split}:")
+    print("\n".join(inspect.counts(found, *inspect.measure_of(model))))
 
 
 @data.command("check")
-def data_check(files: Annotated[list[Path], typer.Argument(help="Knights rows, .jsonl or .parquet.")]) -> None:
-    """Solve every row of knights files again; exit code 1 if one is not as recorded."""
+def data_check(
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="SOURCE... [KEY=VALUE]...", help="Names of tasks, recipes, files, folders; settings."),
+    ],
+) -> None:
+    """Look for rows that are no problems, answers that cannot be read, duplicates; exit code 1 if there are faults.
+
+    Knights rows are solved again.
+    """
+    from hone import inspect
     from hone.tasks.knights_rows import check_rows
     from hone.tasks.rows import read_rows
 
+    overrides = [text for text in sources if re.match(r"[a-z_]+(\.\w+)+=", text)]
     faults = 0
-    for file in files:
-        rows = read_rows(file)
-        found = check_rows(rows)
-        print("\n".join([f"{file}: {len(rows)} rows, {len(found)} faulty", *(f"  {fault}" for fault in found)]))
-        faults += len(found)
+    for source in [text for text in sources if text not in overrides]:
+        if inspect.is_knights_file(source):
+            rows = read_rows(source)
+            found = check_rows(rows)
+            print("\n".join([f"{source}: {len(rows)} rows, {len(found)} faulty", *(f"  {fault}" for fault in found)]))
+            faults += len(found)
+        else:
+            lines, wrong = inspect.check(inspect.open_source(source, overrides))
+            print("\n".join([source, *(f"  {line}" for line in lines)]))
+            faults += wrong
     raise typer.Exit(1 if faults else 0)
 
 
 @data.command("overlap")
 def data_overlap(
-    a: Annotated[Path, typer.Argument(help="Knights rows.")],
-    b: Annotated[Path, typer.Argument(help="Knights rows to look for them in.")],
+    a: SourceArgument,
+    b: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="Where to look for them.")] = None,
+    ngram: Ngram = 13,
 ) -> None:
-    """Count the puzzles of A that are also in B under other names or in another order."""
+    """Count the problems of A that are also in B; of one source, those of train that are in test.
+
+    The same are questions of the same words, and puzzles under other names or in another order.
+    """
+    from hone import inspect
     from hone.tasks.knights_rows import overlap
     from hone.tasks.rows import read_rows
 
-    print("people  rows of A  rows of B  of A in B  with operands in order too")
-    for row in overlap(read_rows(a), read_rows(b)):
-        print(f"{row.people:6} {row.rows_a:10} {row.rows_b:10} {row.shared:10} {row.shared_exactly:27}")
+    if b is not None and inspect.is_knights_file(a) and inspect.is_knights_file(b):
+        print("people  rows of A  rows of B  of A in B  with operands in order too")
+        for row in overlap(read_rows(a), read_rows(b)):
+            print(f"{row.people:6} {row.rows_a:10} {row.rows_b:10} {row.shared:10} {row.shared_exactly:27}")
+        return
+    ours = inspect.open_source(a)
+    if b is not None:
+        pairs = [("", inspect.problems_of(ours), inspect.problems_of(inspect.open_source(b)))]
+    else:
+        splits = {split: [problem for _, problem in rows] for split, rows in ours.rows().items()}
+        pairs = inspect.split_pairs(a, splits)
+    print("\n".join(inspect.overlap(pairs, ngram)))
+
+
+@data.command("dedup")
+def data_dedup(
+    source: SourceArgument,
+    overrides: Overrides = None,
+    *,
+    out: Annotated[Path, typer.Option(help="The new file, .jsonl or .parquet.")],
+    split: Annotated[Literal["train", "validation", "test"] | None, typer.Option(help="Default: all rows.")] = None,
+    against: Annotated[
+        str | None, typer.Option(help="A source whose problems are left out too, such as a test.")
+    ] = None,
+    ngram: Annotated[int | None, typer.Option(min=1, help="With --against: sharing so many words is enough.")] = None,
+) -> None:
+    """Write a file with one row of each problem: the first of those that are the same."""
+    from hone import inspect
+    from hone.config import UserError
+
+    if ngram is not None and against is None:
+        raise UserError(f"--ngram {ngram}: has no effect without --against; remove it, or say against what")
+    theirs = inspect.problems_of(inspect.open_source(against)) if against is not None else []
+    rows = inspect.rows_of(inspect.open_source(source, overrides or ()), split)
+    total, copies, leaked = inspect.dedup(rows, theirs, ngram, out)
+    also = f", {leaked} in {against}" if against is not None else ""
+    print(f"{out}: {total - copies - leaked} of {total} rows; left out: {copies} duplicates{also}")
 
 
 @data.command("label")

@@ -127,11 +127,12 @@ def first_model(recipe: Recipe, folder: Path) -> str | Path:
 def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
     """Prompts and worked answers of the training problems, in every style."""
     task = make_task(recipe.task, recipe.seed)
+    problems = task.problems("train")  # first: rows may have no worked answers
     teacher = task if isinstance(task, TracedTask) else None
     styles = teacher.trace_styles if teacher else ()
     template = recipe.prompt.template
     system = task.system if recipe.prompt.system is None else recipe.prompt.system
-    for i, problem in enumerate(islice(task.problems("train"), TOKENIZER_TEXTS // (1 + len(styles)))):
+    for i, problem in enumerate(islice(problems, TOKENIZER_TEXTS // (1 + len(styles)))):
         yield template.format(system=system, user=problem.messages[-1]["content"])
         for style in styles:
             assert teacher is not None

@@ -39,6 +39,7 @@ from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import RegisteredConfig, registered
 from hone.tasks.registered import load as registered_task
+from hone.tasks.rows import SUFFIXES
 from hone.train.config import CheckpointConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
 from hone.verify.targets import read_target
@@ -224,13 +225,26 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
 
 
 def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
-    """As `load`, where the bare name of a task stands for a recipe of defaults."""
-    if kind_of(source) not in TASKS and source not in registered():
+    """As `load`, where the bare name of a task, or a file or a folder of rows, stands for a recipe of defaults."""
+    if is_data(source):
+        layer = Layer({"name": "data", "task": {"name": "dataset", "source": source}}, {(): source})
+    elif kind_of(source) in TASKS or source in registered():
+        layer = Layer({"name": source, "task": {"name": source}}, {(): source})
+    else:
         return load(source, overrides)
-    layer = Layer({"name": source, "task": {"name": source}}, {(): source})
     for text in overrides:
         layer = override(layer, text, Recipe)
     return validate(Recipe, layer)
+
+
+def is_data(source: str) -> bool:
+    """Whether it is a data file, there or not, or a folder that holds some and no recipe."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return not any((path / name).is_file() for name in ("recipe.yaml", "config.resolved.json"))
+    if path.suffix == ".json":  # a list of rows, not a recipe
+        return path.is_file() and path.read_text(encoding="utf-8-sig", errors="replace").lstrip().startswith("[")
+    return path.suffix in SUFFIXES
 
 
 def find(path: str | Path) -> Path:

@@ -28,7 +28,7 @@ ROWS = (
     ("evaluate",),
     ("rl", "sft", "distil", "serve"),
     ("sample",),
-    ("pipeline", "launch", "report", "doctor", "explain"),
+    ("pipeline", "launch", "report", "doctor", "explain", "inspect"),
     ("cli",),
     ("__main__",),
 )

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 from hone.config import Section, UserError
 from hone.tasks.base import Task
 from hone.tasks.countdown import CountdownConfig, CountdownTask
+from hone.tasks.dataset import DatasetConfig, DatasetTask
+from hone.tasks.gsm8k import GSM8KConfig, GSM8KTask
 from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.math import MathConfig, MathTask
 from hone.tasks.registered import RegisteredConfig, make
 
 
@@ -20,6 +23,9 @@ class Kind(NamedTuple):
 TASKS: dict[str, Kind] = {
     "knights": Kind(KnightsConfig, KnightsTask),
     "countdown": Kind(CountdownConfig, CountdownTask),
+    "gsm8k": Kind(GSM8KConfig, GSM8KTask),
+    "math": Kind(MathConfig, MathTask),
+    "dataset": Kind(DatasetConfig, DatasetTask),
 }
 
 

@@ -210,7 +210,7 @@ class CountdownTask:
         problems = []
         for number, row in enumerate(read_rows(path), start=1):
             try:
-                problems.append(self._problem(*numbers_of(row), suffix=f"-{number}", messages=row.get("messages")))
+                problems.append(self.problem_of(*numbers_of(row), suffix=f"-{number}", messages=row.get("messages")))
             except (ValueError, KeyError, TypeError) as error:  # columns that are missing or of another kind
                 raise UserError(f"{path}: row {number}: {error}") from error
         return problems
@@ -251,15 +251,16 @@ class CountdownTask:
             if target > config.max_target or form in taken or split_of(form) != split:
                 continue
             taken.add(form)
-            problem = self._problem(nums, target, solution=term)
+            problem = self.problem_of(nums, target, solution=term)
             self._solutions[problem.id] = term
             problems.append(problem)
             tries = 0
         return problems
 
-    def _problem(
+    def problem_of(
         self, nums: list[int], target: int, suffix: str = "", messages: Any = None, solution: Term | None = None
     ) -> Problem:
+        """The record of one problem, in the wording of the settings unless messages are given."""
         quiz = (
             f"Use the numbers {', '.join(map(str, nums))} to make {target}. Write one expression with + - * / and "
             "parentheses in which every number is used exactly once."

@@ -1,7 +1,8 @@
-"""Rows of a data file: JSONL, or parquet through pyarrow (imported only then)."""
+"""Rows of a data file: JSON lines, a JSON list, CSV, or parquet through pyarrow (imported only then)."""
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -11,9 +12,11 @@ from hone.config import UserError
 
 Row = dict[str, Any]
 
+SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
+
 
 def read_rows(path: str | Path) -> list[Row]:
-    """Every row of a `.jsonl` or `.parquet` file.
+    """Every row of a file; its ending says what it is, and the fields of a `.csv` or `.tsv` are all text.
 
     Raises UserError for a missing file, or naming file and line of a row that is no JSON object.
     """
@@ -23,12 +26,27 @@ def read_rows(path: str | Path) -> list[Row]:
     if path.suffix == ".parquet":
         import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
 
-        rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
+        try:
+            rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
+        except pyarrow.ArrowInvalid as error:
+            raise UserError(f"{path}: not a parquet file: {error}") from error
         return rows
-    if path.suffix not in (".jsonl", ".json"):
-        raise UserError(f"{path}: expected a .jsonl or a .parquet file")
+    if path.suffix not in SUFFIXES:
+        raise UserError(f"{path}: expected a .jsonl, .json, .csv, .tsv or .parquet file")
+    try:
+        return _read_table(path) if path.suffix in (".csv", ".tsv") else _read_json(path)
+    except UnicodeDecodeError as error:
+        raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
+
+
+def _read_json(path: Path) -> list[Row]:
+    if path.suffix == ".json":
+        with path.open(encoding="utf-8-sig") as file:
+            is_list = file.read(200).lstrip().startswith("[")
+        if is_list:
+            return _read_list(path)
     rows = []
-    with path.open(encoding="utf-8") as lines:
+    with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
                 continue
@@ -39,6 +57,32 @@ def read_rows(path: str | Path) -> list[Row]:
             if not isinstance(row, dict):
                 raise UserError(f"{path}:{number}: expected one JSON object per line")
             rows.append(row)
+    return rows
+
+
+def _read_list(path: Path) -> list[Row]:
+    try:
+        rows = json.loads(path.read_text(encoding="utf-8-sig"))
+    except json.JSONDecodeError as error:
+        raise UserError(f"{path}:{error.lineno}: not JSON: {error}") from error
+    for number, row in enumerate(rows, start=1):
+        if not isinstance(row, dict):
+            raise UserError(f"{path}: entry {number} of the list is no JSON object")
+    return list(rows)
+
+
+def _read_table(path: Path) -> list[Row]:
+    csv.field_size_limit(2**27)  # the module's own limit of 131072 characters is less than a worked solution may have
+    with path.open(encoding="utf-8-sig", newline="") as file:
+        reader = csv.DictReader(file, delimiter="\t" if path.suffix == ".tsv" else ",", strict=True)
+        rows = []
+        try:
+            for row in reader:
+                if None in row or None in row.values():
+                    raise UserError(f"{path}:{reader.line_num}: another number of fields than the first line names")
+                rows.append(dict(row))
+        except csv.Error as error:
+            raise UserError(f"{path}:{reader.line_num}: {error}") from error
     return rows
 
 

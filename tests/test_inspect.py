@@ -1,0 +1,88 @@
+"""`hone data` on tasks, files and folders."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hone.tasks.rows import read_rows, write_rows
+from tests.tasks.test_dataset import MATH_ROW, sums
+from tests.test_cli import folder, run  # noqa: F401
+
+LONG = "Tom walks {} miles on each day of the week but Sunday, when he walks none at all; how far in a week?"
+
+
+@pytest.fixture
+def data(folder):  # noqa: F811
+    """12 rows of train (one twice), 3 of test: one is a row of train, one shares 13 words with one."""
+    train = [*sums(10), {"question": LONG.format(2), "answer": "12"}]
+    write_rows("train.jsonl", [*train, {**train[0], "question": train[0]["question"].upper()}])
+    write_rows("test.jsonl", [train[1], {"question": LONG.format(3), "answer": "18"}, *sums(1, start=50)])
+    Path("rows").mkdir()
+    for name in ("train.jsonl", "test.jsonl"):
+        Path(name).rename(f"rows/{name}")
+    return folder
+
+
+def test_show(data, run):  # noqa: F811
+    code, out, err = run("data", "show", "rows", "--problems", "1", "--split", "test")
+    assert code == 0
+    assert out.startswith("--- dataset-")
+    assert "What is 1 plus 2?\nanswer: 3\n\ntest:\n3 problems\nquestion: median 5, 95% 23, most 23 words\n" in out
+    assert "columns: question = question, answer = answer" in err
+    assert "train: 1 of 12 problems left out" in err
+    assert "train: 1 of 11 problems left out, they are in test" in err
+
+
+def test_show_counts_tokens_of_a_model(data, run, tmp_path_factory):  # noqa: F811
+    from hone.model import tiny
+
+    model = tmp_path_factory.mktemp("model")
+    tokenizer = tiny.train_tokenizer(["What is 1 plus 2?"] * 3, 300, 0)
+    tokenizer.save_pretrained(model)
+    out = run("data", "show", "rows/test.jsonl", "task.test=1", "--split", "test", "--model", str(model))[1]
+    assert "tokens" in out
+    assert run("data", "show", "rows", "--model", "nowhere/at-all")[0] == 2
+
+
+def test_check(data, run):  # noqa: F811
+    code, out, _ = run("data", "check", "rows")
+    assert code == 0
+    assert "  test: 3 problems, 0 of them duplicates\n  train: 12 problems, 1 of them duplicates\n" in out
+    assert "  train in test: 1 of 12\n  0 faults\n" in out
+
+
+def test_check_names_rows_that_cannot_be_used(data, run):  # noqa: F811
+    rows = [MATH_ROW, {**MATH_ROW, "problem": "b", "answer": "???"}, {**MATH_ROW, "problem": "", "answer": "1"}]
+    write_rows("bad.jsonl", rows)
+    code, out, _ = run("data", "check", "bad.jsonl")
+    assert code == 1
+    assert "all row 3: column problem: '' is no question" in out
+    assert "its own answer '???' is wrong" in out
+    assert run("data", "check", "countdown", "task.train=5", "task.test=2", "task.validation=2")[0] == 0
+
+
+def test_overlap(data, run):  # noqa: F811
+    lines = run("data", "overlap", "rows")[1].splitlines()
+    assert lines[1].split() == ["train", "in", "test", "12", "3", "1", "1"]
+    lines = run("data", "overlap", "rows/train.jsonl", "rows/test.jsonl", "--ngram", "40")[1].splitlines()
+    assert lines[1].split() == ["12", "3", "1", "0"]
+    code, _, err = run("data", "overlap", "rows/train.jsonl")
+    assert (code, "give a second source" in err) == (2, True)
+
+
+def test_dedup_writes_a_new_file(data, run):  # noqa: F811
+    code, out, _ = run("data", "dedup", "rows/train.jsonl", "--out", "new.jsonl", "--against", "rows/test.jsonl")
+    assert (code, out) == (0, "new.jsonl: 10 of 12 rows; left out: 1 duplicates, 1 in rows/test.jsonl\n")
+    kept = read_rows("new.jsonl")
+    assert [row["answer"] for row in kept] == ["1", *(str(2 * n + 1) for n in range(2, 10)), "12"]
+    against = ("--against", "rows/test.jsonl", "--ngram", "13")
+    assert "9 of 12 rows" in run("data", "dedup", "rows", "--split", "train", "--out", "n.jsonl", *against)[1]
+    assert run("data", "dedup", "rows", "--out", "new.jsonl") == (
+        2,
+        "",
+        "--out new.jsonl: is there already; give another name, or remove it\n",
+    )
+    assert "no effect without --against" in run("data", "dedup", "rows", "--out", "x.jsonl", "--ngram", "5")[2]
+    run("data", "dedup", "countdown", "task.train=5", "--split", "train", "--out", "c.jsonl")
+    assert json.loads(Path("c.jsonl").read_text().splitlines()[0])["answer"]["target"]
