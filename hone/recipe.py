@@ -14,9 +14,19 @@ import difflib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal, Union, get_args
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from hone.algo.config import NEEDS_GROUP, AlgoConfig, WatchConfig
 from hone.config import ConfigError, Layer, Section, merge, override, read, stage_name
@@ -25,14 +35,23 @@ from hone.model.config import ModelConfig
 from hone.rewards import REWARDS
 from hone.rewards.config import RewardConfig
 from hone.rollout.config import RolloutConfig, SamplingConfig
-from hone.tasks import TASKS
-from hone.tasks.countdown import CountdownConfig
-from hone.tasks.knights import KnightsConfig
+from hone.tasks import TASKS, kind_of
 from hone.train.config import CheckpointConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # names folders, so no slashes
-TaskConfig = Annotated[Union[KnightsConfig, CountdownConfig], Field(discriminator="name")]  # noqa: UP007
+
+
+def _task_kind(section: Any) -> str | None:
+    name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
+    return kind_of(name) if isinstance(name, str) else None
+
+
+if TYPE_CHECKING:
+    TaskConfig = Any
+else:
+    _kinds = tuple(Annotated[kind.settings, Tag(name)] for name, kind in TASKS.items())
+    TaskConfig = Annotated[Union[_kinds], Discriminator(_task_kind)]  # noqa: UP007
 
 
 class SFTConfig(Section):
@@ -117,7 +136,7 @@ class Recipe(Section):
         if self.sft.epochs * self.sft.examples < self.sft.examples_per_step:
             message = f"{self.sft.examples} examples are less than one step (sft.examples_per_step"
             raise impossible("sft.examples", f"{message} {self.sft.examples_per_step}); give more, or smaller steps")
-        known = getattr(TASKS[self.task.name], "trace_styles", ())
+        known = getattr(TASKS[kind_of(self.task.name)].task, "trace_styles", ())
         for style in self.sft.styles:
             if style not in known:
                 message = (
@@ -192,12 +211,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
 
 def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
     """As `load`, where the bare name of a task stands for a recipe of defaults."""
-    tasks = [
-        name
-        for section in get_args(get_args(TaskConfig)[0])
-        for name in get_args(section.model_fields["name"].annotation)
-    ]
-    if source not in tasks:
+    if kind_of(source) not in TASKS:
         return load(source, overrides)
     layer = Layer({"name": source, "task": {"name": source}}, {(): source})
     for text in overrides:

@@ -110,7 +110,7 @@ def _place(detail: ErrorDetails, data: Any) -> Place:
             continue
         path.append(key)
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        path.append(detail["ctx"]["discriminator"].strip("'"))
+        path.append("name")  # what selects a member of a union, everywhere
     return tuple(path)
 
 

@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
-from hone.config import UserError
+from hone.config import Section, UserError
 from hone.tasks.base import Task
-from hone.tasks.countdown import CountdownTask
-from hone.tasks.knights import KnightsTask
+from hone.tasks.countdown import CountdownConfig, CountdownTask
+from hone.tasks.knights import KnightsConfig, KnightsTask
 
-TASKS: dict[str, Any] = {
-    "countdown": CountdownTask,
-    "knights": KnightsTask,
+
+class Kind(NamedTuple):
+    settings: type[Section]  # the `task:` section of a recipe
+    task: Any  # of (settings, seed of the recipe); imports heavy packages when it first needs them
+
+
+#: By the `task.name` of a recipe, up to a colon: `reasoning_gym:chain_sum` is of the kind reasoning_gym.
+TASKS: dict[str, Kind] = {
+    "knights": Kind(KnightsConfig, KnightsTask),
+    "countdown": Kind(CountdownConfig, CountdownTask),
 }
+
+
+def kind_of(name: str) -> str:
+    """The key of `TASKS` that a task's name stands for; not necessarily one that is there."""
+    return name.partition(":")[0]
 
 
 def make_task(config: Any, seed: int = 0) -> Task:
     """The task of a `task:` section; `seed` is the recipe's, on which training problems depend."""
-    if config.name not in TASKS:
+    if kind_of(config.name) not in TASKS:
         raise UserError(f"task: no task {config.name!r}; there are {', '.join(sorted(TASKS))}")
-    task: Task = TASKS[config.name](config, seed)
+    task: Task = TASKS[kind_of(config.name)].task(config, seed)
     return task
