@@ -5,11 +5,13 @@ from __future__ import annotations
 from hone.config import UserError
 from hone.rewards.base import Composed, Part, RewardFn
 from hone.rewards.config import RewardConfig
+from hone.rewards.linear_algebra import LinearAlgebra
 from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, WellFormed
 from hone.tasks.base import Task
 
 REWARDS: dict[str, type[Part]] = {
     "countdown": Countdown,
+    "linear_algebra": LinearAlgebra,
     "logic_rl": LogicRL,
     "outcome": Outcome,
     "overlong": Overlong,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import FiniteFloat, PositiveInt, model_validator
+from pydantic import Field, FiniteFloat, PositiveInt, model_validator
 
 from hone.config import Section
 
@@ -12,6 +12,13 @@ class CountdownReward(Section):
 
     correct: FiniteFloat = 1.0
     wrong: FiniteFloat = 0.1  # an answer that is not correct, whatever it holds
+
+
+class LinearAlgebraReward(Section):
+    """Of `linear_algebra`: what thinking at length adds at most, and the characters from which it does."""
+
+    thinking: float = Field(default=0.0, ge=0, le=0.25)
+    thinking_chars: PositiveInt = 1000
 
 
 class OverlongReward(Section):
@@ -26,6 +33,7 @@ class RewardConfig(Section):
 
     parts: dict[str, FiniteFloat] = {"outcome": 1.0}
     countdown: CountdownReward = CountdownReward()
+    linear_algebra: LinearAlgebraReward = LinearAlgebraReward()
     overlong: OverlongReward = OverlongReward()
 
     @model_validator(mode="after")
@@ -38,11 +46,15 @@ class RewardConfig(Section):
         for name in self.parts:
             if name not in REWARDS:
                 raise ValueError(f"parts: no reward {name!r}; there are {allowed}")
-        for name in ("countdown", "overlong"):
+        for name in ("countdown", "linear_algebra", "overlong"):
             if name in self.model_fields_set and name not in self.parts:
                 raise ValueError(
                     f"{name}: has no effect, since parts does not name {name}; add it there or remove this"
                 )
+        if "thinking_chars" in self.linear_algebra.model_fields_set and not self.linear_algebra.thinking:
+            raise ValueError(
+                "linear_algebra.thinking_chars: has no effect while linear_algebra.thinking is 0; set both"
+            )
         if "overlong" in self.parts:
             longest = self.overlong.max_tokens
             if longest is None or longest < self.overlong.buffer:

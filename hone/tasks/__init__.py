@@ -8,6 +8,7 @@ from hone.config import Section, UserError
 from hone.tasks.base import Task
 from hone.tasks.countdown import CountdownConfig, CountdownTask
 from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.linear_algebra import LinearAlgebraConfig, LinearAlgebraTask
 
 
 class Kind(NamedTuple):
@@ -19,6 +20,7 @@ class Kind(NamedTuple):
 TASKS: dict[str, Kind] = {
     "knights": Kind(KnightsConfig, KnightsTask),
     "countdown": Kind(CountdownConfig, CountdownTask),
+    "linear_algebra": Kind(LinearAlgebraConfig, LinearAlgebraTask),
 }
 
 

@@ -238,7 +238,9 @@ def test_a_grader_that_fails_is_a_verdict_and_no_score():
 
 
 def test_unknown_and_unfit_rewards_are_named():
-    with pytest.raises(ValidationError, match="no reward 'outcom'; there are countdown, logic_rl, outcome"):
+    with pytest.raises(
+        ValidationError, match="no reward 'outcom'; there are countdown, linear_algebra, logic_rl, outcome"
+    ):
         RewardConfig(parts={"outcom": 1.0})
     with pytest.raises(ValidationError, match="give at least one"):
         RewardConfig(parts={})
@@ -252,4 +254,4 @@ def test_unknown_and_unfit_rewards_are_named():
         make_reward(RewardConfig(parts={"logic_rl": 1.0}), COUNTDOWN)
     with pytest.raises(UserError, match="can have logic_rl, outcome, overlong, well_formed"):
         make_reward(RewardConfig(parts={"countdown": 1.0}), KNIGHTS)
-    assert set(REWARDS) == {"countdown", "logic_rl", "outcome", "overlong", "well_formed"}
+    assert set(REWARDS) == {"countdown", "linear_algebra", "logic_rl", "outcome", "overlong", "well_formed"}
