@@ -19,6 +19,7 @@ ROWS = (
     ("config",),
     ("validate", "dist"),
     ("data",),
+    ("verify",),
     ("tasks", "algo", "model", "analysis"),
     ("rewards",),
     ("train", "rollout"),
