@@ -90,6 +90,7 @@ class Grade:
 
     verdict: Verdict
     extracted: str | None = None  # the answer as the parser read it
+    note: str | None = None  # why the verifier has no verdict, if so
 
 
 @dataclass(frozen=True, slots=True)
