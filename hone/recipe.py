@@ -159,7 +159,7 @@ class Recipe(Section):
             raise impossible("sampling.temperature", message)
         for part in self.reward.parts:
             tasks = REWARDS[part].tasks
-            if tasks and self.task.name not in tasks:
+            if tasks and kind_of(self.task.name) not in tasks:
                 message = f"this reward is for the task {' or '.join(tasks)}, not for {self.task.name}; remove it"
                 raise impossible(f"reward.parts.{part}", message)
         if not any(self.reward.parts.values()):
@@ -213,7 +213,7 @@ def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeli
     """As `load`, where the bare name of a task stands for a recipe of defaults."""
     if kind_of(source) not in TASKS:
         return load(source, overrides)
-    layer = Layer({"name": source, "task": {"name": source}}, {(): source})
+    layer = Layer({"name": source.replace(":", "-"), "task": {"name": source}}, {(): source})
     for text in overrides:
         layer = override(layer, text, Recipe)
     return validate(Recipe, layer)

@@ -6,7 +6,7 @@ from hone.config import UserError
 from hone.rewards.base import Composed, Part, RewardFn
 from hone.rewards.config import RewardConfig
 from hone.rewards.linear_algebra import LinearAlgebra
-from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, WellFormed
+from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, TaskScore, WellFormed
 from hone.tasks.base import Task
 
 REWARDS: dict[str, type[Part]] = {
@@ -15,6 +15,7 @@ REWARDS: dict[str, type[Part]] = {
     "logic_rl": LogicRL,
     "outcome": Outcome,
     "overlong": Overlong,
+    "task_score": TaskScore,
     "well_formed": WellFormed,
 }
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 from hone.config import Section, UserError
 from hone.tasks.base import Task
 from hone.tasks.countdown import CountdownConfig, CountdownTask
+from hone.tasks.gym import GymConfig, GymTask
 from hone.tasks.knights import KnightsConfig, KnightsTask
 from hone.tasks.linear_algebra import LinearAlgebraConfig, LinearAlgebraTask
 
@@ -21,6 +22,7 @@ TASKS: dict[str, Kind] = {
     "knights": Kind(KnightsConfig, KnightsTask),
     "countdown": Kind(CountdownConfig, CountdownTask),
     "linear_algebra": Kind(LinearAlgebraConfig, LinearAlgebraTask),
+    "reasoning_gym": Kind(GymConfig, GymTask),
 }
 
 

@@ -318,14 +318,14 @@ class LinearAlgebraTask:
 
     def _level(self, split: Split, rung: str, wanted: int) -> list[Problem]:
         config = self.config
-        kind, sizes = parse_rung(rung)
+        kind, (size, *more) = parse_rung(rung)
         source = f"{config.seed}/{self.seed}" if split == "train" else f"{config.seed}"
         rng = random.Random(f"linear_algebra/{source}/{split}/{rung}")
         make: dict[str, Callable[[], Matrix | None]] = {
-            "addition": lambda: random_addends(rng, *sizes),
-            "rref": lambda: random_reducible(rng, *sizes, config.max_entry),
-            "near_identity": lambda: random_near_identity(rng, *sizes),
-            "inverse": lambda: random_invertible(rng, *sizes, config.max_entry),
+            "addition": lambda: random_addends(rng, size),
+            "rref": lambda: random_reducible(rng, size, more[0], config.max_entry),
+            "near_identity": lambda: random_near_identity(rng, size),
+            "inverse": lambda: random_invertible(rng, size, config.max_entry),
         }
         taken: set[str] = set()
         problems: list[Problem] = []

@@ -252,6 +252,14 @@ def test_unknown_and_unfit_rewards_are_named():
         RewardConfig(parts={"outcome": float("nan")})
     with pytest.raises(UserError, match="'logic_rl' is for the task knights, not for 'countdown'"):
         make_reward(RewardConfig(parts={"logic_rl": 1.0}), COUNTDOWN)
-    with pytest.raises(UserError, match="can have logic_rl, outcome, overlong, well_formed"):
+    with pytest.raises(UserError, match="can have logic_rl, outcome, overlong, task_score, well_formed"):
         make_reward(RewardConfig(parts={"countdown": 1.0}), KNIGHTS)
-    assert set(REWARDS) == {"countdown", "linear_algebra", "logic_rl", "outcome", "overlong", "well_formed"}
+    assert set(REWARDS) == {
+        "countdown",
+        "linear_algebra",
+        "logic_rl",
+        "outcome",
+        "overlong",
+        "task_score",
+        "well_formed",
+    }
