@@ -93,9 +93,8 @@ class GymTask:
         """`correct` for full marks of the package's scorer, `malformed` for what it cannot read."""
         answers = [parse(text).answer for _, text in items]
         asked = [i for i, answer in enumerate(answers) if answer and len(answer) <= MAX_ANSWER]
-        calls = [
-            (self._own, p.answer["settings"], p.answer["entry"], answers[i]) for i in asked for p in (items[i][0],)
-        ]
+        rows = [items[i][0].extra for i in asked]
+        calls = [(self._own, row["settings"], row["entry"], answers[i]) for i, row in zip(asked, rows, strict=True)]
         scores = dict(zip(asked, self._workers.map(calls), strict=True)) if calls else {}
         return [_grade(answer, scores.get(i)) for i, answer in enumerate(answers)]
 
@@ -141,8 +140,9 @@ class GymTask:
             id=f"{self._own}-{digest}",
             task=self.name,
             messages=({"role": "user", "content": made["question"]},),
-            answer={"gold": made["gold"], "settings": made["settings"], "entry": entry},
+            answer=made["gold"],
             level="" if level is None else str(level),
+            extra={"settings": made["settings"], "entry": entry},
         )
 
 

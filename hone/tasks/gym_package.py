@@ -17,6 +17,7 @@ import dataclasses
 import difflib
 import inspect
 import json
+import math
 import pickle
 import random
 import re
@@ -198,7 +199,8 @@ def score(name: str, settings: str, entry: Entry, answer: str) -> float | None:
     if name in READABLE and READABLE[name].fullmatch(answer) is None:
         return None
     try:
-        return float(scorer_of(name, settings).score_answer(answer, entry))
+        value = float(scorer_of(name, settings).score_answer(answer, entry))
+        return min(1.0, max(0.0, value)) if math.isfinite(value) else None
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, SyntaxError):
         return None  # several scorers raise on text that they do not expect
 

@@ -25,7 +25,7 @@ def task(name, **config):
 def bare(name, gold, settings="{}", **metadata):
     """A problem without the process that would make it."""
     entry = {"question": "?", "answer": gold, "metadata": metadata}
-    return Problem("p", f"reasoning_gym:{name}", (), {"gold": gold, "settings": settings, "entry": entry})
+    return Problem("p", f"reasoning_gym:{name}", (), gold, extra={"settings": settings, "entry": entry})
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +39,10 @@ def test_problems_levels_and_grades(sums):
     problems = sums.problems("train")
     assert [p.level for p in problems] == ["0", "2"] * 4
     assert all(p.task == "reasoning_gym:chain_sum" for p in problems)
-    assert max(p.answer["entry"]["metadata"]["num_terms"] for p in problems if p.level == "0") <= 3
-    answers = [completion("hm", p.answer["gold"]) for p in problems]
+    assert max(p.extra["entry"]["metadata"]["num_terms"] for p in problems if p.level == "0") <= 3
+    answers = [completion("hm", p.answer) for p in problems]
     assert [g.verdict for g in sums.grade_all(list(zip(problems, answers, strict=True)))] == ["correct"] * 8
-    first, gold = problems[0], problems[0].answer["gold"]
+    first, gold = problems[0], problems[0].answer
     texts = [f"{gold}1", "", gold, "<answer></answer>", completion("", "x" * (MAX_ANSWER + 1))]
     grades = sums.grade_all([(first, completion("", texts[0])), *((first, text) for text in texts[1:])])
     assert [g.verdict for g in grades] == ["wrong", *["malformed"] * 4]
@@ -145,7 +145,7 @@ def test_no_answer_is_executed(name, tmp_path):
     problem = bare(name, "x", **EVALUATING[name])
     call = f"open({str(mark)!r}, 'w')"
     for code in (call, f"[{call}]", f"().__class__ or {call}", f"x + {call}"):
-        gym_package.score(name, "{}", problem.answer["entry"], code)
+        gym_package.score(name, "{}", problem.extra["entry"], code)
         assert not mark.exists()
 
 
@@ -170,7 +170,7 @@ def test_an_unknown_task_that_evaluates_is_refused(monkeypatch):
 
 def test_guarded_scorers_still_score():
     def score(name, gold, answer, **metadata):
-        return gym_package.score(name, "{}", bare(name, gold, **metadata).answer["entry"], answer)
+        return gym_package.score(name, "{}", bare(name, gold, **metadata).extra["entry"], answer)
 
     assert score("string_insertion", "ABC", "ABC") == 1.0
     assert score("string_insertion", "ABC", "['A', 'B', 'C']") == 0.1  # a list of characters has part of the marks
@@ -229,7 +229,7 @@ def test_a_spread_of_tasks():
     ):
         made = task(name, train=4)
         problems = made.problems("train")
-        items = [(p, completion("", p.answer["gold"])) for p in problems if p.answer["gold"] is not None]
+        items = [(p, completion("", p.answer)) for p in problems if p.answer is not None]
         assert [g.verdict for g in made.grade_all(items)] == ["correct"] * 4
         assert made.grade(problems[0], completion("", "zzz")).verdict in ("wrong", "malformed")
         made._workers.close()
