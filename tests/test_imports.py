@@ -31,7 +31,20 @@ ROWS = (
     ("__main__",),
 )
 
-HEAVY = ("torch", "transformers", "matplotlib", "statsmodels", "scipy", "pyarrow", "pandas", "vllm", "ray", "wandb")
+HEAVY = (
+    "torch",
+    "transformers",
+    "matplotlib",
+    "statsmodels",
+    "scipy",
+    "pyarrow",
+    "pandas",
+    "vllm",
+    "ray",
+    "wandb",
+    "reasoning_gym",
+    "sympy",
+)
 
 
 def imports(source: str, package: tuple[str, ...]) -> Iterator[tuple[int, str]]:
