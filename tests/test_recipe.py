@@ -7,6 +7,7 @@ import pytest
 
 from hone.config import ConfigError
 from hone.recipe import Pipeline, Recipe, find, load, load_for_task, notices, presets, resolved, schema
+from hone.tasks import TASKS
 
 MINIMAL = "name: x\ntask: {name: knights}\n"
 
@@ -173,7 +174,7 @@ def test_overrides_of_stages(write):
         (
             "task: knights",
             "task: knight",
-            ["r.yaml:2: task.name: 'knight' is not allowed; did you mean knights? give one of knights, countdown"],
+            [f"r.yaml:2: task.name: 'knight' is not allowed; did you mean knights? give one of {', '.join(TASKS)}"],
         ),  # said once
         ("name: later", "name: sft", ["r.yaml:8: stages.1.name: two stages are called sft; give one another name"]),
         (

@@ -101,7 +101,7 @@ def _level(
             continue
         gold = gold_of(name, settings, entry)
         if gold is None and entry["answer"] is not None:
-            continue  # the package's answer does not satisfy its own scorer
+            continue  # the package's answer is empty, or does not satisfy its own scorer
         seen.add(form)
         tries = 0
         yield {**entry, "gold": gold, "settings": settings}
@@ -125,15 +125,15 @@ def canonical_form(question: str) -> str:
 
 
 def gold_of(name: str, settings: str, entry: Entry) -> str | None:
-    """An answer that is known to be right, by the task's own scorer."""
+    """An answer that is known to be right, by the task's own scorer; an empty one cannot be given."""
     metadata = entry["metadata"]
     given = entry["answer"]
     if given is None:
         given = next((metadata[key] for key in EXAMPLES if metadata.get(key) is not None), None)
     if given is None:
         return None
-    gold = given if isinstance(given, str) else json.dumps(given)
-    full = score(name, settings, entry, gold)
+    gold = (given if isinstance(given, str) else json.dumps(given)).strip()  # as an answer is parsed
+    full = score(name, settings, entry, gold) if gold else None
     return gold if full is not None and full >= FULL_MARKS else None
 
 

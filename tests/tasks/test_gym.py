@@ -168,6 +168,17 @@ def test_an_unknown_task_that_evaluates_is_refused(monkeypatch):
         gym_package.settings_of("n_queens", {}, None)
 
 
+def test_answers_that_cannot_be_given_are_no_gold():
+    def entry(answer):
+        return bare("ab", answer).extra["entry"]
+
+    assert gym_package.gold_of("ab", "{}", entry("A# #B")) == "A# #B"
+    assert gym_package.gold_of("ab", "{}", entry("A# #B ")) is None  # an answer is stripped before it is graded
+    assert gym_package.gold_of("ab", "{}", entry("")) is None
+    written = entry("-Integral(x**2*cos(x), x) + C") | {"metadata": {"variable": "x", "integrand": "-x**2*cos(x)"}}
+    assert gym_package.gold_of("intermediate_integration", "{}", written) is None
+
+
 def test_guarded_scorers_still_score():
     def score(name, gold, answer, **metadata):
         return gym_package.score(name, "{}", bare(name, gold, **metadata).extra["entry"], answer)
