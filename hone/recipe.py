@@ -14,9 +14,19 @@ import difflib
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, Field, NonNegativeInt, PositiveFloat, PositiveInt, ValidationError, model_validator
+from pydantic import (
+    BaseModel,
+    Discriminator,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from hone.algo.config import NEEDS_GROUP, AlgoConfig, WatchConfig
 from hone.config import ConfigError, Layer, Section, merge, override, read, stage_name
@@ -25,11 +35,23 @@ from hone.model.config import ModelConfig
 from hone.rewards import REWARDS
 from hone.rewards.config import RewardConfig
 from hone.rollout.config import RolloutConfig, SamplingConfig
-from hone.tasks import TASKS, TaskConfig, kind_of
+from hone.tasks import TASKS, kind_of
 from hone.train.config import CheckpointConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
 
 Name = Annotated[str, Field(pattern=r"^\w[\w.-]*$")]  # names folders, so no slashes
+
+
+def _task_kind(section: Any) -> str | None:
+    name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
+    return kind_of(name) if isinstance(name, str) else None
+
+
+if TYPE_CHECKING:
+    TaskConfig = Any
+else:
+    _kinds = tuple(Annotated[kind.settings, Tag(name)] for name, kind in TASKS.items())
+    TaskConfig = Annotated[Union[_kinds], Discriminator(_task_kind)]  # noqa: UP007
 
 
 class SFTConfig(Section):

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, Union
-
-from pydantic import Discriminator, Tag
+from typing import Any, NamedTuple
 
 from hone.config import Section, UserError
 from hone.tasks.base import Task
@@ -31,18 +29,6 @@ TASKS: dict[str, Kind] = {
 def kind_of(name: str) -> str:
     """The key of `TASKS` that a task's name stands for; not necessarily one that is there."""
     return name.partition(":")[0]
-
-
-def _kind_of_section(section: Any) -> str | None:
-    name = section.get("name") if isinstance(section, dict) else getattr(section, "name", None)
-    return kind_of(name) if isinstance(name, str) else None
-
-
-if TYPE_CHECKING:
-    TaskConfig = Any
-else:  # the `task:` section of a recipe: the settings that its name selects
-    _sections = tuple(Annotated[kind.settings, Tag(name)] for name, kind in TASKS.items())
-    TaskConfig = Annotated[Union[_sections], Discriminator(_kind_of_section)]  # noqa: UP007
 
 
 def make_task(config: Any, seed: int = 0) -> Task:
