@@ -363,6 +363,42 @@ def data_label(
     print(f"{out}: " + ", ".join(f"{count} by {who}" for who, count in by.most_common()))
 
 
+@data.command("perturb")
+def data_perturb(
+    source: Annotated[str, typer.Argument(metavar="RECIPE|TASK|FILE", help="A knights recipe, or rows in a file.")],
+    overrides: Overrides = None,
+    kind: Annotated[
+        Literal["statement", "leaf", "roles", "names", "order"] | None, typer.Option(help="Default: left as they are.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The .jsonl or .parquet file to write.")] = Path("perturbed.jsonl"),
+    split: Annotated[Literal["train", "validation", "test"], typer.Option(help="Of a recipe or task.")] = "test",
+    seed: Annotated[int, typer.Option(help="Other ones of the same kind.")] = 0,
+) -> None:
+    """Write knights rows with a small change each, every one solved again: does a model know, or remember?"""
+    import json
+
+    from hone.config import UserError
+    from hone.recipe import load_for_task, stages
+    from hone.tasks import make_task
+    from hone.tasks.knights import puzzle_of_problem
+    from hone.tasks.knights_perturb import perturbed_rows
+    from hone.tasks.rows import write_rows
+
+    if Path(source).suffix in (".jsonl", ".parquet"):
+        source, overrides, split = "knights", [*(overrides or ()), f"task.test_file={json.dumps(source)}"], "test"
+    recipe = stages(load_for_task(source, overrides or ()))[0]
+    if recipe.task.name != "knights":
+        raise UserError(f"{source}: its task is {recipe.task.name}; only puzzles of the task knights can be perturbed")
+    problems = make_task(recipe.task, recipe.seed).problems(split)
+    rows = perturbed_rows(((puzzle_of_problem(p), p.messages[-1]["content"]) for p in problems), kind, seed)
+    write_rows(out, rows)
+    rest = len(problems) - len(rows)
+    print(
+        f"{out}: {len(rows)} rows"
+        + (f"; {rest} puzzles have no such neighbour with one other solution" if rest else "")
+    )
+
+
 @config.command("show")
 def config_show(
     recipe: Target,

@@ -14,7 +14,7 @@ import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import BaseModel, ConfigDict
 from ruamel.yaml import YAML, MappingNode, ScalarNode, SequenceNode
@@ -24,6 +24,9 @@ from ruamel.yaml.nodes import Node
 
 class Section(BaseModel):
     """A group of settings: frozen, unknown keys are errors, no infinities."""
+
+    #: Where `name` selects one of several sections and this one takes many names: what stands before their colon.
+    name_prefix: ClassVar[str] = ""
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

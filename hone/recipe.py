@@ -174,7 +174,7 @@ class Recipe(Section):
             raise impossible("sampling.temperature", message)
         for part in self.reward.parts:
             tasks = tasks_of(part)
-            if tasks and self.task.name not in tasks:
+            if tasks and kind_of(self.task.name) not in tasks:
                 message = f"this reward is for the task {' or '.join(tasks)}, not for {self.task.name}; remove it"
                 raise impossible(f"reward.parts.{part}", message)
         if not any(self.reward.parts.values()):
@@ -229,7 +229,7 @@ def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeli
     if is_data(source):
         layer = Layer({"name": "data", "task": {"name": "dataset", "source": source}}, {(): source})
     elif kind_of(source) in TASKS or source in registered():
-        layer = Layer({"name": source, "task": {"name": source}}, {(): source})
+        layer = Layer({"name": source.replace(":", "-"), "task": {"name": source}}, {(): source})
     else:
         return load(source, overrides)
     for text in overrides:

@@ -91,6 +91,7 @@ class Grade:
     verdict: Verdict
     extracted: str | None = None  # the answer as the parser read it
     note: str | None = None  # why the verifier has no verdict, if so
+    score: float | None = None  # the task's own score from 0 to 1, where it gives part of the marks
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,8 @@ def _sections_at(model: type[BaseModel], path: Place, data: Any) -> list[type[Ba
             current = [section for info in fields for section in _sections(info.annotation)]
         data = data.get(key) if isinstance(data, dict) else None
         if len(current) > 1 and isinstance(data, dict):
-            current = [s for s in current if data.get("name") in _literals(s, "name")] or current
+            name = str(data.get("name"))
+            current = [s for s in current if {name, name.partition(":")[0]} & set(_names(s))] or current
     return current
 
 
@@ -254,12 +255,18 @@ def _field_at(model: type[BaseModel], path: Place, data: Any) -> FieldInfo | Non
     return next((s.model_fields[str(path[-1])] for s in sections if path[-1] in s.model_fields), None)
 
 
-def _literals(section: type[BaseModel], key: str) -> tuple[Any, ...]:
-    return get_args(section.model_fields[key].annotation) if key in section.model_fields else ()
+def _names(section: type[BaseModel]) -> tuple[str, ...]:
+    """What `name` selects this section."""
+    info = section.model_fields.get("name")
+    return (
+        (section.name_prefix,)
+        if issubclass(section, Section) and section.name_prefix
+        else get_args(info.annotation if info else None)
+    )
 
 
 def _tags(model: type[BaseModel], path: Place, data: Any) -> list[str]:
-    return [str(tag) for s in _sections_at(model, path[:-1], data) for tag in _literals(s, str(path[-1]))]
+    return [name for section in _sections_at(model, path[:-1], data) for name in _names(section)]
 
 
 def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:

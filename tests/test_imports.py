@@ -46,6 +46,8 @@ HEAVY = (
     "wandb",
     "starlette",
     "uvicorn",
+    "reasoning_gym",
+    "sympy",
 )
 
 

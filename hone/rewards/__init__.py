@@ -10,7 +10,8 @@ from hone.rewards.base import Composed, Part
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
 from hone.rewards.judge import JudgePart
-from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, WellFormed
+from hone.rewards.linear_algebra import LinearAlgebra
+from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, TaskScore, WellFormed
 from hone.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -19,9 +20,11 @@ if TYPE_CHECKING:
 REWARDS: dict[str, type[Part]] = {
     "countdown": Countdown,
     "judge": JudgePart,
+    "linear_algebra": LinearAlgebra,
     "logic_rl": LogicRL,
     "outcome": Outcome,
     "overlong": Overlong,
+    "task_score": TaskScore,
     "well_formed": WellFormed,
 }
 

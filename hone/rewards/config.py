@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import FiniteFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
 
 from hone.config import Section
 from hone.judge.config import JudgeConfig
@@ -15,6 +15,13 @@ class CountdownReward(Section):
 
     correct: FiniteFloat = 1.0
     wrong: FiniteFloat = 0.1  # an answer that is not correct, whatever it holds
+
+
+class LinearAlgebraReward(Section):
+    """Of `linear_algebra`: what thinking at length adds at most, and the characters from which it does."""
+
+    thinking: float = Field(default=0.0, ge=0, le=0.25)
+    thinking_chars: PositiveInt = 1000
 
 
 class OverlongReward(Section):
@@ -49,6 +56,7 @@ class RewardConfig(Section):
     functions: FunctionsConfig = FunctionsConfig()
     judge: JudgeConfig = JudgeConfig()
     countdown: CountdownReward = CountdownReward()
+    linear_algebra: LinearAlgebraReward = LinearAlgebraReward()
     overlong: OverlongReward = OverlongReward()
 
     @model_validator(mode="after")
@@ -70,13 +78,17 @@ class RewardConfig(Section):
             raise ValueError(
                 "functions: has no effect, since parts names no function (path/file.py:function); remove this"
             )
-        for name in ("countdown", "judge", "overlong"):
+        for name in ("countdown", "judge", "linear_algebra", "overlong"):
             if name in self.model_fields_set and name not in self.parts:
                 raise ValueError(
                     f"{name}: has no effect, since parts does not name {name}; add it there or remove this"
                 )
         if "judge" in self.parts and self.judge.url is None:
             raise ValueError("judge.url: missing; give the judge's endpoint, as in https://api.openai.com/v1")
+        if "thinking_chars" in self.linear_algebra.model_fields_set and not self.linear_algebra.thinking:
+            raise ValueError(
+                "linear_algebra.thinking_chars: has no effect while linear_algebra.thinking is 0; set both"
+            )
         if "overlong" in self.parts:
             longest = self.overlong.max_tokens
             if longest is None or longest < self.overlong.buffer:

@@ -15,6 +15,14 @@ class Outcome(Part):
         return [Score(float(one.grade.verdict == "correct")) for one in group]
 
 
+class TaskScore(Part):
+    """The task's own score from 0 to 1, with part of the marks where it gives them; else as `outcome`."""
+
+    def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
+        correct = (float(one.grade.verdict == "correct") for one in group)
+        return [Score(c if one.grade.score is None else one.grade.score) for c, one in zip(correct, group, strict=True)]
+
+
 class WellFormed(Part):
     """1 if each of the four tags occurs exactly once and in order, else 0."""
 

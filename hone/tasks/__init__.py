@@ -9,7 +9,9 @@ from hone.tasks.base import Task
 from hone.tasks.countdown import CountdownConfig, CountdownTask
 from hone.tasks.dataset import DatasetConfig, DatasetTask
 from hone.tasks.gsm8k import GSM8KConfig, GSM8KTask
+from hone.tasks.gym import GymConfig, GymTask
 from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.linear_algebra import LinearAlgebraConfig, LinearAlgebraTask
 from hone.tasks.math import MathConfig, MathTask
 from hone.tasks.registered import RegisteredConfig, make
 
@@ -26,6 +28,8 @@ TASKS: dict[str, Kind] = {
     "gsm8k": Kind(GSM8KConfig, GSM8KTask),
     "math": Kind(MathConfig, MathTask),
     "dataset": Kind(DatasetConfig, DatasetTask),
+    "linear_algebra": Kind(LinearAlgebraConfig, LinearAlgebraTask),
+    "reasoning_gym": Kind(GymConfig, GymTask),
 }
 
 

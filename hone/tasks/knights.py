@@ -30,8 +30,8 @@ from hone.tasks.knights_logic import (
     random_puzzles,
     solve,
 )
-from hone.tasks.knights_rows import puzzle_of, row_of
-from hone.tasks.knights_text import NAMES, answer_text, brief_quiz, full_quiz, read_roles
+from hone.tasks.knights_rows import puzzle_of, roles_said, row_of
+from hone.tasks.knights_text import NAMES, answer_text, brief_quiz, full_quiz, is_brief, read_roles, swapped
 from hone.tasks.knights_trace import careful, careful_steps, hasty
 from hone.tasks.rows import Row, read_rows
 from hone.tasks.splits import SHARES, even_shares, split_of, warn_of_overlap
@@ -124,7 +124,7 @@ class KnightsTask:
         """A worked answer. Raises UserError for an unknown style."""
         puzzle = puzzle_of_problem(problem)
         if style == "careful":
-            return Example(problem, careful(puzzle), style)
+            return Example(problem, worked(puzzle), style)
         if style == "hasty":
             return Example(problem, hasty(puzzle, random.Random(f"hasty/{seed}/{problem.id}")), style)
         raise UserError(f"knights: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
@@ -145,7 +145,8 @@ class KnightsTask:
     def _from_file(self, split: Split) -> list[Problem]:
         warn_of_overlap(self._file_forms, split)
         brief = self.config.quiz == "brief"
-        return [problem_of(puzzle, brief_quiz(puzzle) if brief else quiz) for puzzle, quiz in self._files[split]]
+        rows = self._files[split]
+        return [problem_of(p, brief_quiz(p) if brief and not is_brief(quiz, p) else quiz) for p, quiz in rows]
 
     def _generated(self, split: Split) -> list[Problem]:
         people = self.config.people
@@ -210,16 +211,23 @@ def problem_of(puzzle: Puzzle, quiz: str) -> Problem:
     """The record of one puzzle; its id is a digest of the quiz, the same in every run."""
     people = len(puzzle.names)
     digest = hashlib.sha256(quiz.encode()).hexdigest()[:12]
-    answer: dict[str, Any] = {"names": list(puzzle.names), "solution": list(puzzle.solution)}
+    answer: dict[str, Any] = {"names": list(puzzle.names), "solution": list(roles_said(puzzle))}
+    # The task's own system prompt says that knights tell the truth.
+    system = ({"role": "system", "content": swapped(SYSTEM)},) if puzzle.flipped else ()
     return Problem(
         id=f"knights-{people}-{digest}",
         task="knights",
-        messages=({"role": "user", "content": quiz},),
+        messages=(*system, {"role": "user", "content": quiz}),
         answer=answer,
         level=str(people),
-        reference=careful(puzzle),
-        extra={"statements": repr(puzzle.statements)},
+        reference=worked(puzzle),
+        extra={"statements": repr(puzzle.statements), **({"flipped": True} if puzzle.flipped else {})},
     )
+
+
+def worked(puzzle: Puzzle) -> str:
+    """The careful answer, in the puzzle's own words."""
+    return swapped(careful(puzzle)) if puzzle.flipped else careful(puzzle)
 
 
 def row_of_problem(problem: Problem, index: int) -> Row:
@@ -231,7 +239,9 @@ def row_of_problem(problem: Problem, index: int) -> Row:
 def puzzle_of_problem(problem: Problem) -> Puzzle:
     """The puzzle behind a record of this task."""
     statements = parse_statements(problem.extra["statements"])
-    return Puzzle(tuple(problem.answer["names"]), statements, tuple(problem.answer["solution"]))
+    flipped = bool(problem.extra.get("flipped"))
+    truthful = tuple(role != flipped for role in problem.answer["solution"])
+    return Puzzle(tuple(problem.answer["names"]), statements, truthful, flipped)
 
 
 def _distinct_ids(problems: Iterable[Problem]) -> list[Problem]:

@@ -30,11 +30,12 @@ MAX_LITERAL = 20_000  # characters of a `statements` literal that are worth pars
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """Who says what, and the one assignment that is consistent (True: knight)."""
+    """Who says what, and the one assignment that is consistent (True: knight, who tells the truth)."""
 
     names: tuple[str, ...]  # [n]
     statements: tuple[Statement, ...]  # [n], made by the person of the same index
-    solution: tuple[bool, ...]  # [n]
+    solution: tuple[bool, ...]  # [n]; of a flipped puzzle: who tells the truth, and is called a knave
+    flipped: bool = False  # the words knight and knave are exchanged wherever the puzzle is told
 
 
 def parse_statements(literal: Any) -> tuple[Statement, ...]:

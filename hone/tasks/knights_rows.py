@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from hone.tasks.knights_logic import Puzzle, canonical_form, parse_statements, solve
-from hone.tasks.knights_text import answer_text, read_roles, solution_sentence
+from hone.tasks.knights_text import answer_text, read_roles, solution_sentence, swapped
 from hone.tasks.rows import Row
 
 
@@ -31,27 +31,38 @@ def puzzle_of(row: Mapping[str, Any]) -> Puzzle:
         raise ValueError(
             f"knights row: {len(names)} names, {len(solution)} roles in solution, {len(statements)} statements"
         )
-    return Puzzle(names, statements, solution)
+    words = row.get("knight_knave")
+    return Puzzle(names, statements, solution, flipped=isinstance(words, Mapping) and words.get("knight") == "knave")
+
+
+def roles_said(puzzle: Puzzle) -> tuple[bool, ...]:
+    """Who has to be called a knight in the answer."""
+    return tuple(role != puzzle.flipped for role in puzzle.solution)
 
 
 def row_of(puzzle: Puzzle, quiz: str, steps: Sequence[str], index: int) -> Row:
-    """A puzzle as a public row; `steps` are those of a worked solution."""
+    """A puzzle as a public row; `steps` are those of a worked solution.
+
+    Of a flipped puzzle `solution` says who tells the truth, `knight_knave` what they are called, and the texts call
+    them so.
+    """
+    called = swapped if puzzle.flipped else str
     return {
         "quiz": quiz,
         "names": list(puzzle.names),
         "knight_knave": {
-            "knight": "knight",
-            "knave": "knave",
-            "a_knight": "a knight",
-            "a_knave": "a knave",
-            "Knight": "Knight",
-            "Knave": "Knave",
+            "knight": called("knight"),
+            "knave": called("knave"),
+            "a_knight": called("a knight"),
+            "a_knave": called("a knave"),
+            "Knight": called("Knight"),
+            "Knave": called("Knave"),
         },
         "solution": list(puzzle.solution),
-        "solution_text": solution_sentence(puzzle.names, puzzle.solution),
-        "solution_text_format": answer_text(puzzle.names, puzzle.solution),
+        "solution_text": called(solution_sentence(puzzle.names, puzzle.solution)),
+        "solution_text_format": called(answer_text(puzzle.names, puzzle.solution)),
         "cot_head": "Let's think step by step, assuming a role for one person after the other.",
-        "cot_repeat_steps": list(steps[:-1]),
+        "cot_repeat_steps": [called(step) for step in steps[:-1]],
         "cot_foot": steps[-1] if steps else "",
         "statements": repr(puzzle.statements),
         "index": index,
@@ -100,6 +111,6 @@ def check_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         found = solve(puzzle.statements)
         if found != [puzzle.solution]:
             faults.append(f"row {number}: {len(found)} solutions {found[:2]}, recorded {puzzle.solution}")
-        elif read_roles(row.get("solution_text_format") or "", puzzle.names) != puzzle.solution:
+        elif read_roles(row.get("solution_text_format") or "", puzzle.names) != roles_said(puzzle):
             faults.append(f"row {number}: solution_text_format does not say what solution does")
     return faults

@@ -47,10 +47,14 @@ SAYINGS = (
     '"{S}" - {name}.',
 )
 
+BRIEF_SAYING = "{name} says: {s}."
+
 MAX_ANSWER = 10_000  # characters; a longer answer is no list of roles and is not searched
 
 ROLES = ("knave", "knight")
 _ROLE_WORD = re.compile(r"\b(?:knight|knave)\b", re.IGNORECASE)
+_OTHER_WORD = {"knight": "knave", "knave": "knight", "Knight": "Knave", "Knave": "Knight"}
+_WORDS = re.compile(rf"\b({'|'.join(_OTHER_WORD)})(?=s?\b)")
 
 
 def in_words(tree: Statement, names: Sequence[str], roles: Sequence[bool] | None = None) -> str:
@@ -81,16 +85,26 @@ def _phrase(tree: Statement, names: Sequence[str], roles: Sequence[bool] | None,
     return f"({text})" if nested else text
 
 
+def swapped(text: str) -> str:
+    """`text` with the words knight and knave exchanged."""
+    return _WORDS.sub(lambda match: _OTHER_WORD[match[0]], text)
+
+
+def telling(saying: str, puzzle: Puzzle, person: int) -> str:
+    """What one person says, as one of SAYINGS tells it."""
+    name, words = puzzle.names[person], in_words(puzzle.statements[person], puzzle.names)
+    start = words[0].upper() + words[1:] if words.startswith(("if ", "it ")) else words
+    told = saying.format(name=name, s=words, S=start)
+    return swapped(told) if puzzle.flipped else told
+
+
 def full_quiz(puzzle: Puzzle, rng: random.Random) -> str:
     """The public wording, with ways of saying drawn from SAYINGS."""
     names = puzzle.names
-    said = []
-    for name, tree in zip(names, puzzle.statements):
-        words = in_words(tree, names)
-        start = words[0].upper() + words[1:] if words.startswith(("if ", "it ")) else words
-        said.append(rng.choice(SAYINGS).format(name=name, s=words, S=start))
+    said = [telling(rng.choice(SAYINGS), puzzle, person) for person in range(len(names))]
     meet = f"You meet {len(names)} inhabitants: {_listed(names)}."
-    return " ".join([ISLAND, meet, *said, QUESTION])
+    island = swapped(ISLAND) if puzzle.flipped else ISLAND
+    return " ".join([island, meet, *said, swapped(QUESTION) if puzzle.flipped else QUESTION])
 
 
 def brief_quiz(puzzle: Puzzle) -> str:
@@ -99,8 +113,13 @@ def brief_quiz(puzzle: Puzzle) -> str:
     No name begins a line, here or in the worked answers: a byte-level tokenizer has other tokens for a
     word at the start of a line, and a small model would have to learn that both are the same person.
     """
-    lines = (f"{name} says: {in_words(tree, puzzle.names)}." for name, tree in zip(puzzle.names, puzzle.statements))
-    return " ".join(lines)
+    return " ".join(telling(BRIEF_SAYING, puzzle, person) for person in range(len(puzzle.names)))
+
+
+def is_brief(quiz: str, puzzle: Puzzle) -> bool:
+    """Whether a quiz is the brief one, in any order of its sentences."""
+    told = [telling(BRIEF_SAYING, puzzle, person) for person in range(len(puzzle.names))]
+    return len(quiz) == len(" ".join(told)) and all(sentence in quiz for sentence in told)
 
 
 def _listed(items: Sequence[str]) -> str:
