@@ -25,7 +25,8 @@ ROWS = (
     ("recipe",),
     ("evaluate",),
     ("rl", "sft", "distil"),
-    ("pipeline", "launch", "report", "doctor", "explain"),
+    ("pipeline", "launch", "report", "doctor", "explain", "two_model"),
+    ("check",),
     ("cli",),
     ("__main__",),
 )

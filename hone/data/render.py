@@ -51,7 +51,12 @@ class Renderer:
         A raw prompt gets the beginning-of-text token that the tokenizer puts before any text, if it does.
         """
         ids = self.tokenizer.encode(self.prompt_text(problem), add_special_tokens=False)
-        return np.asarray([*(self._begin if self._is_raw else []), *ids], dtype=np.int64)
+        return np.asarray([*self.begin_ids, *ids], dtype=np.int64)
+
+    @property
+    def begin_ids(self) -> list[int]:
+        """What stands before the text of every prompt: the beginning-of-text token of a raw one, if there is any."""
+        return self._begin if self._is_raw else []
 
     @property
     def _is_raw(self) -> bool:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from pydantic import FiniteFloat, PositiveInt, model_validator
+from typing import Literal
+
+from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveInt, model_validator
 
 from hone.config import Section
 
@@ -21,12 +23,65 @@ class OverlongReward(Section):
     buffer: PositiveInt = 64
 
 
+class PerplexityReward(Section):
+    """`perplexity`: what a frozen answerer makes of the context that the policy wrote; see hone.rewards.perplexity."""
+
+    answerer: str = "policy"  # the policy as it was at the start of the stage; or a folder, a hub id, or http://.../v1
+    served_model: str | None = None  # the model's name at the server, if the answerer is one
+    kind: Literal["hybrid", "relative", "absolute", "vr_cli"] = "hybrid"
+    alpha: float = Field(default=0.5, ge=0.0, le=1.0)  # share of `relative` in hybrid
+    context: Literal["text", "thinking", "before_answer"] = "text"  # what of the policy's text the answerer reads
+    cue: str = "The final answer is: "  # before the gold answer, with and without a context
+    leak: Literal["flag", "zero"] = "flag"  # a context that holds the gold answer: only logged, or scored 0
+
+    @model_validator(mode="after")
+    def _effective(self) -> PerplexityReward:
+        if "alpha" in self.model_fields_set and self.kind != "hybrid":
+            raise ValueError(f"alpha: has no effect with kind: {self.kind}; remove it or give kind: hybrid")
+        if self.is_server and not self.served_model:
+            raise ValueError("served_model: missing; give the name under which the server knows the model")
+        if self.served_model and not self.is_server:
+            raise ValueError(
+                f"served_model: has no effect, since answerer is {self.answerer}; remove it, or give the address of a "
+                "server, as in http://localhost:8000/v1"
+            )
+        return self
+
+    @property
+    def is_server(self) -> bool:
+        return self.answerer.startswith(("http://", "https://"))
+
+
+class SmallPartsReward(Section):
+    """Scores of `small_parts`."""
+
+    correct: FiniteFloat = 2.0
+    integer: FiniteFloat = 0.5  # the answer block holds a whole number
+    strict_format: FiniteFloat = 0.5
+    soft_format: FiniteFloat = 0.5
+    tag: FiniteFloat = 0.125  # for each of the four tags that occurs exactly once
+    trailing: NonNegativeFloat = 0.001  # taken off for every character after the last </answer>
+
+
+class ThinkingReward(Section):
+    """Penalties of `thinking`, each taken off once per answer that it fits."""
+
+    dummy: NonNegativeFloat = 1.0  # no thinking, or thinking that says nothing
+    foreign: NonNegativeFloat = 1.0  # letters of a script that the problem does not use
+    unmentioned: NonNegativeFloat = 1.0  # a person of the puzzle who never occurs in the thinking
+    length_limit: NonNegativeFloat = 1.0  # cut off by the limit on tokens
+    min_words: NonNegativeInt = 5  # fewer different words than this, fillers aside, say nothing
+
+
 class RewardConfig(Section):
     """`parts`: names from `hone.rewards.REWARDS` with their weights; the reward is the weighted sum."""
 
     parts: dict[str, FiniteFloat] = {"outcome": 1.0}
     countdown: CountdownReward = CountdownReward()
     overlong: OverlongReward = OverlongReward()
+    perplexity: PerplexityReward = PerplexityReward()
+    small_parts: SmallPartsReward = SmallPartsReward()
+    thinking: ThinkingReward = ThinkingReward()
 
     @model_validator(mode="after")
     def _known(self) -> RewardConfig:
@@ -38,7 +93,7 @@ class RewardConfig(Section):
         for name in self.parts:
             if name not in REWARDS:
                 raise ValueError(f"parts: no reward {name!r}; there are {allowed}")
-        for name in ("countdown", "overlong"):
+        for name in ("countdown", "overlong", "perplexity", "small_parts", "thinking"):
             if name in self.model_fields_set and name not in self.parts:
                 raise ValueError(
                     f"{name}: has no effect, since parts does not name {name}; add it there or remove this"
