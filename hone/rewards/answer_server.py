@@ -1,4 +1,4 @@
-"""A frozen answerer on a server: any OpenAI-compatible `/completions` that echoes its prompt with log-probs (vLLM does).
+"""A frozen answerer on a server: any OpenAI-compatible `/completions` that echoes its prompt with log-probs, as vLLM's.
 
 One request per group. The key comes from the environment (`OPENAI_API_KEY`) and is never written down.
 """

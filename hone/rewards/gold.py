@@ -1,9 +1,9 @@
 """The gold answer of a problem as text, and the numbers that a text holds.
 
-    >>> gold_text(Problem(..., answer=42))
-    '42'
-    >>> number("$1,234.50")
-    Fraction(2469, 2)
+>>> gold_text(Problem(..., answer=42))
+'42'
+>>> number("$1,234.50")
+Fraction(2469, 2)
 """
 
 from __future__ import annotations

@@ -95,11 +95,8 @@ def after_hashes(text: str) -> Fraction | None:
 def last_number(text: str) -> Fraction | None:
     """The last number of a text; only its last 1000 characters are looked at if there is one in them."""
     for part in (text[-1000:], text):
-        value = None
-        for _, value in numbers(part):
-            pass
-        if value is not None:
-            return value
+        if found := [value for _, value in numbers(part)]:
+            return found[-1]
     return None
 
 

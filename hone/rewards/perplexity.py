@@ -49,6 +49,8 @@ class Perplexity(NeedsGold):
     `leak` is 1 if the context holds the gold answer; with `leak: zero` such a sample scores 0.
     """
 
+    offline = False  # asks a model
+
     def __init__(self, config: RewardConfig, answerer: Answerer) -> None:
         super().__init__(config)
         self.answerer = answerer

@@ -16,9 +16,11 @@ from hone.types import Problem
 
 #: Words of which placeholders are made: "this is my thinking process", "reasoning goes here step by step".
 FILLERS = frozenset(
-    "a an and am are be by for go goes going here i in is it let me my now of ok okay on our process reason reasoning "
-    "reasonings s so step steps that the then there think thinking thinkings this thought thoughts to us we will write "
-    "your you".split()
+    """
+    a an and am are be by for go goes going here i in is it let me my now of ok okay on our process reason
+    reasoning reasonings s so step steps that the then there think thinking thinkings this thought thoughts to us
+    we will write your you
+    """.split()  # noqa: SIM905
 )
 
 #: Scripts that any text may use: names and formulas.

@@ -1,7 +1,7 @@
 """The frozen model of the perplexity reward, in this process: one packed forward pass for a whole group.
 
-    answerer = load_answerer(recipe.reward, model, recipe.prompt, task.system)      # None unless it is asked for
-    answerer.logprobs(problem, ["", "A context."], cue, "42")                       # [2] arrays, one value per token
+answerer = load_answerer(recipe.reward, model, recipe.prompt, task.system)      # None unless it is asked for
+answerer.logprobs(problem, ["", "A context."], cue, "42")                       # [2] arrays, one value per token
 """
 
 from __future__ import annotations
