@@ -33,7 +33,7 @@ from hone.rollout.config import SamplingConfig
 from hone.rollout.native.engine import NativeEngine
 from hone.tasks.base import Task
 from hone.train.answerer import LocalAnswerer
-from hone.types import Grade, Interval, Problem
+from hone.types import Grade, Interval, Problem, Rollout
 
 Contexts = Sequence[Sequence[str]]  # [P][S]; "" is none
 
@@ -50,7 +50,8 @@ def two_model(
     """One row per condition (`context`, `none`, `leaked`): accuracy and gold perplexity, each with its 95 % interval.
 
     `engine` serves the answerer, which answers greedily in at most `max_tokens`. `reward` is the mean of the perplexity
-    reward over the contexts, with its interval, `leak_rate` the share of them that hold the gold answer.
+    reward over the contexts, with its interval, `leak_rate` the share of them that hold the gold answer. `by_problem`
+    has the mean reward and negative log-prob of each problem, for paired comparisons.
     """
     conditions = {
         "context": contexts,
@@ -74,6 +75,10 @@ def two_model(
         **rows,
         "reward": asdict(stats.bootstrap_mean([float(np.mean(v)) for v in values])),
         "leak_rate": float(np.mean([x for held in leaked for x in held])),
+        "by_problem": {
+            "reward": [float(np.mean(v)) for v in values],
+            "gold_nll": [float(np.mean(n)) for n in nlls["context"]],
+        },
     }
 
 
@@ -174,9 +179,16 @@ def evaluate_contexts(
     groups = rollouts(
         problems, renderer, engine, stage.eval.sampling, samples=stage.eval.samples, seed=stage.seed + EVAL_SEED
     )
-    contexts = [
+    contexts = contexts_of(task, problems, groups, config)
+    longest = stage.eval.sampling.max_tokens
+    return two_model(problems, contexts, task, answerer, answerer_engine, config, longest)
+
+
+def contexts_of(
+    task: Task, problems: Sequence[Problem], groups: Sequence[Sequence[Rollout]], config: PerplexityReward
+) -> list[list[str]]:
+    """[P][S] what the answerer reads of each rollout."""
+    return [
         [context_of(judge(task, problem, rollout), config.context).strip() for rollout in group]
         for problem, group in zip(problems, groups, strict=True)
     ]
-    longest = stage.eval.sampling.max_tokens
-    return two_model(problems, contexts, task, answerer, answerer_engine, config, longest)

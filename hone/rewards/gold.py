@@ -9,7 +9,6 @@ Fraction(2469, 2)
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from fractions import Fraction
 from typing import ClassVar
 
@@ -19,7 +18,10 @@ from hone.rewards.base import Part
 from hone.types import Problem
 
 #: A number as people write it: thousands separated by commas or not, a decimal point, no exponent.
-NUMBER = re.compile(r"(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+")
+_UNSIGNED = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
+
+#: The same in a text, where a `-` is a sign unless it follows a letter, a digit or a bracket that closes.
+_IN_TEXT = re.compile(rf"(?:(?<![\w)\]}}])[-\u2212])?{_UNSIGNED}")
 
 MAX_DIGITS = 100  # a longer number is none: nobody's answer, and slow to compute with
 
@@ -49,23 +51,14 @@ def number(text: str) -> Fraction | None:
     plain = plain[1:] if plain[:1] in ("-", "\u2212", "+") else plain
     plain = plain.strip().removeprefix("$").strip()
     plain = plain[:-1] if plain.endswith(".") else plain  # the full stop of a sentence
-    if len(plain) > MAX_DIGITS or not NUMBER.fullmatch(plain):
+    if len(plain) > MAX_DIGITS or not re.fullmatch(_UNSIGNED, plain):
         return None
     return sign * Fraction(plain.replace(",", ""))
 
 
-def numbers(text: str) -> Iterator[tuple[str, Fraction]]:
-    """Every number in a text, as written and as a value. A `-` is a sign unless it follows a letter, digit or `)`."""
-    for match in NUMBER.finditer(text):
-        start = match.start()
-        signed = start > 0 and text[start - 1] in "-\u2212" and not (start > 1 and _ends_operand(text[start - 2]))
-        if match.end() - start <= MAX_DIGITS:
-            value = Fraction(match[0].replace(",", ""))
-            yield (text[start - 1] if signed else "") + match[0], -value if signed else value
-
-
-def _ends_operand(character: str) -> bool:
-    return character.isalnum() or character in ")]}"
+def written_numbers(text: str) -> list[str]:
+    """Every number of a text, as it stands there: `["1,200", "-7"]`."""
+    return _IN_TEXT.findall(text)
 
 
 class NeedsGold(Part):

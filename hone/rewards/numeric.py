@@ -11,7 +11,7 @@ from fractions import Fraction
 
 from hone.data.parse import TAGS
 from hone.rewards.base import Judged, Part, Score
-from hone.rewards.gold import MAX_DIGITS, NeedsGold, gold_text, number, numbers
+from hone.rewards.gold import MAX_DIGITS, NeedsGold, gold_text, number, written_numbers
 from hone.types import Problem
 
 _BOX = re.compile(r"\\box(?:ed)?\s*\{")
@@ -93,11 +93,9 @@ def after_hashes(text: str) -> Fraction | None:
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text; only its last 1000 characters are looked at if there is one in them."""
-    for part in (text[-1000:], text):
-        if found := [value for _, value in numbers(part)]:
-            return found[-1]
-    return None
+    """The last number of a text; None if there is none, or if it is absurdly long."""
+    found = written_numbers(text)
+    return number(found[-1]) if found else None
 
 
 def _compared(problem: Problem, values: Sequence[Fraction | None]) -> list[Score]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from hone.rewards.base import Judged, Score
 from hone.rewards.config import PerplexityReward, RewardConfig
-from hone.rewards.gold import NeedsGold, gold_text, number, numbers
+from hone.rewards.gold import NeedsGold, gold_text, number, written_numbers
 from hone.types import FloatArray, Problem
 
 
@@ -134,7 +134,7 @@ def leaks(context: str, gold: str) -> bool:
     text, wanted = _visible(context), _visible(gold)
     value = number(wanted)
     if value is not None:
-        return any(found == value for _, found in numbers(text))
+        return any(number(found) == value for found in set(written_numbers(text)))
     words = wanted.split()
     if not words:
         return False
@@ -169,4 +169,5 @@ def _plain(character: str) -> str:
     if unicodedata.category(character) == "Cf":
         return ""
     digit = unicodedata.decimal(character, None)
-    return unicodedata.normalize("NFKD", character) if digit is None else str(digit)
+    plain = unicodedata.normalize("NFKD", character) if digit is None else str(digit)
+    return plain if len(plain) <= 3 else character  # a ligature of eighteen letters is left alone

@@ -392,7 +392,7 @@ class Echo(BaseHTTPRequestHandler):
 def server():
     Echo.failures, Echo.wishes = [], []
     http = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
-    threading.Thread(target=http.serve_forever, daemon=True).start()
+    threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
     yield AnswerServer(f"http://127.0.0.1:{http.server_port}/v1/", "m", PROMPT, "", pause=0.01)
     http.shutdown()
 
@@ -422,9 +422,15 @@ def test_a_server_that_fails_for_a_while_is_asked_again(server):
 
 @pytest.mark.parametrize(
     "choice",
-    [None, {}, {"logprobs": None}, {"logprobs": {"tokens": ["a", "b"], "token_logprobs": [0, 0]}},
-     {"logprobs": {"tokens": ["4", "2"], "token_logprobs": [0, 0]}}, {"logprobs": {"tokens": [1], "token_logprobs": [0]}}],
-)  # fmt: skip
+    [
+        None,
+        {},
+        {"logprobs": None},
+        {"logprobs": {"tokens": ["a", "b"], "token_logprobs": [0, 0]}},
+        {"logprobs": {"tokens": ["4", "2"], "token_logprobs": [0, 0]}},  # nothing before the answer
+        {"logprobs": {"tokens": [1], "token_logprobs": [0]}},
+    ],
+)
 def test_an_echo_without_the_answer_is_an_error(choice):
     with pytest.raises(AnswererError):
         tail(choice, "42")
