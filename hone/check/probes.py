@@ -182,10 +182,10 @@ def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
 def _shape(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
     """Is a wrong answer in the right shape, with thinking that says nothing, worth learning?"""
     by_name = {r.probe.name: r.reward.total for r in rows}
-    empty, dummy = by_name["empty"], by_name["dummy thinking, wrong"]
-    share = (dummy - empty) / (gold - empty) if gold > empty else 0.0
+    empty, dummy, wrong = (by_name[name] for name in ("empty", "dummy thinking, wrong", "wrong answer"))
+    share, missed = ((x / (gold - empty) if gold > empty else 0.0) for x in (dummy - empty, wrong - dummy))
     said = f"a wrong answer after dummy thinking is worth {share:.0%} of the way from nothing to a right answer"
-    if share > 0.25:
+    if share > 0.25 and missed < 0.1:  # nothing lost by not thinking
         remedy = "small models stop there; add reward.parts.thinking, or lower the parts for format"
         yield Finding("warn", "shape", f"{said}: {remedy}")
     else:
