@@ -83,6 +83,16 @@ class RewardConfig(Section):
     small_parts: SmallPartsReward = SmallPartsReward()
     thinking: ThinkingReward = ThinkingReward()
 
+    def passes(self, reference: bool) -> list[str]:
+        """What the reward has a model compute, in words; `reference`: there is one for a KL penalty."""
+        if "perplexity" not in self.parts:
+            return []
+        config, where = self.perplexity, "of a frozen model"
+        if config.answerer == "policy":
+            where = "of the reference model" if reference else "of a frozen second copy of the model"
+        where = "on a server" if config.is_server else where
+        return [f"perplexity of the gold answers: one more forward pass, {where}"]
+
     @model_validator(mode="after")
     def _known(self) -> RewardConfig:
         from hone.rewards import REWARDS  # not at the top: that module imports this one
