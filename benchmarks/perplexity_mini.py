@@ -58,7 +58,7 @@ def measure(folder: Path) -> dict[str, Any]:
         problems = eval_problems(task, stage.eval)
         groups = rollouts(problems, renderer, engine, stage.eval.sampling, samples=1, seed=stage.seed)
         contexts = contexts_of(task, problems, groups, stage.reward.perplexity)
-        row = two_model(problems, contexts, task, answerer, answerer_engine, stage.reward.perplexity, 64)
+        row = two_model(problems, contexts, task, answerer, answerer_engine, stage.reward.perplexity)
         each[label] = row.pop("by_problem")
         found[label] = row
     for name in ("reward", "gold_nll"):

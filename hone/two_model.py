@@ -35,6 +35,9 @@ from hone.tasks.base import Task
 from hone.train.answerer import LocalAnswerer
 from hone.types import Grade, Interval, Problem, Rollout
 
+#: Tokens that the answerer may say beside the answer: a tag, "So it is".
+ROOM = 12
+
 Contexts = Sequence[Sequence[str]]  # [P][S]; "" is none
 
 
@@ -45,13 +48,12 @@ def two_model(
     answerer: LocalAnswerer,
     engine: Engine,
     config: PerplexityReward,
-    max_tokens: int,
 ) -> dict[str, Any]:
     """One row per condition (`context`, `none`, `leaked`): accuracy and gold perplexity, each with its 95 % interval.
 
-    `engine` serves the answerer, which answers greedily in at most `max_tokens`. `reward` is the mean of the perplexity
-    reward over the contexts, with its interval, `leak_rate` the share of them that hold the gold answer. `by_problem`
-    has the mean reward and negative log-prob of each problem, for paired comparisons.
+    `engine` serves the answerer, which answers greedily, with no room to reason of its own. `reward` is the mean of the
+    perplexity reward over the contexts, with its interval, `leak_rate` the share of them that hold the gold answer,
+    `by_problem` the mean reward and negative log-prob of each problem, for paired comparisons.
     """
     conditions = {
         "context": contexts,
@@ -61,7 +63,7 @@ def two_model(
     nlls = {name: gold_nlls(problems, given, answerer, config.cue) for name, given in conditions.items()}
     rows: dict[str, Any] = {}
     for name, given in conditions.items():
-        right = answers(problems, given, task, answerer, engine, config.cue, max_tokens)
+        right = answers(problems, given, task, answerer, engine, config.cue)
         rows[name] = {
             "accuracy": asdict(stats.accuracy(right)),
             "gold_perplexity": asdict(mean_perplexity([float(np.mean(n)) for n in nlls[name]])),
@@ -103,12 +105,12 @@ def answers(
     answerer: LocalAnswerer,
     engine: Engine,
     cue: str,
-    max_tokens: int,
 ) -> list[list[float]]:
-    """[P][S] 1 if what the answerer says after the cue is right, else 0; greedy."""
+    """[P][S] 1 if what the answerer says after the cue is right, else 0; greedy, about as long as the gold answers."""
     places = [(p, c) for p, given in zip(problems, contexts, strict=True) for c in given]
     prompts = [answerer.prompt_ids(problem, context, cue) for problem, context in places]
-    greedy = SamplingConfig(temperature=0.0, max_tokens=max_tokens)
+    longest = max(len(answerer.renderer.tokenizer.encode(gold_text(p), add_special_tokens=False)) for p in problems)
+    greedy = SamplingConfig(temperature=0.0, max_tokens=longest + ROOM)
     turns = engine.generate(prompts, greedy, samples=1, seed=0)
     said = [str(answerer.renderer.tokenizer.decode(t.completion_ids, skip_special_tokens=True)) for (t,) in turns]
     right = iter(
@@ -180,8 +182,7 @@ def evaluate_contexts(
         problems, renderer, engine, stage.eval.sampling, samples=stage.eval.samples, seed=stage.seed + EVAL_SEED
     )
     contexts = contexts_of(task, problems, groups, config)
-    longest = stage.eval.sampling.max_tokens
-    return two_model(problems, contexts, task, answerer, answerer_engine, config, longest)
+    return two_model(problems, contexts, task, answerer, answerer_engine, config)
 
 
 def contexts_of(

@@ -34,7 +34,11 @@ SURPRISE = {"": 2.0, "good": 0.5, "bad": 3.0, "The answer is 4": 0.1, "The answe
 
 
 class Answerer:
-    renderer = types.SimpleNamespace(tokenizer=types.SimpleNamespace(decode=lambda ids, **_: "".join(map(chr, ids))))
+    renderer = types.SimpleNamespace(
+        tokenizer=types.SimpleNamespace(
+            decode=lambda ids, **_: "".join(map(chr, ids)), encode=lambda text, **_: list(map(ord, text))
+        )
+    )
 
     def logprobs(self, problem, contexts, cue, answer):
         assert (cue, answer) == (CUE, problem.answer)
@@ -46,7 +50,7 @@ class Answerer:
 
 class Engine:
     def generate(self, prompts, sampling, *, samples, seed, progress=None):
-        assert (sampling.temperature, samples) == (0.0, 1)
+        assert (sampling.temperature, sampling.max_tokens, samples) == (0.0, 13, 1)  # one token and 12
         said = [f" {p.answer}\nrest" if SURPRISE[context] < 1 else " 0" for p, context in prompts]
         return [
             [Turn(np.ones(1, np.int64), np.array([*map(ord, s)]), np.zeros(len(s), np.float32), "stop", 0)]
@@ -56,7 +60,7 @@ class Engine:
 
 def test_conditions_by_hand():
     contexts = [["good", "bad"], ["good", "The answer is 9"]]
-    row = two_model(PROBLEMS, contexts, Sums(), Answerer(), Engine(), PerplexityReward(), 8)
+    row = two_model(PROBLEMS, contexts, Sums(), Answerer(), Engine(), PerplexityReward())
     # Mean surprise per problem: (0.5 + 3) / 2 = 1.75 and (0.5 + 0.1) / 2 = 0.3.
     assert row["context"]["gold_perplexity"]["value"] == pytest.approx(math.exp((1.75 + 0.3) / 2))
     assert row["none"]["gold_perplexity"]["value"] == pytest.approx(math.exp(2.0))

@@ -16,21 +16,15 @@ class Finding:
     level: Level
     name: str
     message: str
+    subject: str = ""  # what it is about: of several problems, only the first finding about it is shown
 
 
 def distinct(findings: Iterable[Finding]) -> list[Finding]:
     """Of several problems: a name that failed or warned anywhere is not said to have passed."""
-    all_ = list(dict.fromkeys(findings))
+    all_ = list(findings)
     worse = {f.name for f in all_ if f.level != "pass"}
-    seen: set[tuple[str, str]] = set()
-    kept = []
-    for f in all_:
-        if (f.level == "pass" and f.name in worse) or (f.level, f.name) in seen:
-            continue
-        if f.level == "pass":
-            seen.add((f.level, f.name))
-        kept.append(f)
-    return kept
+    first = {(f.level, f.name, f.subject): f for f in reversed(all_) if f.level != "pass" or f.name not in worse}
+    return [f for f in all_ if first.get((f.level, f.name, f.subject)) is f]
 
 
 def lines(findings: Sequence[Finding]) -> str:

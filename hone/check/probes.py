@@ -140,28 +140,29 @@ def score(problem: Problem, chosen: Sequence[Probe], reward: RewardFn, count: Ca
 # --- what to make of it ----------------------------------------------------------------------
 
 
-def judge_scores(rows: Sequence[Probed], timed: bool = True) -> Iterator[Finding]:
-    """Findings from the scores of one problem; `timed`: the reward asks no model, so its time is its own."""
+def judge_scores(rows: Sequence[Probed], by_model: bool = False) -> Iterator[Finding]:
+    """Findings from the scores of one problem.
+
+    `by_model`: the reward asks a model what it makes of the reasoning. Then only the best of the right answers, the
+    worked one, has to be ahead of the wrong ones, and the time is the model's.
+    """
     odd = [r.probe.name for r in rows if not np.isfinite(r.reward.total)]
     if odd:
         yield Finding("fail", "finite", f"the reward of {', '.join(odd)} is not a finite number")
         return
     right = [r for r in rows if r.probe.kind == "right"]
-    gold = min(r.reward.total for r in right)
+    gold = (max if by_model else min)(r.reward.total for r in right)
     bad = [r for r in right if r.reward.verdict != "correct"]
     for r in bad:
-        yield Finding("fail", "gold", f"{r.probe.name} is graded {r.reward.verdict}: right answers would be punished")
+        said = f"{r.probe.name} is graded {r.reward.verdict}: right answers would be punished"
+        yield Finding("fail", "gold", said, r.probe.name)
     if not bad:
-        yield Finding("pass", "gold", f"right answers are graded correct and score at least {gold:g}")
+        least = "; the best of them scores" if by_model else " and score at least"
+        yield Finding("pass", "gold", f"right answers are graded correct{least} {gold:g}")
     yield from _cheats(rows, gold)
     yield from _shape(rows, gold)
-    slowest = max(rows, key=lambda r: r.seconds)
-    said = f"the slowest, {slowest.probe.name}, took {slowest.seconds * 1000:.1f} ms"
-    if timed and slowest.seconds > SLOW:
-        level: Literal["fail", "warn"] = "fail" if slowest.seconds > TOO_SLOW else "warn"
-        yield Finding(level, "time", f"{said}: long answers would hold up every step; bound what it reads")
-    else:
-        yield Finding("pass", "time", said)
+    if not by_model:
+        yield _time(max(rows, key=lambda r: r.seconds))
 
 
 def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
@@ -169,10 +170,11 @@ def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
     taken = [r for r in others if r.reward.verdict == "correct"]
     paid = [r for r in others if r.reward.total >= gold and r not in taken]
     for r in taken:
-        yield Finding("fail", "hack", f"{r.probe.name} is graded correct: make the grader stricter")
+        yield Finding("fail", "hack", f"{r.probe.name} is graded correct: make the grader stricter", r.probe.name)
     for r in paid:
+        said = f"{r.probe.name} scores {r.reward.total:g}, a right answer {gold:g}"
         remedy = "give correctness more weight, or cap the parts that pay for it"
-        yield Finding("fail", "hack", f"{r.probe.name} scores {r.reward.total:g}, a right answer {gold:g}; {remedy}")
+        yield Finding("fail", "hack", f"{said}; {remedy}", r.probe.name)
     if not taken and not paid:
         best = max(others, key=lambda r: r.reward.total)
         said = f"the most is {best.reward.total:g} ({best.probe.name})"
@@ -190,3 +192,11 @@ def _shape(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
         yield Finding("warn", "shape", f"{said}: {remedy}")
     else:
         yield Finding("pass", "shape", said)
+
+
+def _time(slowest: Probed) -> Finding:
+    said = f"the slowest, {slowest.probe.name}, took {slowest.seconds * 1000:.1f} ms"
+    if slowest.seconds <= SLOW:
+        return Finding("pass", "time", said)
+    level: Literal["fail", "warn"] = "fail" if slowest.seconds > TOO_SLOW else "warn"
+    return Finding(level, "time", f"{said}: long answers would hold up every step; bound what it reads")

@@ -184,7 +184,7 @@ def _rewards(stage: Recipe, task: Task, renderer: Renderer, frozen: Answerer | N
             findings.append(Finding("fail", "gold", str(error)))
             continue
         rows = probes.score(problem, chosen, reward, counter(renderer))
-        findings += probes.judge_scores(rows, timed=not asks or frozen is None)
+        findings += probes.judge_scores(rows, by_model=bool(asks) and frozen is not None)
         if n == 0:
             result.scores = [_row(row) for row in rows]
     result.findings += findings

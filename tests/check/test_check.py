@@ -84,6 +84,14 @@ def test_format_that_pays_for_a_wrong_answer_is_a_warning_and_more_than_a_right_
     assert "fail" in {f.level for f in found if f.name == "hack"}  # a negative weight pays for length
 
 
+def test_a_reward_that_asks_a_model_is_judged_by_its_best_right_answer():
+    kinds = [("worked solution", "right", 0.9), ("gold answer", "right", 0.4), ("wrong answer", "wrong", 0.4),
+             ("empty", "none", 0.0), ("dummy thinking, wrong", "hack", 0.1)]  # fmt: skip
+    made = [Probed(Probe(n, k, ""), Reward(t, {}, "correct" if k == "right" else "wrong"), 9.0) for n, k, t in kinds]
+    assert levels(judge_scores(made))["hack"] == "fail"
+    assert levels(judge_scores(made, by_model=True)) == {"gold": "pass", "hack": "pass", "shape": "pass"}
+
+
 def test_a_grader_that_takes_the_first_answer_is_caught():
     class First(KnightsTask):
         def grade(self, problem, text):
@@ -123,7 +131,7 @@ def test_what_is_slow_or_not_finite_is_said():
     slow = Probed(Probe("long", "none", ""), Reward(0.0, {}, "wrong"), 0.2)
     assert levels(judge_scores([good, *others]))["time"] == "pass"
     assert levels(judge_scores([good, *others, slow]))["time"] == "warn"
-    assert levels(judge_scores([good, *others, slow], timed=False))["time"] == "pass"
+    assert levels(judge_scores([good, *others, slow], by_model=True)).get("time") is None
     hang = Probed(slow.probe, slow.reward, 3.0)
     assert levels(judge_scores([good, *others, hang]))["time"] == "fail"
     odd = Probed(slow.probe, Reward(float("nan"), {}, "wrong"), 0.0)
@@ -302,4 +310,6 @@ def test_dry_run_shows_stages_prompts_and_the_reward(recipe, capsys):
 def test_findings_of_several_problems():
     some = [Finding("pass", "a", "1"), Finding("pass", "a", "2"), Finding("pass", "b", "1"), Finding("fail", "b", "2")]
     assert distinct(some) == [some[0], some[3]]
+    hacks = [Finding("fail", "hack", f"{s} scores {n}", s) for n in range(3) for s in ("junk", "empty")]
+    assert distinct(hacks) == hacks[:2]
     assert lines(distinct(some)).splitlines() == ["pass  a  1", "FAIL  b  2", "1 pass, 0 warn, 1 fail"]
