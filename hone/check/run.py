@@ -167,7 +167,7 @@ def _template(stage: Recipe, task: Task, renderer: Renderer, model: PreTrainedMo
 
 def _rewards(stage: Recipe, task: Task, renderer: Renderer, frozen: Answerer | None, result: Result) -> None:
     """Probes through the reward; without the model that a part asks, through the other parts."""
-    asks = {name for name in stage.reward.parts if not getattr(REWARDS[name], "offline", True)}
+    asks = {name for name in stage.reward.parts if not getattr(REWARDS.get(name), "offline", True)}
     parts = dict(stage.reward.parts)
     if asks and frozen is None:
         parts = {name: weight for name, weight in parts.items() if name not in asks}
