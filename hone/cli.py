@@ -111,12 +111,30 @@ def train(
     """Run a recipe: all its stages, into its run folder."""
     loaded = _load(recipe, overrides)
     _check_functions(loaded)
-    from hone import pipeline
-
     if dry_run:
-        pipeline.dry_run(loaded)
+        from hone.check import run as checks
+
+        checks.dry_run(loaded)
     else:
+        from hone import pipeline
+
         pipeline.run(loaded, resume=resume)
+
+
+@app.command()
+def check(
+    recipe: Target,
+    overrides: Overrides = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="The model to start from; default: the recipe's.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Problems that the model answers.")] = 8,
+    model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model and let it answer.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Check reward, template, data and model before training; exit code 1 if something fails."""
+    loaded = _load(recipe, overrides)
+    from hone.check.run import cli_check
+
+    raise typer.Exit(cli_check(loaded, problems, model, checkpoint, as_json))
 
 
 @app.command()
@@ -134,9 +152,17 @@ def evaluate(
     overrides: Overrides = None,
     checkpoint: Checkpoint = None,
     out: Annotated[Path | None, typer.Option(help="Write the result here as JSON too.")] = None,
+    answerer: Annotated[
+        str | None, typer.Option(help="A frozen model that answers with the reasoning of the evaluated one.")
+    ] = None,
 ) -> None:
     """Evaluate a model on held-out problems, with an interval; settings are the recipe's eval section."""
     loaded = _load(recipe, overrides)
+    if answerer is not None:
+        from hone.two_model import cli_two_model
+
+        cli_two_model(loaded, answerer, checkpoint=checkpoint, out=out)
+        return
     from hone.evaluate import cli_eval
 
     cli_eval(loaded, checkpoint=checkpoint, out=out)

@@ -16,6 +16,7 @@ import textwrap
 
 from hone.algo.config import AlgoConfig
 from hone.recipe import Pipeline, Recipe, stage_notices, stages
+from hone.rewards.config import RewardConfig
 
 INDENT = 14  # two spaces and the label
 WRAP = textwrap.TextWrapper(100, " " * INDENT, " " * (INDENT + 2), break_long_words=False, break_on_hyphens=False)
@@ -137,7 +138,7 @@ def _reinforcement(stage: Recipe) -> list[Entry]:
         ("value", _value(algo) if algo.advantage == "gae" else []),
         ("reduction", _reduction(stage)),
         ("trained", _trained(stage)),
-        ("passes", _passes(algo)),
+        ("passes", _passes(algo, stage.reward)),
         ("rate", _rate(stage)),
         ("sizes", _sizes(stage)),
     ]
@@ -334,7 +335,7 @@ def _trained(stage: Recipe) -> list[str]:
     return lines
 
 
-def _passes(algo: AlgoConfig) -> list[str]:
+def _passes(algo: AlgoConfig, reward: RewardConfig) -> list[str]:
     """Forward passes over all answers of a step beside those of the update, and copies of the model."""
     lines = ["old log-probs: none computed, they are the current ones"]
     if algo.updates_per_rollout > 1:
@@ -344,10 +345,9 @@ def _passes(algo: AlgoConfig) -> list[str]:
     if algo.kl.coef:
         lines.append("reference log-probs: one more forward pass, of a frozen second copy of the model")
     else:
-        lines.append("reference log-probs: none, there is no KL penalty and no second copy of the model")
-    if algo.advantage == "gae":
-        lines.append("values: one more forward pass before the first update")
-    return lines
+        lines.append("reference log-probs: none, there is no KL penalty and no second copy of the model for it")
+    lines += ["values: one more forward pass before the first update"] if algo.advantage == "gae" else []
+    return lines + reward.passes(reference=bool(algo.kl.coef))
 
 
 # --- both ---------------------------------------------------------------------------------------

@@ -22,16 +22,12 @@ from typing import Any
 
 from hone import rl, sft
 from hone.config import UserError
-from hone.data.render import Renderer
 from hone.model import tiny
-from hone.model.load import load_tokenizer
 from hone.recipe import Pipeline, Recipe, resolved
-from hone.rewards import make_reward
 from hone.tasks import make_task
-from hone.tasks.base import Task, TracedTask
+from hone.tasks.base import TracedTask
 from hone.train import jsonl
 from hone.train.run import Interrupted
-from hone.types import Finish, Problem, Rollout, Turn
 
 STAGES = {"sft": sft.train, "rl": rl.train}
 
@@ -183,63 +179,3 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
                     k: row[k] for k in ("accuracy", "response_tokens", "reflection_rate", "by_level", "verdicts")
                 }
     return found
-
-
-# --- dry run ---------------------------------------------------------------------------------
-
-
-def dry_run(recipe: Recipe | Pipeline) -> None:
-    """Everything short of training: settings, two prompts as tokens, the reward on a right answer and on junk."""
-    for stage, sub in stages_of(recipe):
-        print(f"stage {stage.name} ({stage.stage}) -> {Path(recipe.runs) / recipe.name / sub}")
-        print(f"  {plan(stage)}")
-    stage = stages_of(recipe)[-1][0]
-    task = make_task(stage.task, stage.seed)
-    problems = task.problems("train")
-    if stage.model.path == "tiny":
-        made = stage.model.tiny
-        tokenizer: Any = tiny.train_tokenizer(tokenizer_texts(stage), made.vocab_size, made.phrases)
-    else:
-        tokenizer = load_tokenizer(stage.model)
-    renderer = Renderer(tokenizer, stage.prompt, task.system)
-    for problem in problems[:2]:
-        print(f"\nprompt of {problem.id}, {len(renderer.prompt_ids(problem))} tokens:\n{renderer.prompt_text(problem)}")
-    print("\nreward:")
-    reward = make_reward(stage.reward, task)
-    for label, text, finish in probes(task, problems[0]):
-        rollout = Rollout(problems[0].id, 0, (_turn(renderer, text, finish),), text)
-        (result,) = reward(problems[0], [rollout])
-        parts = ", ".join(f"{name} {value:g}" for name, value in result.parts.items())
-        print(f"  {label:<12} {result.total:+.2f}  {result.verdict}  ({parts})")
-
-
-def plan(stage: Recipe) -> str:
-    """What a stage will do, in a line."""
-    if stage.stage == "sft":
-        return f"{stage.sft.num_steps} steps of {stage.sft.examples_per_step} examples"
-    samples = stage.prompts_per_step * stage.samples_per_prompt
-    return (
-        f"{stage.steps} steps of {stage.prompts_per_step} prompts x {stage.samples_per_prompt} samples = {samples} "
-        f"answers of at most {stage.sampling.max_tokens} tokens, {stage.algo.updates_per_rollout} update(s) each; "
-        f"evaluation on {stage.eval.problems} {stage.eval.split} problems"
-    )
-
-
-def probes(task: Task, problem: Problem) -> list[tuple[str, str, Finish]]:
-    """Answers whose reward one should look at before training."""
-    right: list[tuple[str, str, Finish]] = []
-    if isinstance(task, TracedTask):
-        gold = task.trace(problem, task.trace_styles[0], seed=0).text
-        right = [("right answer", gold, "stop"), ("cut short", gold[: len(gold) // 2], "length")]
-    return [
-        *right,
-        ("empty", "", "stop"),
-        ("junk", "lorem ipsum <answer> )( </answer> Assistant:", "stop"),
-    ]
-
-
-def _turn(renderer: Renderer, text: str, finish: Finish) -> Turn:
-    import numpy as np
-
-    ids = np.asarray(renderer.tokenizer.encode(text, add_special_tokens=False), np.int64)
-    return Turn(np.zeros(1, np.int64), ids, np.zeros(len(ids), np.float32), finish, 0)

@@ -428,6 +428,13 @@ def _rl_notices(stage: Recipe) -> Iterator[str]:
                 f"{stage.sampling.max_tokens} (sampling.max_tokens)"
             )
 
+    perplexity = stage.reward.perplexity
+    if "perplexity" in stage.reward.parts and perplexity.is_server and stage.prompt.style != "raw":
+        yield (
+            f"prompt.style {stage.prompt.style}: no effect on the questions for reward.perplexity.answerer, which is a "
+            "server: they are put in prompt.template"
+        )
+
 
 RL_ONLY = ("reward", "sampling", "rollout", "algo", "prompts_per_step", "samples_per_prompt", "steps")
 SFT_ONLY = ("sft",)

@@ -29,6 +29,7 @@ from hone.rollout import make_engine
 from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts, score
 from hone.tasks import make_task
+from hone.train.answerer import load_answerer
 from hone.train.batches import Batch, load_reference, prepare
 from hone.train.guard import guard, guard_rewards
 from hone.train.metrics import rollout_metrics
@@ -48,7 +49,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     policy = Policy.load(model, recipe.optim, recipe.updates, value)
     reference = load_reference(model, recipe.algo)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
-    reward = make_reward(recipe.reward, task)
+    frozen = load_answerer(recipe.reward, model, recipe.prompt, task.system, reference)
+    reward = make_reward(recipe.reward, task, frozen)
     course = Course(task.problems("train"), recipe.seed)
     packer = partial(pack, tokens_per_microbatch=recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)

@@ -60,14 +60,14 @@ def test_train_hands_over_the_recipe(folder, run, monkeypatch, arguments, expect
         monkeypatch,
         "hone.pipeline",
         run=lambda recipe, resume: calls.append(("run", recipe.steps, resume)),
-        dry_run=lambda recipe: calls.append(("dry_run", recipe.steps)),
     )
+    stand_in(monkeypatch, "hone.check.run", dry_run=lambda recipe: calls.append(("dry_run", recipe.steps)))
     assert run("train", *arguments) == (0, "", "")
     assert calls == [expected]
 
 
 def test_a_wrong_recipe_is_one_line_and_starts_nothing(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.pipeline", run=None, dry_run=None)  # calling it would raise
+    stand_in(monkeypatch, "hone.pipeline", run=None)  # calling it would raise
     assert run("train", "r.yaml", "stpes=7") == (
         2,
         "",
@@ -178,7 +178,7 @@ def test_config_show_prints_every_value(folder, run):
 
 
 def test_explain_prints_every_stage_and_starts_nothing(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.pipeline", run=None, dry_run=None)  # calling it would raise
+    stand_in(monkeypatch, "hone.pipeline", run=None)  # calling it would raise
     code, out, error = run("explain", "r.yaml", "algo.clip_high=0.28", "algo.correction.cap=3.0")
     assert (code, error) == (0, "")
     assert out.startswith("stage x: reinforcement learning, 100 steps\n")

@@ -227,13 +227,3 @@ def test_a_sitting_that_was_killed_lasted_until_its_last_row(tmp_path: Path) -> 
     assert first["seconds"] == pytest.approx(70, abs=0.1)
     assert 0 <= second["seconds"] < 5
     assert second["peak_rss_bytes"] > 1e7
-
-
-def test_dry_run_starts_nothing_and_shows_the_reward(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    pipeline.dry_run(load(write_recipe(tmp_path, tmp_path / "runs")))
-    out = capsys.readouterr().out
-    assert "right answer" in out
-    assert "correct  (outcome 1," in out
-    assert "malformed" in out
-    assert out.count("prompt of") == 2
-    assert not (tmp_path / "runs").exists()

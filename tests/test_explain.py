@@ -344,6 +344,20 @@ def test_forward_passes_and_copies(algo: dict[str, Any], passes: list[str]) -> N
     assert [part in line for part, line in zip(passes, lines, strict=True)] == [True] * len(passes)
 
 
+@pytest.mark.parametrize(
+    ("algo", "answerer", "line"),
+    [
+        ({}, {}, "of a frozen second copy of the model"),
+        ({"kl": {"coef": 1.0}}, {}, "of the reference model"),
+        ({"kl": {"coef": 1.0}}, {"answerer": "some/model"}, "of a frozen model"),
+        ({}, {"answerer": "http://localhost:1/v1", "served_model": "m"}, "on a server"),
+    ],
+)
+def test_a_frozen_answerer_is_one_more_pass(algo: dict[str, Any], answerer: dict[str, str], line: str) -> None:
+    lines = paragraphs(algo=algo, reward={"parts": {"perplexity": 1.0}, "perplexity": answerer})["passes"]
+    assert lines[-1] == f"perplexity of the gold answers: one more forward pass, {line}"
+
+
 def test_filters_of_the_sampler_are_said() -> None:
     line = paragraphs(sampling={"temperature": 1.2, "top_p": 0.9, "top_k": 20})["loss"][-1]
     assert line == (

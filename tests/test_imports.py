@@ -28,7 +28,8 @@ ROWS = (
     ("evaluate",),
     ("rl", "sft", "distil", "serve"),
     ("sample",),
-    ("pipeline", "launch", "report", "doctor", "explain", "inspect"),
+    ("pipeline", "launch", "report", "doctor", "explain", "inspect", "two_model"),
+    ("check",),
     ("cli",),
     ("__main__",),
 )

@@ -69,6 +69,11 @@ class Renderer:
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     @property
+    def begin_ids(self) -> list[int]:
+        """What stands before the text of every prompt: the beginning-of-text token of a raw one, if there is any."""
+        return self._begin if self.is_raw else []
+
+    @property
     def is_raw(self) -> bool:
         """Whether prompts are plain text, of one user message each, and not conversations."""
         return self.config.style == "raw" or not getattr(self.tokenizer, "chat_template", None)

@@ -9,22 +9,32 @@ from hone.config import UserError
 from hone.rewards.base import Composed, Part
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
+from hone.rewards.gold import NeedsGold
 from hone.rewards.judge import JudgePart
 from hone.rewards.linear_algebra import LinearAlgebra
+from hone.rewards.numeric import BoxedNumeric, GSM8KFlexible, GSM8KStrict, SmallParts
+from hone.rewards.perplexity import Answerer, Perplexity
 from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, TaskScore, WellFormed
+from hone.rewards.thinking import Thinking
 from hone.tasks.base import Task
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 REWARDS: dict[str, type[Part]] = {
+    "boxed_numeric": BoxedNumeric,
     "countdown": Countdown,
+    "gsm8k_flexible": GSM8KFlexible,
+    "gsm8k_strict": GSM8KStrict,
     "judge": JudgePart,
     "linear_algebra": LinearAlgebra,
     "logic_rl": LogicRL,
     "outcome": Outcome,
     "overlong": Overlong,
+    "perplexity": Perplexity,
+    "small_parts": SmallParts,
     "task_score": TaskScore,
+    "thinking": Thinking,
     "well_formed": WellFormed,
 }
 
@@ -46,9 +56,11 @@ def tasks_of(name: str) -> tuple[str, ...]:
     return kind.tasks if isinstance(kind, type) and issubclass(kind, Part) else ()
 
 
-def make_reward(config: RewardConfig, task: Task) -> Composed:
-    """The reward of a `reward:` section. Raises UserError for a part that does not fit the task, and for a function
-    that cannot be used."""
+def make_reward(config: RewardConfig, task: Task, frozen: Answerer | None = None) -> Composed:
+    """The reward of a `reward:` section; `frozen` is the answerer of `perplexity`.
+
+    Raises UserError for a part that does not fit the task, and for a function that cannot be used.
+    """
     parts: dict[str, Part] = {}
     weights: dict[str, float] = {}
     for name, weight in config.parts.items():
@@ -60,8 +72,8 @@ def make_reward(config: RewardConfig, task: Task) -> Composed:
                 f"which can have {', '.join(possible)}"
             )
         label = _label(name, config)
-        part = _make_part(name, label, config)
-        if isinstance(part, UserFunction):
+        part = _make_part(name, label, config, frozen)
+        if isinstance(part, (UserFunction, NeedsGold)):
             for problem in task.problems("train")[:1]:
                 part.check(problem)
         parts[label], weights[label] = part, weight
@@ -78,7 +90,11 @@ def check_functions(config: RewardConfig) -> None:
             _make_part(name, name, config)
 
 
-def _make_part(name: str, label: str, config: RewardConfig) -> Part:
+def _make_part(name: str, label: str, config: RewardConfig, frozen: Answerer | None = None) -> Part:
+    if name == "perplexity":
+        if frozen is None:
+            raise ValueError("reward perplexity: needs a frozen answerer, from hone.train.answerer.load_answerer")
+        return Perplexity(config, frozen)
     if name in REWARDS:
         return REWARDS[name](config)
     if ":" in name:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, FiniteFloat, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hone.config import Section
 from hone.judge.config import JudgeConfig
@@ -47,6 +47,55 @@ class FunctionsConfig(Section):
                 raise ValueError(f"{name}: has no effect without isolate: true; add it or remove this")
         return self
 
+class PerplexityReward(Section):
+    """`perplexity`: what a frozen answerer makes of the context that the policy wrote; see hone.rewards.perplexity."""
+
+    answerer: str = "policy"  # the policy as it was at the start of the stage; or a folder, a hub id, or http://.../v1
+    served_model: str | None = None  # the model's name at the server, if the answerer is one
+    kind: Literal["hybrid", "relative", "absolute", "vr_cli"] = "hybrid"
+    alpha: float = Field(default=0.5, ge=0.0, le=1.0)  # share of `relative` in hybrid
+    context: Literal["text", "thinking", "before_answer"] = "text"  # what of the policy's text the answerer reads
+    cue: str = "The final answer is: "  # before the gold answer, with and without a context
+    leak: Literal["flag", "zero"] = "flag"  # a context that holds the gold answer: only logged, or scored 0
+
+    @model_validator(mode="after")
+    def _effective(self) -> PerplexityReward:
+        if "alpha" in self.model_fields_set and self.kind != "hybrid":
+            raise ValueError(f"alpha: has no effect with kind: {self.kind}; remove it or give kind: hybrid")
+        if self.is_server and not self.served_model:
+            raise ValueError("served_model: missing; give the name under which the server knows the model")
+        if self.served_model and not self.is_server:
+            raise ValueError(
+                f"served_model: has no effect, since answerer is {self.answerer}; remove it, or give the address of a "
+                "server, as in http://localhost:8000/v1"
+            )
+        return self
+
+    @property
+    def is_server(self) -> bool:
+        return self.answerer.startswith(("http://", "https://"))
+
+
+class SmallPartsReward(Section):
+    """Scores of `small_parts`."""
+
+    correct: FiniteFloat = 2.0
+    integer: FiniteFloat = 0.5  # the answer block holds a whole number
+    strict_format: FiniteFloat = 0.5
+    soft_format: FiniteFloat = 0.5
+    tag: FiniteFloat = 0.125  # for each of the four tags that occurs exactly once
+    trailing: NonNegativeFloat = 0.001  # taken off for every character after the last </answer>
+
+
+class ThinkingReward(Section):
+    """Penalties of `thinking`, each taken off once per answer that it fits."""
+
+    dummy: NonNegativeFloat = 1.0  # no thinking, or thinking that says nothing
+    foreign: NonNegativeFloat = 1.0  # letters of a script that the problem does not use
+    unmentioned: NonNegativeFloat = 1.0  # a person of the puzzle who never occurs in the thinking
+    length_limit: NonNegativeFloat = 1.0  # cut off by the limit on tokens
+    min_words: NonNegativeInt = 5  # fewer different words than this, fillers aside, say nothing
+
 
 class RewardConfig(Section):
     """`parts`: names from `hone.rewards.REWARDS`, of installed packages, or functions (`file.py:function`), with
@@ -58,6 +107,19 @@ class RewardConfig(Section):
     countdown: CountdownReward = CountdownReward()
     linear_algebra: LinearAlgebraReward = LinearAlgebraReward()
     overlong: OverlongReward = OverlongReward()
+    perplexity: PerplexityReward = PerplexityReward()
+    small_parts: SmallPartsReward = SmallPartsReward()
+    thinking: ThinkingReward = ThinkingReward()
+
+    def passes(self, reference: bool) -> list[str]:
+        """What the reward has a model compute, in words; `reference`: there is one for a KL penalty."""
+        if "perplexity" not in self.parts:
+            return []
+        config, where = self.perplexity, "of a frozen model"
+        if config.answerer == "policy":
+            where = "of the reference model" if reference else "of a frozen second copy of the model"
+        where = "on a server" if config.is_server else where
+        return [f"perplexity of the gold answers: one more forward pass, {where}"]
 
     @model_validator(mode="after")
     def _known(self) -> RewardConfig:
@@ -78,7 +140,7 @@ class RewardConfig(Section):
             raise ValueError(
                 "functions: has no effect, since parts names no function (path/file.py:function); remove this"
             )
-        for name in ("countdown", "judge", "linear_algebra", "overlong"):
+        for name in ("countdown", "judge", "linear_algebra", "overlong", "perplexity", "small_parts", "thinking"):
             if name in self.model_fields_set and name not in self.parts:
                 raise ValueError(
                     f"{name}: has no effect, since parts does not name {name}; add it there or remove this"

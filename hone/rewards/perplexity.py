@@ -1,0 +1,173 @@
+"""Perplexity rewards: how much a reasoning context helps a frozen model to say the gold answer.
+
+The policy writes a context a for a question x; a frozen answerer reads it, then a cue, then the gold answer y.
+With PPL = exp(-mean log p(y_t)):
+
+    absolute   1 / PPL(y | x, a, cue)
+    relative   max(0, 1 - PPL(y | x, a, cue) / PPL(y | x, cue))
+    hybrid     alpha * relative + (1 - alpha) * absolute
+    vr_cli     0, 0.5, 0.9 or 1 for an improvement below 0.05 %, 1 %, 2 %, or more: Gurung & Lapata, arXiv:2503.22828
+
+The cue stands in both prompts: in one only, it would be paid for. No answer of the policy is graded, so any task with
+gold answers can be trained; the obvious way to be paid without reasoning is to write the answer down, see `leaks`.
+"""
+
+from __future__ import annotations
+
+import math
+import unicodedata
+import warnings
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+
+from hone.rewards.base import Judged, Score
+from hone.rewards.config import PerplexityReward, RewardConfig
+from hone.rewards.gold import NeedsGold, gold_text, number, written_numbers
+from hone.types import FloatArray, Problem
+
+
+class AnswererError(Exception):
+    """The answerer did not answer: a failure of the verifier, which says nothing about the sample."""
+
+
+class Answerer(Protocol):
+    """A frozen model that reads question, context and cue, and is asked about the gold answer."""
+
+    def logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
+        """[S] log-probs [Ly] of each token of the answer after each context; "" is no context.
+
+        Equal contexts have equal results, to the bit. Raises AnswererError.
+        """
+        ...
+
+
+class Perplexity(NeedsGold):
+    """`reward.perplexity.kind` of the gold answer's perplexity; all of its ingredients are logged in detail.
+
+    `leak` is 1 if the context holds the gold answer; with `leak: zero` such a sample scores 0.
+    """
+
+    offline = False  # asks a model
+
+    def __init__(self, config: RewardConfig, answerer: Answerer) -> None:
+        super().__init__(config)
+        self.answerer = answerer
+
+    def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
+        config, gold = self.config.perplexity, gold_text(problem)
+        contexts = [context_of(one, config.context).strip() for one in group]
+        try:
+            said = self.answerer.logprobs(problem, ["", *contexts], config.cue, gold)
+            base, *given = (perplexity(logprobs) for logprobs in said)
+        except AnswererError as error:  # a server, the network: every sample of the group goes without a score
+            warnings.warn(f"reward perplexity, {problem.id}: {error}", stacklevel=2)
+            return [Score(0.0, failure="verifier_error") for _ in group]
+        return [score(ppl, base, leaks(c, gold), config) for ppl, c in zip(given, contexts, strict=True)]
+
+
+def answer_prompt(question: str, context: str, cue: str) -> str:
+    """What stands before the gold answer; without a context it is the same but for the context."""
+    return f"{question}{context}\n{cue}" if context else f"{question}{cue}"
+
+
+def score(with_context: float, without: float, leak: bool, config: PerplexityReward) -> Score:
+    """The reward of one context from its two perplexities."""
+    absolute, relative = 1.0 / with_context, relative_improvement(with_context, without)
+    value = {
+        "absolute": absolute,
+        "relative": relative,
+        "hybrid": config.alpha * relative + (1.0 - config.alpha) * absolute,
+        "vr_cli": vr_cli(with_context, without),
+    }[config.kind]
+    details = {
+        "gold_ppl": with_context,
+        "gold_ppl_without": without,
+        "absolute": absolute,
+        "relative": relative,
+        "leak": float(leak),
+    }
+    return Score(0.0 if leak and config.leak == "zero" else value, details)
+
+
+def perplexity(logprobs: FloatArray) -> float:
+    """exp(-mean) of log-probs [Ly], at most exp(700), which is finite. Raises AnswererError if one is not a number."""
+    nll = -float(np.mean(logprobs, dtype=np.float64))
+    if math.isnan(nll):
+        raise AnswererError(f"{len(logprobs)} log-probs of the gold answer, not all of them numbers")
+    return math.exp(min(700.0, nll))
+
+
+def relative_improvement(with_context: float, without: float) -> float:
+    """In [0, 1): 0 if the context does not help."""
+    return max(0.0, 1.0 - with_context / without)
+
+
+def vr_cli(with_context: float, without: float) -> float:
+    """Thresholds of the improvement in percent: below 0.05 0, below 1 0.5, below 2 0.9, else 1."""
+    percent = 100.0 * (1.0 - with_context / without)
+    return 0.0 if percent < 0.05 else 0.5 if percent < 1.0 else 0.9 if percent < 2.0 else 1.0
+
+
+def context_of(one: Judged, which: str) -> str:
+    """The part of what the policy said that the answerer reads: all, the thinking, or all before the last answer."""
+    text = one.rollout.text
+    if which == "thinking":
+        return one.parsed.thinking or ""
+    if which == "before_answer":
+        at = text.rfind("<answer>")
+        return text if at < 0 else text[:at]
+    return text
+
+
+# --- leaks -----------------------------------------------------------------------------------
+
+
+def leaks(context: str, gold: str) -> bool:
+    """Whether the context holds the gold answer word for word.
+
+    A number leaks if the context holds a number of the same value: `1,000` gives away 1000, `$42.00` gives away 42, but
+    142, 42.5, 4200 and -42 do not. Other answers leak if they stand there as whole words, in any case and spacing; one
+    letter alone (a multiple choice) must be in its own case. Invisible characters are not looked at.
+    """
+    text, wanted = _visible(context), _visible(gold)
+    value = number(wanted)
+    if value is not None:
+        return any(number(found) == value for found in set(written_numbers(text)))
+    words = wanted.split()
+    if not words:
+        return False
+    if len(wanted) > 1:
+        text, words = text.casefold(), wanted.casefold().split()
+    plain, needle = " ".join(text.split()), " ".join(words)
+    return _stands_in(plain, needle)
+
+
+def _stands_in(text: str, needle: str) -> bool:
+    """As whole words: a needle that begins or ends with a letter or digit has no other beside it."""
+    at = text.find(needle)
+    while at >= 0:
+        end = at + len(needle)
+        before = at > 0 and text[at - 1].isalnum() and needle[0].isalnum()
+        after = end < len(text) and text[end].isalnum() and needle[-1].isalnum()
+        if not before and not after:
+            return True
+        at = text.find(needle, at + 1)
+    return False
+
+
+def _visible(text: str) -> str:
+    """Each character in its plainest form (fullwidth and other digits as 0-9), invisible ones gone.
+
+    Character by character: normalising a whole text takes quadratic time for a pile of accents.
+    """
+    return text.translate({ord(c): _plain(c) for c in set(text) if not c.isascii()})
+
+
+def _plain(character: str) -> str:
+    if unicodedata.category(character) == "Cf":
+        return ""
+    digit = unicodedata.decimal(character, None)
+    plain = unicodedata.normalize("NFKD", character) if digit is None else str(digit)
+    return plain if len(plain) <= 3 else character  # a ligature of eighteen letters is left alone
