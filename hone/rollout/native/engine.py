@@ -18,6 +18,7 @@ from transformers import PreTrainedModel
 from hone.config import UserError
 from hone.model import attention
 from hone.model.linear import onednn
+from hone.model.lora import for_sampling
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
 from hone.rollout.native.sampler import sample
@@ -109,7 +110,7 @@ def serving(model: PreTrainedModel) -> Iterator[None]:
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        with onednn(model):
+        with for_sampling(model), onednn(model):
             yield
     finally:
         if implementation != attention.NAME:
