@@ -355,13 +355,12 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
             f"optim.warmup_steps {stage.optim.warmup_steps}: the full learning rate is never reached in at most "
             f"{stage.updates} updates"
         )
-    return lines + (list(_rl_notices(stage)) if stage.stage == "rl" else [])
+    return lines + (list(schedules.notices(stage, _rl_notices)) if stage.stage == "rl" else [])
 
 
 def _rl_notices(stage: Recipe) -> Iterator[str]:
     algo, watch, overlong = stage.algo, stage.watch, stage.reward.overlong
     yield from (f"algo.{text}" for text in algo.idle_settings())
-    yield from schedules.notices(stage)
     if stage.eval.every > stage.steps:
         yield f"eval.every {stage.eval.every}: more than steps ({stage.steps}), so there is one validation, at step 0"
     if "kl" in watch.changed() and not algo.kl.coef:

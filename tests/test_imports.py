@@ -23,7 +23,7 @@ ROWS = (
     ("rewards",),
     ("train", "rollout"),
     ("recipe",),
-    ("evaluate",),
+    ("evaluate", "explain_phases"),
     ("rl", "sft", "distil"),
     ("pipeline", "launch", "report", "doctor", "explain"),
     ("cli",),

@@ -14,7 +14,7 @@ each that can come to be is validated before the run starts.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from hone.algo.config import StagnationConfig
@@ -174,8 +174,20 @@ def line_schema(fields: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "object", "properties": keys, "required": ["at"], "additionalProperties": False}
 
 
-def notices(stage: Any) -> Iterator[str]:
-    """What is possible in a stage with resets, layers, a curriculum or a schedule, and has no effect."""
+def notices(stage: Any, of_phase: Callable[[Any], Iterable[str]]) -> Iterator[str]:
+    """What is possible in a stage and has no effect: `of_phase` says it of settings that stay, for each phase."""
+    phases = Phases(stage)
+    said = [*of_phase(phases.at(0, 0)), *_resets(stage)]
+    yield from said
+    for lines in phases.sets():
+        for text in of_phase(phases.merged(lines)) if set(holding(stage.schedule, 0, 0)) <= set(lines) else ():
+            if text not in said:
+                said.append(text)
+                yield f"schedule, from {stage.schedule[lines[-1]]['at']} on: {text}"
+
+
+def _resets(stage: Any) -> Iterator[str]:
+    """Notices of resets, layers and curriculum."""
     yield from (f"curriculum.{text}" for text in stage.curriculum.idle_settings())
     asked = [at[1] for line in stage.schedule if (at := parse_at(line.get("at"))) and at[0] == "reset"]
     rule, known = stage.reset.on_stagnation, len(stage.reset.at)

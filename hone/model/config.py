@@ -61,10 +61,10 @@ class LoraConfig(Section):
     @classmethod
     def _no_head(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
         if not targets:
-            raise ValueError("targets: none are named, so nothing would be trained; give all, attention, mlp or names")
+            raise ValueError("none are named, so nothing would be trained; give all, attention, mlp or names")
         if "lm_head" in targets:
             raise ValueError(
-                "targets: lm_head is no target: log-probs are computed from the output head's own weights; remove it"
+                "lm_head is no target: log-probs are computed from the output head's own weights; remove it"
             )
         return targets
 

@@ -42,8 +42,9 @@ def attach(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
     """
     peft = _peft()
     names = target_names(model, lora.targets)
+    alpha = int(lora.scale_alpha) if lora.scale_alpha.is_integer() else lora.scale_alpha  # as peft writes it
     config = peft.LoraConfig(
-        r=lora.rank, lora_alpha=lora.scale_alpha, lora_dropout=lora.dropout, target_modules=names, task_type="CAUSAL_LM"
+        r=lora.rank, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=names, task_type="CAUSAL_LM"
     )
     _inject(model, config, seed)
 
@@ -161,20 +162,24 @@ def is_adapter(path: str | Path) -> bool:
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """adapter_config.json. Raises UserError if it is no LoRA."""
+    """adapter_config.json. Raises UserError if it is no plain LoRA: a merge would be another function."""
     values: dict[str, Any] = json.loads((Path(folder) / CONFIG_FILE).read_text())
     if values.get("peft_type") != "LORA":
         raise UserError(f"{folder}: an adapter of type {values.get('peft_type')}; only LORA is supported")
+    if used := [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if values.get(key)]:
+        raise UserError(f"{folder}: its {CONFIG_FILE} has {', '.join(used)}, which are not supported")
     return values
 
 
 def merge_from(model: PreTrainedModel, folder: str | Path) -> None:
     """Merge the adapter in `folder` into its base model."""
+    read_config(folder)
     config = _peft().LoraConfig.from_pretrained(str(folder))
     config.inference_mode = False
     _inject(model, config, seed=0)
     load_adapter(model, Path(folder))
     merge(model)
+    model.requires_grad_(True)  # peft had frozen it
 
 
 # --- the exchange ---------------------------------------------------------------------------------------------------
