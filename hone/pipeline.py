@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from hone import rl, sft
+from hone.algo.curriculum import Course
+from hone.algo.schedule import Phases
 from hone.config import UserError
 from hone.data.render import Renderer
 from hone.model import tiny
@@ -201,6 +203,10 @@ def dry_run(recipe: Recipe | Pipeline) -> None:
     else:
         tokenizer = load_tokenizer(stage.model)
     renderer = Renderer(tokenizer, stage.prompt, task.system)
+    phases = Phases(stage)
+    course = Course(problems, stage.seed)
+    for lines in phases.sets() if stage.stage == "rl" else ():
+        course.check(phases.merged(lines).curriculum)
     for problem in problems[:2]:
         print(f"\nprompt of {problem.id}, {len(renderer.prompt_ids(problem))} tokens:\n{renderer.prompt_text(problem)}")
     print("\nreward:")

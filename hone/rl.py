@@ -48,7 +48,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     now = phases.at(0, 0)  # the settings of a step; a schedule changes them
     task = make_task(recipe.task, recipe.seed)
     course = Course(task.problems("train"), recipe.seed, now.curriculum)
-    policy = load_policy(phases, model)
+    policy = load_policy(phases, model, course)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     engine = make_engine(recipe.rollout, policy)
     reward = make_reward(now.reward, task)
@@ -86,19 +86,27 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     run.finish(policy, recipe.steps)
 
 
-def load_policy(phases: Phases[Recipe], model: ModelConfig) -> Policy:
-    """The policy that a run starts with; a reference is kept if any of its phases has a KL penalty."""
-    start = phases.at(0, 0)
-    return Policy.load(
+def load_policy(phases: Phases[Recipe], model: ModelConfig, course: Course) -> Policy:
+    """The policy that a run starts with; a reference is kept if any of its phases has a KL penalty.
+
+    Raises UserError if a later phase asks for layers, targets or levels that are not there.
+    """
+    start, all_phases = phases.at(0, 0), [phases.merged(lines) for lines in phases.sets()]
+    for phase in all_phases:
+        course.check(phase.curriculum)
+    policy = Policy.load(
         model,
         start.optim,
         start.updates,
         start.algo.value if start.algo.advantage == "gae" else None,
         lora=start.lora,
         layers=start.layers,
-        reference=any(phases.merged(lines).algo.kl.coef for lines in phases.sets()),
+        reference=any(phase.algo.kl.coef for phase in all_phases),
         seed=start.seed,
     )
+    for phase in all_phases:
+        policy.check(phase.layers, phase.lora)
+    return policy
 
 
 def collect(

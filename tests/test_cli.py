@@ -119,6 +119,11 @@ def test_eval_and_sample_hand_over_their_options(folder, run, monkeypatch):
     ]
 
 
+def test_reset_asks_the_run(folder, run, monkeypatch):
+    stand_in(monkeypatch, "hone.train.reset", ask=lambda target: f"asked {target}")
+    assert run("reset", "runs/mine") == (0, "asked runs/mine\n", "")
+
+
 def test_report_prints_the_page(folder, run, monkeypatch):
     import hone.report  # noqa: F401  the parent of what is replaced
 

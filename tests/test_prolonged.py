@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -19,11 +20,12 @@ import torch
 from safetensors.torch import load_file
 
 from hone import pipeline, rl
-from hone.config import UserError
+from hone.config import ConfigError, UserError
 from hone.evaluate import which_model
+from hone.explain import explain
 from hone.model.config import ModelConfig
 from hone.model.load import load_model
-from hone.recipe import Recipe, load
+from hone.recipe import Recipe, load, notices
 from hone.train import jsonl
 from hone.train import reset as resets
 from hone.train.checkpoint import read_state
@@ -291,3 +293,31 @@ def test_a_checkpoint_of_an_adapter_can_be_evaluated(recipe: Make, whole: Path, 
     np.testing.assert_allclose(
         weights["model.layers.1.mlp.up_proj.weight"], final["model.layers.1.mlp.up_proj.weight"], atol=1e-6
     )
+
+
+# --- documentation --------------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).resolve().parents[1] / "docs" / "prolonged.md"
+EXAMPLES = re.findall(r"```yaml\n(.*?)```", DOCS.read_text(), re.S)
+
+
+@pytest.mark.parametrize("example", EXAMPLES)
+def test_every_example_of_the_documentation_is_a_recipe(tmp_path: Path, example: str) -> None:
+    """On top of defaults; none of its lines is idle."""
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"name: x\n{example}" + ("" if "task:" in example else "task: knights\n"))
+    loaded = load(path)
+    assert isinstance(loaded, Recipe)
+    unclear = [line for line in notices(loaded) if "algo.updates_per_rollout is 1" not in line]
+    assert [line for line in unclear if "on_stagnation.tolerance" not in line] == []
+    assert explain(loaded)
+
+
+def test_the_error_of_the_documentation(tmp_path: Path) -> None:
+    example = next(text for text in EXAMPLES if "reset 4" in text).replace("max_tokens: 1536", "top_p: 1.5")
+    path = tmp_path / "recipe.yaml"
+    path.write_text(f"name: x\ntask: knights\n{example}")
+    with pytest.raises(ConfigError) as caught:
+        load(path)
+    (line,) = caught.value.lines
+    assert line.replace(str(path), "my/recipe.yaml") in DOCS.read_text()

@@ -10,7 +10,7 @@ from hone.config import Section
 
 
 class KLConfig(Section):
-    """Penalty for leaving a frozen reference (the model at the start of the stage)."""
+    """Penalty for leaving a frozen reference: the model at the start of the stage, or at its last hard reset."""
 
     coef: NonNegativeFloat = 0.0
     estimator: Literal["k1", "k2", "k3"] = "k3"

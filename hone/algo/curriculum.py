@@ -47,7 +47,11 @@ class Course:
 
     def configure(self, config: CurriculumConfig) -> None:
         """Go on with another curriculum; what has been read and observed stays."""
+        self.check(config)
         self.config = config
+
+    def check(self, config: CurriculumConfig) -> None:
+        """Raises UserError for a curriculum that these problems cannot have."""
         if config.kind != "uniform" and len(self._levels) == 1:
             raise UserError(f"curriculum.kind {config.kind}: the training problems have one level only; use uniform")
         unknown = sorted(set(config.weights) - self._levels.keys())

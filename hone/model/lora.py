@@ -245,6 +245,11 @@ def _peft_config(model: PreTrainedModel) -> Any:
     return model.peft_config[ADAPTER]
 
 
+def require() -> None:
+    """Raises UserError if peft is not installed."""
+    _peft()
+
+
 def _peft() -> Any:
     try:
         import peft

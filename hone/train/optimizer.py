@@ -74,17 +74,28 @@ def configure(
         group |= {"betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
 
 
-def freeze(model: PreTrainedModel, trained: Mapping[torch.Tensor, int], layers: LayersConfig) -> None:
-    """Only the chosen layers of what can be trained ask for a gradient. `trained`: parameter -> depth.
-
-    Raises UserError if there are fewer layers than asked for.
-    """
+def check_layers(model: PreTrainedModel, layers: LayersConfig) -> None:
+    """Raises UserError if there are fewer layers than asked for."""
     last = num_layers(model)
     if layers.count is not None and layers.count > last:
         raise UserError(f"layers.count: {layers.count} of a model of {last} layers; give at most {last}")
+
+
+def freeze(model: PreTrainedModel, trained: Mapping[torch.nn.Parameter, int], layers: LayersConfig) -> None:
+    """Only the chosen layers of what can be trained ask for a gradient. `trained`: parameter -> depth."""
+    check_layers(model, layers)
+    last = num_layers(model)
     for p, depth in trained.items():
         p.requires_grad_(is_trained(depth, layers, last))
     # What recomputes activations on the way back asks its input for a gradient; frozen embeddings give none.
     recomputes = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     if recomputes and not model.get_input_embeddings().weight.requires_grad:
         model.enable_input_require_grads()
+
+
+def new_value_head(model: PreTrainedModel) -> torch.nn.Linear:
+    """Hidden states [N, D] -> values [N, 1]; at first all are 0."""
+    head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
+    torch.nn.init.zeros_(head.weight)
+    torch.nn.init.zeros_(head.bias)
+    return head

@@ -25,7 +25,7 @@ from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.logprobs import head_logprobs
 from hone.train.config import LayersConfig, OptimConfig
 from hone.train.master import master_weights, publish
-from hone.train.optimizer import configure, depths, freeze, new_optimizer, num_layers
+from hone.train.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
 from hone.train.totals import Totals, merge_stats
 from hone.types import Block, MicroBatch, StepStats
 
@@ -137,6 +137,8 @@ class Policy:
         seed: int = 0,
     ) -> Policy:
         """`reference`: keep the model as it is now for a KL penalty."""
+        if lora is not None:
+            adapters.require()
         loaded, tokenizer = load_model(model), load_tokenizer(model)
         frozen = None
         if reference:
@@ -166,6 +168,13 @@ class Policy:
     def _fresh_optimizer(self, optim: OptimConfig, layers: LayersConfig) -> None:
         self.optimizer = new_optimizer(zip(self._depths.values(), self.masters, strict=True), self.value_head, optim)
         self.configure(optim, layers)
+
+    def check(self, layers: LayersConfig, lora: LoraConfig | None) -> None:
+        """Raises UserError if a later phase asks for what this model does not have."""
+        check_layers(self.model, layers)
+        if lora is not None:
+            with adapters.adapter_off(self.model):
+                adapters.target_names(self.model, lora.targets)
 
     def configure(self, optim: OptimConfig, layers: LayersConfig) -> None:
         """Other rates, other layers: what a schedule may change between two updates. The moments stay."""
@@ -385,11 +394,3 @@ class Policy:
             if id(p) not in exported:
                 tensors[f"{i}.weight"] = p.detach().contiguous()
         return tensors
-
-
-def new_value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """Hidden states [N, D] -> values [N, 1]; at first all are 0."""
-    head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
-    return head
