@@ -27,6 +27,7 @@ from hone.train.config import LayersConfig, OptimConfig
 from hone.train.master import master_weights, publish
 from hone.train.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
 from hone.train.totals import Totals, merge_stats
+from hone.train.totals import split_by_sample as split_by_sample
 from hone.types import Block, MicroBatch, StepStats
 
 if TYPE_CHECKING:
