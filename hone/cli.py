@@ -146,6 +146,14 @@ def explain(recipe: Target, overrides: Overrides = None) -> None:
     print(text(load(recipe, overrides or ())))
 
 
+@app.command()
+def reset(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
+    """Ask a run for a hard reset: what it has learned becomes the reference, adapter and optimizer begin anew."""
+    from hone.train.reset import ask
+
+    print(ask(run))
+
+
 @app.command("eval")
 def evaluate(
     recipe: Target,

@@ -15,14 +15,12 @@ from __future__ import annotations
 import textwrap
 
 from hone.algo.config import AlgoConfig
+from hone.algo.schedule import Phases
+from hone.explain_phases import Entry, count, entries, g, n, reference, schedule
 from hone.recipe import Pipeline, Recipe, stage_notices, stages
-from hone.rewards.config import RewardConfig
 
 INDENT = 14  # two spaces and the label
 WRAP = textwrap.TextWrapper(100, " " * INDENT, " " * (INDENT + 2), break_long_words=False, break_on_hyphens=False)
-
-#: A label, and paragraphs beside it.
-Entry = tuple[str, list[str]]
 
 # --- formulas, by the names of the settings -----------------------------------------------------
 
@@ -80,7 +78,6 @@ REDUCTIONS = {
 }
 #: Advantages with a KL penalty at each token, whitened over the step; the others give an answer one number.
 PER_TOKEN = ("reinforce_pp", "reinforce_pp_baseline", "gae")
-REFERENCE = "ref_t of the model as it was at the start of the stage"
 
 
 def explain(recipe: Recipe | Pipeline) -> str:
@@ -91,9 +88,10 @@ def explain(recipe: Recipe | Pipeline) -> str:
 def _section(stage: Recipe, alone: bool) -> str:
     kind = "supervised" if stage.stage == "sft" else "reinforcement learning"
     steps = stage.sft.num_steps if stage.stage == "sft" else stage.steps
-    lines = [f"stage {stage.name}: {kind}, {_count(steps, 'step')}"]
-    entries = _supervised(stage) if stage.stage == "sft" else _reinforcement(stage)
-    for label, paragraphs in [*entries, ("note", stage_notices(stage, alone))]:
+    lines = [f"stage {stage.name}: {kind}, {count(steps, 'step')}"]
+    said = _supervised(stage) if stage.stage == "sft" else _reinforcement(Phases(stage).at(0, 0))
+    said.append(("schedule", schedule(stage) if stage.stage == "rl" else []))
+    for label, paragraphs in [*said, ("note", stage_notices(stage, alone))]:
         beside = [line for text in paragraphs for line in WRAP.wrap(text)]
         if beside:
             lines += [f"  {label:<{INDENT - 2}}{beside[0][INDENT:]}", *beside[1:]]
@@ -107,18 +105,18 @@ def _supervised(stage: Recipe) -> list[Entry]:
     sft = stage.sft
     total = sum(sft.styles.values())
     styles = ", ".join(f"{name} {100 * share / total:.3g} %" for name, share in sft.styles.items())
-    per_step = _count(sft.examples_per_step, "example")
-    updates = [f"{_count(sft.num_steps, 'optimizer update')} on {per_step} each, in {_count(sft.epochs, 'epoch')}"]
+    per_step = count(sft.examples_per_step, "example")
+    updates = [f"{count(sft.num_steps, 'optimizer update')} on {per_step} each, in {count(sft.epochs, 'epoch')}"]
     if unused := sft.epochs * sft.examples - sft.num_steps * sft.examples_per_step:
-        updates.append(f"the last {_count(unused, 'example')} of the last epoch, less than a step, are not used")
+        updates.append(f"the last {count(unused, 'example')} of the last epoch, less than a step, are not used")
     split = "N = trained tokens of the step, whatever micro-batches it is split into"
     return [
-        ("examples", [f"{_count(sft.examples, 'worked answer')} to training problems: {styles}"]),
+        ("examples", [f"{count(sft.examples, 'worked answer')} to training problems: {styles}"]),
         ("updates", updates),
         ("loss", ["L_t = -log(p_t), the cross-entropy of the worked answer"]),
         ("reduction", [f"token_mean: sum over tokens of {REDUCTIONS['token_mean']}", split]),
         ("trained", ["the tokens of the answer, the stop token included; not those of the prompt"]),
-        ("rate", _rate(stage)),
+        *entries(stage),
         ("sizes", _sizes(stage)),
     ]
 
@@ -131,15 +129,15 @@ def _reinforcement(stage: Recipe) -> list[Entry]:
     return [
         ("rollout", _rollout(stage)),
         ("updates", _updates(stage)),
-        ("reward", [f"R_i = {' + '.join(f'{_g(w)} * {name}' for name, w in stage.reward.parts.items() if w)}"]),
-        ("advantage", _advantage(algo, stage.samples_per_prompt)),
+        ("reward", [f"R_i = {' + '.join(f'{g(w)} * {name}' for name, w in stage.reward.parts.items() if w)}"]),
+        ("advantage", _advantage(stage)),
         ("loss", _loss(stage)),
         ("clip", clip(algo)),
         ("value", _value(algo) if algo.advantage == "gae" else []),
         ("reduction", _reduction(stage)),
         ("trained", _trained(stage)),
-        ("passes", _passes(algo, stage.reward)),
-        ("rate", _rate(stage)),
+        ("passes", _passes(stage)),
+        *entries(stage),
         ("sizes", _sizes(stage)),
     ]
 
@@ -147,29 +145,29 @@ def _reinforcement(stage: Recipe) -> list[Entry]:
 def _rollout(stage: Recipe) -> list[str]:
     prompts, group, longest = stage.prompts_per_step, stage.samples_per_prompt, stage.sampling.max_tokens
     lines = [
-        f"{_count(prompts, 'prompt')} x {_count(group, 'answer')} = {_n(prompts * group)} a step, each of at most "
-        f"{_count(longest, 'token')}: at most {_n(prompts * group * longest)} completion tokens"
+        f"{count(prompts, 'prompt')} x {count(group, 'answer')} = {n(prompts * group)} a step, each of at most "
+        f"{count(longest, 'token')}: at most {n(prompts * group * longest)} completion tokens"
     ]
     rounds = stage.algo.refill_rounds
     if rounds:
         lines.append(
             f"dynamic sampling: groups without a reward difference are replaced, in at most "
-            f"{_count(rounds, 'more round')}: at most {_n(rounds * prompts)} more prompts, "
-            f"{_n(rounds * prompts * group)} more answers; then the step trains on the groups that it has"
+            f"{count(rounds, 'more round')}: at most {n(rounds * prompts)} more prompts, "
+            f"{n(rounds * prompts * group)} more answers; then the step trains on the groups that it has"
         )
     return lines
 
 
 def _updates(stage: Recipe) -> list[str]:
     updates, prompts, sizes = stage.algo.updates_per_rollout, stage.prompts_per_step, dict.fromkeys(_share(stage))
-    answers = " or ".join(_n(size * stage.samples_per_prompt) for size in sizes)
-    each = f"each on {' or '.join(map(_n, sizes))} of the {_n(prompts)} prompts"
+    answers = " or ".join(n(size * stage.samples_per_prompt) for size in sizes)
+    each = f"each on {' or '.join(map(n, sizes))} of the {n(prompts)} prompts"
     if updates == 1:
-        each = f"on {'its prompt' if prompts == 1 else f'all {_n(prompts)} prompts'}"
+        each = f"on {'its prompt' if prompts == 1 else f'all {n(prompts)} prompts'}"
     return [
-        f"{_count(updates, 'optimizer update')} per rollout, {each} ({answers} answers); every answer is in one update",
-        f"over the run at most {_count(stage.updates, 'update')} on "
-        f"{_n(stage.steps * stage.prompts_per_step * stage.samples_per_prompt)} answers; an update that has no "
+        f"{count(updates, 'optimizer update')} per rollout, {each} ({answers} answers); every answer is in one update",
+        f"over the run at most {count(stage.updates, 'update')} on "
+        f"{n(stage.steps * stage.prompts_per_step * stage.samples_per_prompt)} answers; an update that has no "
         f"gradient is left out",
     ]
 
@@ -180,13 +178,14 @@ def _share(stage: Recipe) -> tuple[int, int]:
     return whole, whole + bool(rest)
 
 
-def _advantage(algo: AlgoConfig, group: int) -> list[str]:
-    beta = _g(algo.kl.coef) if algo.kl.place == "reward" and algo.kl.coef else ""
+def _advantage(stage: Recipe) -> list[str]:
+    algo, group = stage.algo, stage.samples_per_prompt
+    beta = g(algo.kl.coef) if algo.kl.place == "reward" and algo.kl.coef else ""
     symbols = {
         "answers": group,
         "others": group - 1,
-        "gamma": _g(algo.value.gamma),
-        "lam": _g(algo.value.lam),
+        "gamma": g(algo.value.gamma),
+        "lam": g(algo.value.lam),
         "to_go": f" - {beta} * (KL_t + KL_(t+1) + ...)" if beta else "",
         "at_each": f", less {beta} * KL_t at each" if beta else "",
     }
@@ -195,7 +194,7 @@ def _advantage(algo: AlgoConfig, group: int) -> list[str]:
         lines.append(f"the R_i here is the reward less {beta} * (sum of KL_t over answer i)")
     if beta:
         name = algo.kl.estimator
-        lines.append(f"KL_t = {ESTIMATORS[name]} ({name}), before the first update; {REFERENCE}")
+        lines.append(f"KL_t = {ESTIMATORS[name]} ({name}), before the first update; {reference(stage)}")
     return lines
 
 
@@ -205,21 +204,21 @@ def _advantage(algo: AlgoConfig, group: int) -> list[str]:
 def formulas(algo: AlgoConfig) -> dict[str, str]:
     """Symbol -> formula, with the numbers filled in; `L_t` is the loss of a token, made of those that follow it."""
     low, high = clip_range(algo)
-    surrogate = LOSSES[algo.loss].format(low=_g(low), high=_g(high))
+    surrogate = LOSSES[algo.loss].format(low=g(low), high=g(high))
     parts = {"P_t": surrogate}
     if algo.dual_clip is not None:
-        parts = {"P_t": f"min(U_t, -{_g(algo.dual_clip)} * A_t) if A_t < 0 else U_t", "U_t": surrogate}
+        parts = {"P_t": f"min(U_t, -{g(algo.dual_clip)} * A_t) if A_t < 0 else U_t", "U_t": surrogate}
     ratio, definition = RATIOS[algo.loss]
     parts[ratio] = definition
     loss = "P_t"
     if algo.correction.kind != "none":
         loss = f"C_t * {loss}"
-        parts["C_t"] = CORRECTIONS[algo.correction.kind].format(cap=_g(algo.correction.cap))
+        parts["C_t"] = CORRECTIONS[algo.correction.kind].format(cap=g(algo.correction.cap))
     if algo.kl.coef and algo.kl.place == "loss":
-        loss += f" + {_g(algo.kl.coef)} * KL_t"
+        loss += f" + {g(algo.kl.coef)} * KL_t"
         parts["KL_t"] = ESTIMATORS[algo.kl.estimator]
     if algo.entropy_coef:
-        loss += f" {'-' if algo.entropy_coef > 0 else '+'} {_g(abs(algo.entropy_coef))} * H_t"
+        loss += f" {'-' if algo.entropy_coef > 0 else '+'} {g(abs(algo.entropy_coef))} * H_t"
     return {"L_t": parts.pop("P_t") if loss == "P_t" else loss} | parts
 
 
@@ -230,15 +229,15 @@ def _loss(stage: Recipe) -> list[str]:
         "rho_t": "; 1 in value, since the one update of a rollout is on-policy" if on_policy else "",
         "s": " over the answer; each token has the gradient of its own log(p_t)" + ("; s is 1" if on_policy else ""),
         "C_t": f" ({algo.correction.kind}, no gradient), q_t: the sampler's probability",
-        "KL_t": f" ({algo.kl.estimator}); {REFERENCE}",
+        "KL_t": f" ({algo.kl.estimator}); {reference(stage)}",
     }
     lines = [f"{symbol} = {formula}{meaning.get(symbol, '')}" for symbol, formula in formulas(algo).items()]
     if algo.entropy_coef:
         lines.append("H_t: entropy of the whole distribution from which token t is drawn, exact")
     filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
-    cut = [f"{name} {_g(getattr(sampling, name))}" for name, used in filters.items() if used]
+    cut = [f"{name} {g(getattr(sampling, name))}" for name, used in filters.items() if used]
     lines.append(
-        f"p_t: probability of token t at temperature {_g(sampling.temperature)}"
+        f"p_t: probability of token t at temperature {g(sampling.temperature)}"
         + (f", over the whole vocabulary, although answers are drawn with {' and '.join(cut)}" if cut else "")
         + ("" if on_policy else "; p_old_t: before the first update of the rollout")
     )
@@ -254,7 +253,7 @@ def clip(algo: AlgoConfig) -> list[str]:
     """What the clipping does."""
     if algo.updates_per_rollout == 1:
         return ["never acts: there is one update per rollout, and its ratio is 1"]
-    low, high = map(_g, clip_range(algo))
+    low, high = map(g, clip_range(algo))
     whose = {
         "clipped": "ratio of a token",
         "gspo": "ratio of the sequence, one for all its tokens,",
@@ -267,7 +266,7 @@ def clip(algo: AlgoConfig) -> list[str]:
     if algo.loss == "cispo":
         return [*lines, "outside, the weight is the nearest bound; no token loses its gradient"]
     below = "" if algo.clip_low >= 1 else f"; for A_t < 0 below {low}"
-    far = "" if algo.dual_clip is None else f"{' or' if below else '; for A_t < 0'} above {_g(algo.dual_clip)}"
+    far = "" if algo.dual_clip is None else f"{' or' if below else '; for A_t < 0'} above {g(algo.dual_clip)}"
     none = f"the clipped term has no gradient for A_t > 0 above {high}"
     return [*lines, f"{none}{below}{far}{' (dual clip)' if far else ''}"]
 
@@ -276,13 +275,13 @@ def _value(algo: AlgoConfig) -> list[str]:
     value = algo.value
     formula = "(V_t - target_t) ** 2 / 2"
     if value.clip is not None:
-        c = _g(value.clip)
+        c = g(value.clip)
         near = f"(clip(V_t, V_old_t - {c}, V_old_t + {c}) - target_t) ** 2"
         formula = f"max((V_t - target_t) ** 2, {near}) / 2"
     return [
         f"loss of the value head: {formula}",
         "target_t = E_t + V_old_t; reduced as the policy's loss is",
-        f"V_t: a linear head on the last hidden states, learning rate {_g(value.lr)} with the schedule below; its "
+        f"V_t: a linear head on the last hidden states, learning rate {g(value.lr)} with the schedule below; its "
         "gradient does not reach the model",
     ]
 
@@ -295,9 +294,9 @@ def _reduction(stage: Recipe) -> list[str]:
     samples = _share(stage)[1] * stage.samples_per_prompt
     lines = [f"{algo.reduction}: sum over tokens of {REDUCTIONS[algo.reduction].format(longest=longest)}"]
     lines += {
-        "token_mean": [f"N = trained tokens of the update's samples, at most {_n(samples * longest)}"],
-        "sequence_mean": [f"S = samples of the update, at most {_n(samples)}; T_i = trained tokens of the sample"],
-        "constant": [f"S = samples of the update, at most {_n(samples)}; {longest} is sampling.max_tokens"],
+        "token_mean": [f"N = trained tokens of the update's samples, at most {n(samples * longest)}"],
+        "sequence_mean": [f"S = samples of the update, at most {n(samples)}; T_i = trained tokens of the sample"],
+        "constant": [f"S = samples of the update, at most {n(samples)}; {longest} is sampling.max_tokens"],
     }[algo.reduction]
     dull = "; groups without a reward difference count too" if not algo.refill_rounds else ""
     out = ["samples whose verifier failed", *(["truncated ones"] if algo.mask_truncated else [])]
@@ -335,43 +334,24 @@ def _trained(stage: Recipe) -> list[str]:
     return lines
 
 
-def _passes(algo: AlgoConfig, reward: RewardConfig) -> list[str]:
+def _passes(stage: Recipe) -> list[str]:
     """Forward passes over all answers of a step beside those of the update, and copies of the model."""
+    algo = stage.algo
     lines = ["old log-probs: none computed, they are the current ones"]
     if algo.updates_per_rollout > 1:
         lines = ["old log-probs: one more forward pass before the first update"]
     elif algo.kl.coef and algo.kl.place == "reward":
         lines = ["log-probs of the policy: one more forward pass, for the KL in the reward"]
     if algo.kl.coef:
-        lines.append("reference log-probs: one more forward pass, of a frozen second copy of the model")
+        what = "a frozen second copy of the model" if stage.lora is None else "the model with its adapter off, no copy"
+        lines.append(f"reference log-probs: one more forward pass, of {what}")
     else:
         lines.append("reference log-probs: none, there is no KL penalty and no second copy of the model for it")
     lines += ["values: one more forward pass before the first update"] if algo.advantage == "gae" else []
-    return lines + reward.passes(reference=bool(algo.kl.coef))
+    return lines + stage.reward.passes()
 
 
 # --- both ---------------------------------------------------------------------------------------
-
-
-def _rate(stage: Recipe) -> list[str]:
-    optim, updates = stage.optim, stage.updates
-    warmup = optim.warmup_steps
-    decay = "then constant" if optim.decay == "constant" else f"then {optim.decay} decay"
-
-    def at(update: int) -> str:
-        """Of an update counted from 1."""
-        return f"{optim.lr * optim.schedule(update - 1, updates):.4g}"
-
-    start = f"AdamW, learning rate {_g(optim.lr)}"
-    end = f"{at(updates)} at the last update, {_n(updates)}"
-    if warmup >= updates:
-        text = f"{start}, which the linear warm-up of {_count(warmup, 'update')} never reaches: {end}"
-    elif warmup:
-        text = f"{start} at update {_n(warmup + 1)}, after a linear warm-up from {at(1)}; {decay}, {end}"
-    else:
-        text = f"{start} at the first update, without warm-up; {decay}, {end}"
-    apart = ", that of the value head on its own" if stage.stage == "rl" and stage.algo.advantage == "gae" else ""
-    return [text, f"the norm of the gradient is clipped at {_g(optim.grad_clip)}{apart}"]
 
 
 def _sizes(stage: Recipe) -> list[str]:
@@ -379,22 +359,9 @@ def _sizes(stage: Recipe) -> list[str]:
     masters = " with float32 master weights" if stage.model.dtype == "bfloat16" else ""
     recomputed = "; activations are computed again on the way back" if stage.model.recompute_activations else ""
     return [
-        f"micro-batches of at most {_count(stage.tokens_per_microbatch, 'packed token')}; a longer sequence has one of "
+        f"micro-batches of at most {count(stage.tokens_per_microbatch, 'packed token')}; a longer sequence has one of "
         "its own",
         f"prompt tokens come on top of completion tokens, {once}; how many is known only once prompts are seen "
         "(--dry-run shows two)",
         f"{stage.model.dtype}{masters}{recomputed}",
     ]
-
-
-def _g(value: float) -> str:
-    """A number as one would write it: 1.28, not 1.2800000000000002."""
-    return f"{value:.10g}"
-
-
-def _n(count: int) -> str:
-    return f"{count:,}"
-
-
-def _count(count: int, what: str) -> str:
-    return f"{_n(count)} {what}{'' if count == 1 else 's'}"

@@ -28,11 +28,12 @@ from pydantic import (
     model_validator,
 )
 
-from hone.algo.config import NEEDS_GROUP, AlgoConfig, WatchConfig
+from hone.algo import schedule as schedules
+from hone.algo.config import NEEDS_GROUP, AlgoConfig, CurriculumConfig, ResetConfig, WatchConfig
 from hone.config import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
 from hone.data.config import PromptConfig
 from hone.judge.config import JudgeConfig
-from hone.model.config import ModelConfig
+from hone.model.config import LoraConfig, ModelConfig
 from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
 from hone.rollout.config import RolloutConfig, SamplingConfig
@@ -40,7 +41,7 @@ from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import RegisteredConfig, registered
 from hone.tasks.registered import load as registered_task
 from hone.tasks.rows import SUFFIXES
-from hone.train.config import CheckpointConfig, OptimConfig
+from hone.train.config import CheckpointConfig, LayersConfig, OptimConfig
 from hone.validate import explain, impossible, validate, without_defaults
 from hone.verify.targets import read_target
 
@@ -99,12 +100,17 @@ class Recipe(Section):
     task: TaskConfig
     prompt: PromptConfig = PromptConfig()
     model: ModelConfig = ModelConfig()
+    lora: LoraConfig | None = None  # null: all weights are trained
+    layers: LayersConfig = LayersConfig()
     reward: RewardConfig = RewardConfig()
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
     algo: AlgoConfig = AlgoConfig()
     watch: WatchConfig = WatchConfig()
     optim: OptimConfig = OptimConfig()
+    curriculum: CurriculumConfig = CurriculumConfig()
+    reset: ResetConfig = ResetConfig()
+    schedule: tuple[dict[str, Any], ...] = ()  # see hone.algo.schedule
     sft: SFTConfig = SFTConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
@@ -179,6 +185,7 @@ class Recipe(Section):
                 raise impossible(f"reward.parts.{part}", message)
         if not any(self.reward.parts.values()):
             raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
+        schedules.check(self)
 
 
 class Pipeline(Section):
@@ -325,15 +332,18 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
         yield from _missing_functions(stage, layer, prefix)
         for path, value in _leaves(stage):
             is_model = path == ("model", "path") and value != "tiny" and _is_path(value)
-            if not is_model and not (path[-1].endswith("_file") and value):
+            is_adapter = path == ("lora", "path") and value is not None
+            if not is_model and not is_adapter and not (path[-1].endswith("_file") and value):
                 continue
             target = Path(value).expanduser()
             place = layer.where((*prefix, *path)) if (*prefix, *path) in layer.origins else layer.where(path)
-            if is_model and not (target / "config.json").is_file():
+            if is_adapter and not (target / "adapter_config.json").is_file():
+                yield f"{place}: lora.path: {value} has no adapter_config.json; give the folder of an adapter of peft"
+            elif is_model and not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
                 what = "has no config.json" if target.is_dir() else "is no folder here"
                 remedy = "give `tiny`, the folder of a Hugging Face checkpoint, or a hub id such as Qwen/Qwen3-0.6B"
                 yield f"{place}: {'.'.join(path)}: {value} {what}; {remedy}"
-            elif not is_model and not target.is_file():
+            elif not is_model and not is_adapter and not target.is_file():
                 yield f"{place}: {'.'.join(path)}: no file {value}; paths are relative to {Path.cwd()}"
 
 
@@ -399,7 +409,7 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
             f"optim.warmup_steps {stage.optim.warmup_steps}: the full learning rate is never reached in at most "
             f"{stage.updates} updates"
         )
-    return lines + (list(_rl_notices(stage)) if stage.stage == "rl" else [])
+    return lines + (list(schedules.notices(stage, _rl_notices)) if stage.stage == "rl" else [])
 
 
 def _rl_notices(stage: Recipe) -> Iterator[str]:
@@ -436,7 +446,10 @@ def _rl_notices(stage: Recipe) -> Iterator[str]:
         )
 
 
-RL_ONLY = ("reward", "sampling", "rollout", "algo", "prompts_per_step", "samples_per_prompt", "steps")
+RL_ONLY = (
+    *("reward", "sampling", "rollout", "algo", "prompts_per_step", "samples_per_prompt", "steps"),
+    *("curriculum", "reset", "schedule"),
+)
 SFT_ONLY = ("sft",)
 
 
@@ -448,6 +461,7 @@ def schema() -> dict[str, Any]:
     fields["model"] = {**fields["model"], "anyOf": [{"$ref": fields["model"].pop("$ref", "")}, *text_or]}
     paths = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     stage = {"type": "object", "properties": dict(fields), "additionalProperties": False}
+    fields["schedule"] = {**fields["schedule"], "items": schedules.line_schema(fields)}
     fields["extends"] = {**paths, "description": "Recipe files to build on, relative to this one."}
     fields["stages"] = {
         "type": "array",

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from hone.algo.advantages import group_rewards, is_zero_variance
 from hone.algo.curriculum import Course
+from hone.algo.schedule import Phases
 from hone.algo.watch import collapse_warnings
 from hone.data.pack import pack
 from hone.data.render import Renderer
@@ -30,11 +31,12 @@ from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts, score
 from hone.tasks import make_task
 from hone.train.answerer import load_answerer
-from hone.train.batches import Batch, load_reference, prepare
+from hone.train.batches import Batch, prepare
 from hone.train.guard import guard, guard_rewards
 from hone.train.metrics import rollout_metrics
 from hone.train.policy import Policy
 from hone.train.progress import Clock, Track
+from hone.train.reset import announce, due, reset
 from hone.train.run import Run
 from hone.types import Group, StepStats
 
@@ -44,19 +46,18 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
 
     Raises `hone.train.run.Interrupted` after saving, if the user asked to stop.
     """
+    phases = Phases(recipe)
+    now = phases.at(0, 0)  # the settings of a step; a schedule changes them
     task = make_task(recipe.task, recipe.seed)
-    value = recipe.algo.value if recipe.algo.advantage == "gae" else None
-    policy = Policy.load(model, recipe.optim, recipe.updates, value)
-    reference = load_reference(model, recipe.algo)
+    course = Course(task.problems("train"), recipe.seed, now.curriculum)
+    policy = load_policy(phases, model, course)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
-    frozen = load_answerer(recipe.reward, model, recipe.prompt, task.system, reference)
-    reward = make_reward(recipe.reward, task, frozen)
-    course = Course(task.problems("train"), recipe.seed)
-    packer = partial(pack, tokens_per_microbatch=recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
+    frozen = load_answerer(now.reward, model, recipe.prompt, task.system)
+    reward = make_reward(now.reward, task, frozen)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
-    first = run.resume(policy)
+    first = run.resume(policy, course)
     with run.interruptible(), closing(engine), Track("RL", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress)
         for step in range(first, recipe.steps + 1):
@@ -67,17 +68,51 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
                 run.log_eval(step, label, *evaluator.evaluate(label))
             if step == recipe.steps:
                 break
+            before, now = now, phases.at(step, len(policy.resets))
+            if now != before:
+                announce(run, step, phases, len(policy.resets))
+                policy.configure(now.optim, now.layers)
+                course.configure(now.curriculum)
+                reward = make_reward(now.reward, task, frozen) if now.reward != before.reward else reward
             clock.rest()
-            groups, replaced = collect(recipe, step, course, renderer, engine, reward, progress, clock)
-            batch = prepare(groups, policy, reference, recipe.algo, recipe.sampling, packer)
-            stats = policy.update(batch.minibatches, recipe.algo, recipe.sampling.temperature)
+            groups, replaced = collect(now, step, course, renderer, engine, reward, progress, clock)
+            course.observe([*groups, *replaced])
+            packer = partial(pack, tokens_per_microbatch=now.tokens_per_microbatch, share_prompts=now.share_prompts)
+            batch = prepare(groups, policy, policy.reference, now.algo, now.sampling, packer)
+            stats = policy.update(batch.minibatches, now.algo, now.sampling.temperature)
             clock.lap("train")
-            note = record(run, recipe, step, groups, replaced, batch, stats, renderer, clock, synced)
+            state = {**synced, "reset": float(len(policy.resets)), **course.metrics()}
+            note = record(run, now, step, groups, replaced, batch, stats, renderer, clock, state)
             run.log_costs(step, reward.costs())
-            run.checkpoint(step + 1, policy)
+            if why := due(recipe.reset, step + 1, recipe.steps, run, policy.resets):
+                reset(run, step + 1, why, policy, phases, batch.minibatches)  # merge, new reference, new optimizer
+            run.checkpoint(step + 1, policy, course, now=why is not None)
             progress.advance(note)
             run.stop_if_asked(step + 1)
     run.finish(policy, recipe.steps)
+
+
+def load_policy(phases: Phases[Recipe], model: ModelConfig, course: Course) -> Policy:
+    """The policy that a run starts with; a reference is kept if any of its phases has a KL penalty.
+
+    Raises UserError if a later phase asks for layers, targets or levels that are not there.
+    """
+    start, all_phases = phases.at(0, 0), [phases.merged(lines) for lines in phases.sets()]
+    for phase in all_phases:
+        course.check(phase.curriculum)
+    policy = Policy.load(
+        model,
+        start.optim,
+        start.updates,
+        start.algo.value if start.algo.advantage == "gae" else None,
+        lora=start.lora,
+        layers=start.layers,
+        reference=any(phase.algo.kl.coef for phase in all_phases),
+        seed=start.seed,
+    )
+    for phase in all_phases:
+        policy.check(phase.layers, phase.lora)
+    return policy
 
 
 def collect(
@@ -103,6 +138,8 @@ def collect(
         else:
             drawn = {group.problem.id for group in (*kept, *replaced)}
             problems = course.draw_others(step, round, recipe.prompts_per_step - len(kept), without=drawn)
+            if not problems:  # all that the curriculum has to offer now
+                break
         answers = rollouts(
             problems,
             renderer,
@@ -120,7 +157,7 @@ def collect(
         dull = [is_zero_variance(group_rewards(group)) for group in groups]
         kept += [group for group, d in zip(groups, dull, strict=True) if not d]
         replaced += [group for group, d in zip(groups, dull, strict=True) if d]
-        if len(kept) == recipe.prompts_per_step or len(kept) + len(replaced) >= len(course.problems):
+        if len(kept) == recipe.prompts_per_step:
             break
     return kept, replaced
 
@@ -140,20 +177,21 @@ def record(
     stats: StepStats,
     renderer: Renderer,
     clock: Clock,
-    synced: Mapping[str, float],
+    state: Mapping[str, float],
 ) -> str:
     """Write down what the step did and warn of what looks wrong; returns a note for the progress line.
 
+    `state`: where the run stood in the step: the check of the sync, hard resets before it, shares of the levels.
     Rewards, verdicts and lengths are those of all groups: without the replaced ones they would be biased.
     """
     everyone = [*groups, *replaced]
     metrics = {
         **rollout_metrics(everyone),
-        **synced,
         "groups/replaced": float(len(replaced)),
         "loss": stats.loss,
         "grad_norm": stats.grad_norm,
         **stats.metrics,
+        **state,
     }
     run.log(step, {"phase": "rl", "trained_tokens": stats.num_tokens, **metrics}, clock.seconds())
     prompts = [renderer.prompt_text(group.problem) for group in everyone]

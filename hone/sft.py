@@ -37,7 +37,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     if not isinstance(task, TracedTask):
         raise UserError(f"task {task.name} writes no worked answers to learn from; stage: sft needs a task that does")
     steps = recipe.sft.num_steps
-    policy = Policy.load(model, recipe.optim, steps)
+    policy = Policy.load(model, recipe.optim, steps, lora=recipe.lora, layers=recipe.layers, seed=recipe.seed)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
     samples = [to_sample(example, renderer) for example in examples(recipe, task)]

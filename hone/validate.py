@@ -43,6 +43,12 @@ KNOWN_AS = {
     "epsilon": "algo.clip_low",
     "epsilon_high": "algo.clip_high",
     "num_iterations": "algo.updates_per_rollout",
+    "lora_r": "lora.rank",
+    "lora_rank": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "target_modules": "lora.targets",
+    "lr_scheduler_type": "optim.decay",
     "output_dir": "runs",
     "model_name_or_path": "model.path",
 }

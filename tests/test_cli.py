@@ -159,6 +159,11 @@ def test_sample_refuses_what_contradicts_itself(run, arguments, message):
     assert message in error
 
 
+def test_reset_asks_the_run(folder, run, monkeypatch):
+    stand_in(monkeypatch, "hone.train.reset", ask=lambda target: f"asked {target}")
+    assert run("reset", "runs/mine") == (0, "asked runs/mine\n", "")
+
+
 def test_report_prints_the_page(folder, run, monkeypatch):
     import hone.report  # noqa: F401  the parent of what is replaced
 

@@ -25,7 +25,7 @@ ROWS = (
     ("rewards",),
     ("train", "rollout"),
     ("recipe",),
-    ("evaluate",),
+    ("evaluate", "explain_phases"),
     ("rl", "sft", "distil", "serve"),
     ("sample",),
     ("pipeline", "launch", "report", "doctor", "explain", "inspect", "two_model"),

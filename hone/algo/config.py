@@ -10,7 +10,7 @@ from hone.config import Section
 
 
 class KLConfig(Section):
-    """Penalty for leaving a frozen reference (the model at the start of the stage)."""
+    """Penalty for leaving a frozen reference: the model at the start of the stage, or at its last hard reset."""
 
     coef: NonNegativeFloat = 0.0
     estimator: Literal["k1", "k2", "k3"] = "k3"
@@ -117,3 +117,53 @@ class WatchConfig(Section):
     mismatch_k3: PositiveFloat = 0.05  # nats per token, KL of sampler to trainer: sees few large ratios, too
     max_skipped: PositiveInt = 3  # steps in a row with an update that was not finite, and so skipped; then stop
     max_unscored: PositiveInt = 3  # steps in a row in which the verifier failed on every sample; then stop
+
+
+class CurriculumConfig(Section):
+    """Which levels of the task the problems of a step come from: see `hone.algo.curriculum`."""
+
+    kind: Literal["uniform", "sequential", "mixture", "adaptive"] = "uniform"
+    steps_per_level: PositiveInt | None = None  # sequential; null: until every problem of the level has come once
+    weights: dict[str, NonNegativeFloat] = {}  # mixture: level -> share; levels not named do not come
+    floor: float = Field(default=0.1, gt=0.0, le=1.0)  # adaptive: this share is dealt evenly to all levels
+    memory: float = Field(default=0.9, ge=0.0, lt=1.0)  # adaptive: of a level's pass rate, from step to step
+
+    @model_validator(mode="after")
+    def _weighted(self) -> CurriculumConfig:
+        if self.kind == "mixture" and not any(self.weights.values()):
+            raise ValueError("weights: a mixture needs some, as in {3: 1, 5: 2}: twice as many problems of level 5")
+        return self
+
+    def idle_settings(self) -> list[str]:
+        """Settings that can have no effect, in words."""
+        owner = {"steps_per_level": "sequential", "weights": "mixture", "floor": "adaptive", "memory": "adaptive"}
+        return [
+            f"{key}: no effect with kind {self.kind}"
+            for key in self.changed()
+            if owner.get(key, self.kind) != self.kind
+        ]
+
+
+class StagnationConfig(Section):
+    """When validation has stopped to rise: see `hone.algo.schedule.stagnation`."""
+
+    window: PositiveInt = 3  # validations averaged, against noise
+    tolerance: NonNegativeFloat = 0.01  # a rise of the accuracy by less is none
+    patience: PositiveInt = 3  # validations in a row without a rise
+
+
+class ResetConfig(Section):
+    """Hard resets (Liu et al., ProRL, arXiv:2505.24864): what was learned becomes the reference and, with an adapter,
+    the base; optimizer and adapter begin anew. `hone reset RUN` asks for one by hand."""
+
+    at: tuple[PositiveInt, ...] = ()  # before these steps
+    on_stagnation: StagnationConfig | None = None  # of the validation split, which `eval.every` measures
+    limit: PositiveInt | None = None  # at most so many on stagnation
+
+    @model_validator(mode="after")
+    def _rising(self) -> ResetConfig:
+        if list(self.at) != sorted(set(self.at)):
+            raise ValueError(f"at: {list(self.at)} must rise; give each step once, in order")
+        if self.limit is not None and self.on_stagnation is None:
+            raise ValueError("limit: no effect without on_stagnation; remove it, or set on_stagnation: {}")
+        return self

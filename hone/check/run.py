@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Any
 
 from hone.check import base, probes, template
 from hone.check.findings import Finding, distinct, lines
+from hone.algo.curriculum import Course
+from hone.algo.schedule import Phases
 from hone.config import UserError
 from hone.data.render import Renderer
 from hone.model import tiny
@@ -242,6 +244,10 @@ def dry_run(recipe: Recipe | Pipeline) -> None:
         print(f"  {plan(stage)}")
     stage = stages_of(recipe)[-1][0]
     task = make_task(stage.task, stage.seed)
+    if stage.stage == "rl":
+        phases = Phases(stage)
+        for settings in phases.sets():
+            Course(task.problems("train"), stage.seed).check(phases.merged(settings).curriculum)
     renderer = Renderer(tokenizer_of(stage), stage.prompt, task.system)
     for problem in task.problems("train")[:2]:
         print(f"\nprompt of {problem.id}, {len(renderer.prompt_ids(problem))} tokens:\n{renderer.prompt_text(problem)}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_validator, model_validator
 
 from hone.config import Section
 
@@ -46,3 +46,29 @@ class ModelConfig(Section):
     def at(self, path: str) -> ModelConfig:
         """The same settings for the model at `path`."""
         return self.model_copy(update={"path": path})
+
+
+class LoraConfig(Section):
+    """Low-rank adapters (Hu et al., arXiv:2106.09685): all other weights are frozen."""
+
+    rank: PositiveInt = 32
+    alpha: PositiveFloat | None = None  # the adapter counts alpha / rank times; null: twice the rank
+    targets: Literal["all", "attention", "mlp"] | tuple[str, ...] = "all"  # linear layers; or names, as in [q_proj]
+    dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # supervised stages only
+    path: str | None = None  # go on with this adapter, a folder in peft's format, instead of a new one
+
+    @field_validator("targets")
+    @classmethod
+    def _no_head(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
+        if not targets:
+            raise ValueError("none are named, so nothing would be trained; give all, attention, mlp or names")
+        if "lm_head" in targets:
+            raise ValueError(
+                "lm_head is no target: log-probs are computed from the output head's own weights; remove it"
+            )
+        return targets
+
+    @property
+    def scale_alpha(self) -> float:
+        """`alpha`, or what stands for it."""
+        return 2.0 * self.rank if self.alpha is None else self.alpha

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -10,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from hone.config import UserError
-from hone.model import attention
+from hone.model import attention, lora
 from hone.model.config import ModelConfig
 from hone.model.logprobs import output_head
 
@@ -26,11 +27,16 @@ def device() -> torch.device:
 
 
 def load_model(config: ModelConfig) -> PreTrainedModel:
-    """The model in `config.dtype`, with our attention and without dropout.
+    """The model in `config.dtype`, with our attention and without dropout; an adapter's folder is its base with the
+    adapter merged in.
 
     Raises UserError when there is no model at `config.path`, or one that would train silently wrong.
     """
     attention.register()
+    if lora.is_adapter(config.path):
+        model = load_model(config.at(base_of(config.path)))
+        lora.merge_from(model, config.path)
+        return model
     model = _found(
         config,
         lambda: AutoModelForCausalLM.from_pretrained(
@@ -56,10 +62,23 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The checkpoint's own tokenizer; one without an end-of-text token is an error."""
+    if lora.is_adapter(config.path) and not (Path(config.path) / "tokenizer_config.json").exists():
+        config = config.at(base_of(config.path))
     tokenizer = _found(config, lambda: AutoTokenizer.from_pretrained(config.path, revision=config.revision))
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {config.path} has no end-of-text token: stopping could not be learned")
     return tokenizer
+
+
+def base_of(adapter: str) -> str:
+    """The model that an adapter belongs to: a folder or a hub id. Raises UserError for a folder that has gone."""
+    base = str(lora.read_config(adapter)["base_model_name_or_path"])
+    if Path(base).is_absolute() and not Path(base).exists():
+        raise UserError(
+            f"{adapter}: its base model {base} is not there (moved?); correct base_model_name_or_path in "
+            f"{lora.CONFIG_FILE}"
+        )
+    return base
 
 
 def _found(config: ModelConfig, load: Callable[[], Any]) -> Any:

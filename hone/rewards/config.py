@@ -111,13 +111,13 @@ class RewardConfig(Section):
     small_parts: SmallPartsReward = SmallPartsReward()
     thinking: ThinkingReward = ThinkingReward()
 
-    def passes(self, reference: bool) -> list[str]:
-        """What the reward has a model compute, in words; `reference`: there is one for a KL penalty."""
+    def passes(self) -> list[str]:
+        """What the reward has a model compute, in words."""
         if "perplexity" not in self.parts:
             return []
         config, where = self.perplexity, "of a frozen model"
         if config.answerer == "policy":
-            where = "of the reference model" if reference else "of a frozen second copy of the model"
+            where = "of a frozen second copy of the model"
         where = "on a server" if config.is_server else where
         return [f"perplexity of the gold answers: one more forward pass, {where}"]
 

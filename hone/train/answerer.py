@@ -113,12 +113,12 @@ def load_answerer(
     model: ModelConfig,
     prompt: PromptConfig,
     system: str,
-    reference: PreTrainedModel | None = None,
+    loaded: PreTrainedModel | None = None,
 ) -> Answerer | None:
     """The answerer of `reward.perplexity`; None if that is no part of the reward.
 
-    `model` is the one that the stage starts from, `reference` the same already loaded for a KL penalty, if there is
-    one: then `answerer: policy` needs no copy of its own.
+    `model` is the one that the stage starts from, `loaded` the same in memory if nobody will ever change it: then
+    `answerer: policy` needs no copy of its own. (The reference of a KL penalty is none: a hard reset changes it.)
     """
     if "perplexity" not in reward.parts:
         return None
@@ -126,6 +126,6 @@ def load_answerer(
     if config.is_server:
         return AnswerServer(config.answerer, str(config.served_model), prompt, system)
     if config.answerer != "policy":
-        model, reference = model.model_copy(update={"path": config.answerer, "revision": None}), None
-    frozen = reference if reference is not None else load_model(model).eval().requires_grad_(False)
+        model, loaded = model.model_copy(update={"path": config.answerer, "revision": None}), None
+    frozen = loaded if loaded is not None else load_model(model).eval().requires_grad_(False)
     return LocalAnswerer(frozen, Renderer(load_tokenizer(model), prompt, system))

@@ -17,10 +17,10 @@ from hone.algo.config import AlgoConfig
 from hone.algo.kl import kl_estimate
 from hone.algo.reduce import token_weights
 from hone.data.samples import to_samples, with_advantages
-from hone.model.config import ModelConfig
-from hone.model.load import load_model
+from hone.model.lora import adapter_off
 from hone.rollout.config import SamplingConfig
-from hone.train.policy import Policy, frozen_logprobs, split_by_sample
+from hone.train.policy import Policy, frozen_logprobs
+from hone.train.totals import split_by_sample
 from hone.types import VERIFIER_FAILURES, FloatArray, Group, MicroBatch, Sample
 
 if TYPE_CHECKING:
@@ -58,7 +58,10 @@ def prepare(
     def scored_by(model: PreTrainedModel) -> list[FloatArray]:
         return per_sample(samples, lambda b: frozen_logprobs(model, b, sampling.temperature), packer)
 
-    ref = None if reference is None else scored_by(reference)
+    ref = None
+    if reference is not None and algo.kl.coef:
+        with adapter_off(reference):  # with an adapter the reference is the policy without it, not a second copy
+            ref = scored_by(reference)
     old = scored_by(policy.model) if algo.updates_per_rollout > 1 else None
     broken: set[int] = set()  # samples of which the model says something that is not finite
     kl = None
@@ -78,13 +81,6 @@ def prepare(
     samples = with_advantages(samples, [np.full_like(a, np.nan) if i in broken else a for i, a in enumerate(flat)])
     updates = minibatches(groups, samples, algo, sampling.max_tokens, packer, **given)
     return Batch(tuple(samples), tuple(tuple(u) for u in updates))
-
-
-def load_reference(model: ModelConfig, algo: AlgoConfig) -> PreTrainedModel | None:
-    """The frozen model that the KL penalty is measured against: the start of the stage. None without a penalty."""
-    if not algo.kl.coef:
-        return None
-    return load_model(model).eval().requires_grad_(False)
 
 
 def counted(group: Group, index: int, algo: AlgoConfig) -> bool:

@@ -1,9 +1,9 @@
 """Checkpoints: written aside, synced, renamed; verified by checksum when read.
 
     checkpoints/step_000010/
-        model/                  an ordinary Hugging Face checkpoint
+        model/                  an ordinary Hugging Face checkpoint; of LoRA the adapter alone, in peft's format
         optimizer.safetensors   moments
-        state.json              step and counters
+        state.json              step and counters, hard resets so far, where the curriculum is
         checksums.json          sha256 of every other file, written last
 
 A folder without a good `checksums.json` does not count, so a run killed at any moment still has
@@ -16,7 +16,7 @@ import hashlib
 import json
 import os
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,9 +25,10 @@ from hone.train.policy import Policy
 PREFIX = "step_"
 
 
-def save(folder: Path, step: int, policy: Policy, keep: int) -> Path:
+def save(folder: Path, step: int, policy: Policy, keep: int, course: Mapping[str, Any] | None = None) -> Path:
     """Write checkpoint `step` under `folder`, then remove all but the newest `keep`.
 
+    `course` is the state of the curriculum.
     Raises OSError if the disk is full; the checkpoints already there are left alone.
     """
     final = folder / f"{PREFIX}{step:06d}"
@@ -36,7 +37,7 @@ def save(folder: Path, step: int, policy: Policy, keep: int) -> Path:
     aside.mkdir(parents=True)
     try:
         scalars = policy.save(aside)
-        (aside / "state.json").write_text(json.dumps({"step": step, "policy": scalars}, indent=1))
+        (aside / "state.json").write_text(json.dumps({"step": step, "policy": scalars, "course": course}, indent=1))
         sums = {str(p.relative_to(aside)): _sha256(p) for p in sorted(aside.rglob("*")) if p.is_file()}
         for name in sums:
             fsync(aside / name)

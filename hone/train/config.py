@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
 from hone.config import Section
 
@@ -18,20 +18,40 @@ class OptimConfig(Section):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0  # norm over all parameters of the model
-    warmup_steps: NonNegativeInt = 0
+    warmup_steps: NonNegativeInt = 0  # optimizer updates, after each hard reset again
     decay: Literal["constant", "linear", "cosine"] = "constant"
 
-    def schedule(self, update: int, total: int) -> float:
+    def schedule(self, update: int, total: int, since: int = 0) -> float:
         """Share of the full learning rate at an update, counted from 0, of `total` ones.
 
         Linear warm-up, then constant, or linear/cosine decay: to zero one update after the last. Only updates count: a
-        step in which there was nothing to learn from does not move it.
+        step in which there was nothing to learn from does not move it. Update `since` was the first of a fresh
+        optimizer, whose moments need the warm-up again; the decay is that of the whole stage.
         """
-        warmup = min(1.0, (update + 1) / (self.warmup_steps + 1))
+        warmup = min(1.0, (update - since + 1) / (self.warmup_steps + 1))
         span = max(1, total - self.warmup_steps)
         done = min(1.0, max(0.0, (update - self.warmup_steps) / span))
         decay = {"constant": 1.0, "linear": 1.0 - done, "cosine": 0.5 * (1.0 + math.cos(math.pi * done))}
         return warmup * decay[self.decay]
+
+
+class LayersConfig(Section):
+    """Which layers are trained; the others are frozen, and cost no backward pass where none below them is trained.
+
+    `first`: the embeddings and the first `count` layers. `last`: the last `count` layers, the final norm and the output
+    head, unless that is also the embedding. With an adapter: its part in these layers.
+    """
+
+    train: Literal["all", "first", "last"] = "all"
+    count: PositiveInt | None = None  # of layers, with first and last
+    lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)  # the rate of a layer, times that of the layer above it
+
+    @model_validator(mode="after")
+    def _counted(self) -> LayersConfig:
+        if (self.count is None) != (self.train == "all"):
+            needed = "needed with" if self.count is None else "has no effect with"
+            raise ValueError(f"count: {needed} train: {self.train}; it goes with train: first and train: last")
+        return self
 
 
 class CheckpointConfig(Section):

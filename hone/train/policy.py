@@ -17,13 +17,18 @@ from safetensors.torch import load_file, save_file
 from hone.algo.config import AlgoConfig, ValueConfig
 from hone.algo.losses import value_loss
 from hone.algo.objective import METRICS, objective
-from hone.model.config import ModelConfig
+from hone.config import UserError
+from hone.model import lora as adapters
+from hone.model.config import LoraConfig, ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.logprobs import head_logprobs
-from hone.train.config import OptimConfig
+from hone.train.config import LayersConfig, OptimConfig
 from hone.train.master import master_weights, publish
-from hone.types import Block, FloatArray, MicroBatch, StepStats
+from hone.train.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
+from hone.train.totals import Totals, merge_stats
+from hone.train.totals import split_by_sample as split_by_sample
+from hone.types import Block, MicroBatch, StepStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -80,10 +85,11 @@ def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
 
 
 class Policy:
-    """Model, tokenizer and AdamW; with `value`, PPO's value head too.
+    """Model, tokenizer and AdamW; with `value`, PPO's value head too; with `lora`, an adapter that alone is trained.
 
-    `updates` counts optimizer steps, skipped ones included. `parameters` are the model's, `masters` the float32
-    tensors that the optimizer steps (see `hone.train.master`).
+    `updates` counts optimizer steps, skipped ones included. `parameters` are those that can be trained, `masters` the
+    float32 tensors that the optimizer steps (see `hone.train.master`). `reference` is what a KL penalty is measured
+    against: a frozen copy, or with an adapter the model itself (`hone.train.batches` turns the adapter off).
     """
 
     def __init__(
@@ -93,34 +99,122 @@ class Policy:
         optim: OptimConfig,
         total_updates: int,
         value: ValueConfig | None = None,
+        *,
+        lora: LoraConfig | None = None,
+        layers: LayersConfig = LayersConfig(),  # noqa: B008  # frozen
+        reference: PreTrainedModel | None = None,
+        base: str = "",
+        seed: int = 0,
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
-        self.optim = optim
         self.total_updates = total_updates
         self.updates = 0
+        self.fresh_at = 0  # the update that was the first of this optimizer
+        self.resets: list[dict[str, Any]] = []  # hard resets so far: the step before which, and why
         self.stop_ids = stop_token_ids(model, tokenizer)
-        self.parameters = [p for p in model.parameters() if p.requires_grad]
-        self.masters = master_weights(self.parameters)
         self.value = value
         self.value_head = None if value is None else new_value_head(model)
-        groups = [{"params": self.masters, "full_lr": optim.lr}]
-        if value is not None and self.value_head is not None:
-            groups.append({"params": list(self.value_head.parameters()), "full_lr": value.lr})
-        self.optimizer = torch.optim.AdamW(
-            groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
-        )
+        self.lora, self.base, self.seed = lora, base, seed
+        if lora is not None:
+            adapters.attach(model, lora, self._adapter_seed())
+            if lora.path is not None:
+                adapters.load_adapter(model, Path(lora.path))
+        self.reference = reference
+        self._begin(optim, layers)
         model.train()
 
     @classmethod
     def load(
-        cls, model: ModelConfig, optim: OptimConfig, total_updates: int, value: ValueConfig | None = None
+        cls,
+        model: ModelConfig,
+        optim: OptimConfig,
+        total_updates: int,
+        value: ValueConfig | None = None,
+        *,
+        lora: LoraConfig | None = None,
+        layers: LayersConfig = LayersConfig(),  # noqa: B008
+        reference: bool = False,
+        seed: int = 0,
     ) -> Policy:
-        return cls(load_model(model), load_tokenizer(model), optim, total_updates, value)
+        """`reference`: keep the model as it is now for a KL penalty."""
+        if lora is not None:
+            adapters.require()
+        loaded, tokenizer = load_model(model), load_tokenizer(model)
+        frozen = None
+        if reference:
+            frozen = loaded if lora is not None else load_model(model).eval().requires_grad_(False)
+        return cls(
+            loaded,
+            tokenizer,
+            optim,
+            total_updates,
+            value,
+            lora=lora,
+            layers=layers,
+            reference=frozen,
+            base=model.path,
+            seed=seed,
+        )
+
+    def _begin(self, optim: OptimConfig, layers: LayersConfig) -> None:
+        """What can be trained, and an optimizer that has seen nothing."""
+        depth = depths(self.model)
+        trained = {p: depth[name] for name, p in self.model.named_parameters() if p.requires_grad}
+        self.parameters = list(trained)
+        self.masters = master_weights(self.parameters)
+        self._depths = trained
+        self._fresh_optimizer(optim, layers)
+
+    def _fresh_optimizer(self, optim: OptimConfig, layers: LayersConfig) -> None:
+        self.optimizer = new_optimizer(zip(self._depths.values(), self.masters, strict=True), self.value_head, optim)
+        self.configure(optim, layers)
+
+    def check(self, layers: LayersConfig, lora: LoraConfig | None) -> None:
+        """Raises UserError if a later phase asks for what this model does not have."""
+        check_layers(self.model, layers)
+        if lora is not None:
+            with adapters.adapter_off(self.model):
+                adapters.target_names(self.model, lora.targets)
+
+    def configure(self, optim: OptimConfig, layers: LayersConfig) -> None:
+        """Other rates, other layers: what a schedule may change between two updates. The moments stay."""
+        self.optim, self.layers = optim, layers
+        configure(self.optimizer, optim, layers, num_layers(self.model), self.value.lr if self.value else 0.0)
+        freeze(self.model, self._depths, layers)
+
+    def merge_and_reset(
+        self, step: int, optim: OptimConfig, layers: LayersConfig, lora: LoraConfig | None, why: dict[str, Any]
+    ) -> None:
+        """Hard reset before `step`: the model as it is becomes the reference and the base of a new adapter, which may
+        have another rank and other targets; the optimizer begins anew. What the model computes does not change.
+
+        Without an adapter the same, less the adapter; float32 master weights stay, since they are the policy.
+        """
+        self.resets.append({"step": step, **why})
+        self.fresh_at = self.updates
+        if self.lora is None:
+            if self.reference is not None:
+                self.reference.load_state_dict(self.model.state_dict())
+            self._fresh_optimizer(optim, layers)
+            return
+        assert lora is not None, "a schedule neither adds an adapter nor drops it"
+        adapters.merge(self.model)
+        adapters.attach(self.model, lora, self._adapter_seed())
+        self.lora = lora
+        self._begin(optim, layers)
+
+    def _adapter_seed(self) -> int:
+        return self.seed * 1_000_003 + len(self.resets)
 
     @property
     def device(self) -> torch.device:
         return self.parameters[0].device
+
+    @property
+    def exact(self) -> bool:
+        """In float32 a merged adapter computes what it did beside its base, to rounding; in bfloat16 it is rounded."""
+        return self.model.dtype == torch.float32
 
     # --- forward ------------------------------------------------------------------------------
 
@@ -161,7 +255,11 @@ class Policy:
             sums[0] = entropy.detach().sum()
             return -(batch.weights * logprobs).sum(), sums
 
-        return self._step(batches, loss_fn, 1.0)
+        if self.lora is None or not self.lora.dropout:
+            return self._step(batches, loss_fn, 1.0)
+        with torch.random.fork_rng():  # what is dropped depends on the seed and the update alone
+            torch.manual_seed(self.seed * 1_000_003 + self.updates)
+            return self._step(batches, loss_fn, 1.0)
 
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
@@ -180,7 +278,7 @@ class Policy:
         # The value head on its own: its gradient says nothing of how far the policy may go.
         value_norm = 0.0 if self.value_head is None else self._clip(list(self.value_head.parameters()))
         finite = all(map(math.isfinite, (norm, value_norm, total.loss, total.value_loss)))
-        factor = self.optim.schedule(self.updates, self.total_updates)
+        factor = self.optim.schedule(self.updates, self.total_updates, self.fresh_at)
         if finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = group["full_lr"] * factor
@@ -207,23 +305,64 @@ class Policy:
     # --- state --------------------------------------------------------------------------------
 
     def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face checkpoint."""
+        """An ordinary Hugging Face checkpoint; an adapter is merged in."""
+        with adapters.merged(self.model):
+            self._export(folder)
+
+    def export_base(self, folder: Path) -> None:
+        """The model without its adapter, likewise."""
+        with adapters.adapter_off(self.model):
+            self._export(folder)
+
+    def export_adapter(self, folder: Path) -> None:
+        """The adapter alone, in peft's format, with the tokenizer."""
+        adapters.save_adapter(self.model, folder, self.base)
+        self.tokenizer.save_pretrained(folder)
+
+    def _export(self, folder: Path) -> None:
         self.model.save_pretrained(folder, max_shard_size="1000GB")  # one file: `restore` reads it back
         self.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> dict[str, Any]:
-        """Weights and moments into `folder`; returns the scalars to keep beside them."""
-        self.export(folder / "model")
-        save_file(self._state_tensors(), folder / "optimizer.safetensors")
-        return {"updates": self.updates}
+        """Weights and moments into `folder`; returns the scalars to keep beside them.
 
-    def restore(self, folder: Path, state: dict[str, Any]) -> None:
-        """Back to exactly what `save` wrote: weights, moments, counters."""
-        weights = load_file(folder / "model" / "model.safetensors")
-        missing, unexpected = self.model.load_state_dict(weights, strict=False)
-        tied = set(getattr(self.model, "all_tied_weights_keys", None) or {})
-        if set(missing) - tied or unexpected:
-            raise ValueError(f"{folder}: weights do not fit the model (missing {missing}, unexpected {unexpected})")
+        With an adapter these are its weights alone: its base is the stage's model, or that of the last reset.
+        """
+        if self.lora is None:
+            self._export(folder / "model")
+        else:
+            self.export_adapter(folder / "model")
+        save_file(self._state_tensors(), folder / "optimizer.safetensors")
+        return {
+            "updates": self.updates,
+            "fresh_at": self.fresh_at,
+            "resets": self.resets,
+            "lora": None if self.lora is None else self.lora.model_dump(mode="json"),
+        }
+
+    def restore(self, folder: Path, state: dict[str, Any], base: Path | None = None) -> None:
+        """Back to exactly what `save` wrote: weights, moments, counters. `base`: the model of the last hard reset.
+
+        Raises UserError if one of the two had an adapter and the other has none.
+        """
+        kept = state.get("lora")
+        if (kept is None) != (self.lora is None):
+            has, wants = ("no adapter", "one") if kept is None else ("an adapter", "none")
+            raise UserError(f"{folder} has {has} and the recipe wants {wants}; resume with lora as it was")
+        self.resets = list(state.get("resets", ()))
+        if kept is not None:
+            adapters.remove(self.model)
+            if base is not None:
+                self._load_weights(self.model, base)
+                self.base = str(base)
+            self.lora = LoraConfig.model_validate(kept)
+            adapters.attach(self.model, self.lora, self._adapter_seed())
+            adapters.load_adapter(self.model, folder / "model")
+            self._begin(self.optim, self.layers)
+        else:
+            self._load_weights(self.model, folder / "model")
+            if base is not None and self.reference is not None:
+                self._load_weights(self.reference, base)
         for master, p in zip(self.masters, self.parameters, strict=True):
             master.data.copy_(p)  # unless the checkpoint has something more precise, below
         tensors = load_file(folder / "optimizer.safetensors")
@@ -234,7 +373,14 @@ class Policy:
                 self.optimizer.state[stepped] = {
                     key: tensors[f"{i}.{key}"].to(stepped.device) for key in ("step", "exp_avg", "exp_avg_sq")
                 }
-        self.updates = int(state["updates"])
+        self.updates, self.fresh_at = int(state["updates"]), int(state.get("fresh_at", 0))
+
+    @staticmethod
+    def _load_weights(model: PreTrainedModel, folder: Path) -> None:
+        missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+        if set(missing) - tied or unexpected:
+            raise ValueError(f"{folder}: weights do not fit the model (missing {missing}, unexpected {unexpected})")
 
     def _stepped(self) -> list[torch.Tensor]:
         """Everything that the optimizer steps, in a fixed order."""
@@ -242,93 +388,10 @@ class Policy:
 
     def _state_tensors(self) -> dict[str, torch.Tensor]:
         """Moments, and the weights that the exported model does not hold: masters that are copies, the value head."""
-        exported = {id(p) for p in self.parameters}
+        exported = {id(p) for p in self.parameters}  # the adapter's, if there is one
         tensors: dict[str, torch.Tensor] = {}
         for i, p in enumerate(self._stepped()):
             tensors |= {f"{i}.{key}": value.contiguous() for key, value in self.optimizer.state.get(p, {}).items()}
             if id(p) not in exported:
                 tensors[f"{i}.weight"] = p.detach().contiguous()
         return tensors
-
-
-def new_value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """Hidden states [N, D] -> values [N, 1]; at first all are 0."""
-    head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
-    return head
-
-
-class Totals:
-    """What the micro-batches of one update add up to."""
-
-    def __init__(self) -> None:
-        self.loss = self.value_loss = self.mismatch = 0.0
-        self.tokens = 0
-        self.sums = torch.zeros(len(METRICS), dtype=torch.float64)
-        self.logprobs: dict[int, FloatArray] = {}
-        self.entropies: dict[int, FloatArray] = {}
-        self.grad_norms: dict[int, float] = {}
-
-    def add(
-        self,
-        batch: MicroBatch,
-        hidden: torch.Tensor,  # [N, D], after the backward pass
-        logprobs: torch.Tensor,  # [N]
-        entropy: torch.Tensor,  # [N]
-        loss: torch.Tensor,
-        value_loss: torch.Tensor,
-        sums: torch.Tensor,  # [len(METRICS)]
-    ) -> None:
-        self.loss += float(loss.detach())
-        self.value_loss += float(value_loss.detach())
-        self.tokens += len(batch.targets)
-        if batch.sampled_logprobs.any():  # there was a sampler
-            old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-            self.mismatch = max(self.mismatch, float((old - batch.sampled_logprobs).abs().max()))
-        self.sums += sums.cpu()
-        self.logprobs.update(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
-        self.entropies.update(split_by_sample(batch, entropy.detach().float().cpu().numpy()))
-        assert hidden.grad is not None
-        squares = hidden.grad.float().square().sum(dim=1)  # [N]
-        per_sample = torch.zeros(len(batch.sample_ids), device=squares.device).index_add_(0, batch.samples, squares)
-        self.grad_norms.update(zip(batch.sample_ids, per_sample.sqrt().tolist(), strict=True))
-
-    def stats(self, norm: float, more: dict[str, float]) -> StepStats:
-        metrics = {name: float(s) / max(self.tokens, 1) for name, s in zip(METRICS, self.sums, strict=True)}
-        metrics["mismatch/max"] = self.mismatch
-        return StepStats(
-            self.loss, norm, self.tokens, {**metrics, **more}, self.logprobs, self.entropies, self.grad_norms
-        )
-
-
-def split_by_sample(batch: MicroBatch, values: FloatArray) -> list[tuple[int, FloatArray]]:
-    """Per-token values [N] of a micro-batch as (the sample's id, [Lc])."""
-    counts = np.bincount(batch.samples.cpu().numpy(), minlength=len(batch.sample_ids))
-    return list(zip(batch.sample_ids, np.split(values, np.cumsum(counts)[:-1]), strict=True))
-
-
-def merge_stats(stats: Sequence[StepStats]) -> StepStats:
-    """Several updates as one row: token-weighted means, the largest gradient norm, the last rate.
-
-    The mismatch between sampler and trainer is that of the first update, when both hold the same weights.
-    """
-    if not stats:
-        return StepStats(0.0, 0.0, 0, {"skipped": 0.0})
-    tokens = sum(s.num_tokens for s in stats)
-    taken = [s for s in stats if not s.metrics["skipped"]] or stats  # what was skipped is not finite, and says nothing
-    weight = max(1, sum(s.num_tokens for s in taken))
-    metrics = {key: sum(s.metrics[key] * s.num_tokens for s in taken) / weight for key in taken[0].metrics}
-    metrics |= {key: value for key, value in taken[0].metrics.items() if key.startswith("mismatch/")}
-    metrics["lr"] = stats[-1].metrics["lr"]
-    metrics["skipped"] = sum(s.metrics["skipped"] for s in stats)
-    return StepStats(
-        sum(s.loss for s in taken) / len(taken),
-        float(np.max([s.grad_norm for s in stats])),  # NaN if one is
-        tokens,
-        metrics,
-        **{
-            name: {i: value for s in stats for i, value in getattr(s, name).items()}
-            for name in ("logprobs", "entropies", "grad_norms")
-        },
-    )

@@ -11,7 +11,9 @@
     tokens/step_N.safetensors   its tokens: ids, advantages, entropies, log-probs of sampler and trainer
     skipped/               batches whose update was not finite: see hone.train.guard
     checkpoints/           see hone.train.checkpoint
+    resets/reset_001/      the model at each hard reset, an ordinary Hugging Face checkpoint: see hone.train.reset
     model/                 the final weights, an ordinary Hugging Face checkpoint
+    adapter/               of LoRA: the adapter alone, in peft's format; its base is that of the last reset
 
 A row of metrics.jsonl: {"step": 3, "phase": "rl", "loss": 0.01, "reward/mean": 0.42, ...}
 """
@@ -38,10 +40,12 @@ import torch
 from safetensors.numpy import save_file
 
 import hone
+from hone.algo.curriculum import Course
 from hone.config import UserError
 from hone.train import checkpoint, jsonl
 from hone.train.config import CheckpointConfig
 from hone.train.policy import Policy
+from hone.train.reset import drop_resets, reset_folder
 from hone.types import FloatArray, Group, Sample, StepStats
 from hone.verify.targets import source_of
 
@@ -150,20 +154,21 @@ class Run:
 
     # --- checkpoints --------------------------------------------------------------------------
 
-    def checkpoint(self, step: int, policy: Policy) -> None:
-        """Save what is needed to begin step `step`, if it is due, or if the user asked to stop."""
-        if step % self.config.every == 0 or self._stop:
-            self.save(step, policy)
+    def checkpoint(self, step: int, policy: Policy, course: Course | None = None, now: bool = False) -> None:
+        """Save what is needed to begin step `step`, if it is due, if `now`, or if the user asked to stop."""
+        if step % self.config.every == 0 or self._stop or now:
+            self.save(step, policy, course)
 
-    def save(self, step: int, policy: Policy) -> None:
+    def save(self, step: int, policy: Policy, course: Course | None = None) -> None:
         """What was written about the steps before comes to the disk first: a resumed run does not write it again."""
         for path in self._unsynced:
             checkpoint.fsync(path)
         self._unsynced.clear()
-        checkpoint.save(self.folder / "checkpoints", step, policy, self.config.keep)
+        state = None if course is None else course.state()
+        checkpoint.save(self.folder / "checkpoints", step, policy, self.config.keep, state)
         self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
 
-    def resume(self, policy: Policy) -> int:
+    def resume(self, policy: Policy, course: Course | None = None) -> int:
         """The step to begin with: that of the newest good checkpoint, 0 if none was written yet.
 
         Rows of steps that will be done again are removed, so that the files read as if the run had
@@ -178,11 +183,17 @@ class Run:
                 f"{self.folder} away to begin anew"
             )
         checkpoint.drop_newer(folder, good)
-        step = 0
+        step = resets = 0
         if good is not None:
             state = checkpoint.read_state(good)
-            step = int(state["step"])
-            policy.restore(good, state["policy"])
+            step, resets = int(state["step"]), len(state["policy"].get("resets", ()))
+            if resets:
+                policy.restore(good, state["policy"], reset_folder(self.folder, resets))
+            else:
+                policy.restore(good, state["policy"])
+            if course is not None and state.get("course") is not None:
+                course.restore(state["course"])
+        drop_resets(self.folder, resets)
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
         for name in ("metrics.jsonl", "timings.jsonl", "costs.jsonl", "evals.jsonl"):
             jsonl.keep(self.folder / name, lambda row: row["step"] < step)
@@ -199,6 +210,9 @@ class Run:
 
     def finish(self, policy: Policy, steps: int) -> None:
         """Export the final model; a stage with a `model` folder is complete."""
+        if policy.lora is not None:
+            policy.export_adapter(self.folder / "adapter")
+            checkpoint.sync(self.folder / "adapter")
         aside = self.folder / ".model"
         shutil.rmtree(aside, ignore_errors=True)
         policy.export(aside)

@@ -16,7 +16,8 @@ from hone.model.config import ModelConfig, TinyConfig
 from hone.rollout.config import SamplingConfig
 from hone.train.batches import Batch, Packer, minibatches, per_sample, prepare
 from hone.train.config import OptimConfig
-from hone.train.policy import Policy, frozen_logprobs, split_by_sample
+from hone.train.policy import Policy, frozen_logprobs
+from hone.train.totals import split_by_sample
 from hone.types import Group, MicroBatch, Problem, Reward, Rollout, Turn, Verdict
 
 TINY = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)

@@ -17,6 +17,7 @@ from transformers import PreTrainedModel
 from hone.data.stream import Decode
 from hone.model import attention
 from hone.model.linear import onednn
+from hone.model.lora import for_sampling
 from hone.rollout.base import Event, print_event
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import kernel
@@ -124,7 +125,7 @@ def serving(model: PreTrainedModel) -> Iterator[None]:
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        with onednn(model, frozen=True):
+        with for_sampling(model), onednn(model, frozen=True):
             yield
     finally:
         if implementation != attention.NAME:

@@ -1,0 +1,258 @@
+"""Low-rank adapters: a layer computes W x + (alpha / rank) B A x, and only A and B are trained.
+
+Hu et al., LoRA, arXiv:2106.09685. The adapters are those of `peft`, put into the model in place: it stays the same
+Hugging Face model, and its attention, output head and packing know nothing of them. What peft's layers are in the way
+of is done by exchanging them for plain ones, for as long as it takes:
+
+    with adapter_off(model): ...    # W alone: the reference, without a second copy of the model
+    with merged(model): ...         # W + (alpha / rank) B A in one matrix: to sample, to export, to send to a server
+
+peft takes seconds to import and is imported only by what attaches an adapter.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch import nn
+
+from hone.config import UserError
+from hone.model.config import LoraConfig
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+ADAPTER = "default"  # the name that peft gives to the only one
+CONFIG_FILE = "adapter_config.json"
+WEIGHTS_FILE = "adapter_model.safetensors"
+_PREFIX = "base_model.model."  # of the names in peft's files
+
+
+def attach(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
+    """Put a new adapter into the model and freeze everything else. B is 0, so what the model computes is unchanged.
+
+    `seed` decides A. Raises UserError for targets that the model does not have, and if peft is not installed.
+    """
+    peft = _peft()
+    names = target_names(model, lora.targets)
+    alpha = int(lora.scale_alpha) if lora.scale_alpha.is_integer() else lora.scale_alpha  # as peft writes it
+    config = peft.LoraConfig(
+        r=lora.rank, lora_alpha=alpha, lora_dropout=lora.dropout, target_modules=names, task_type="CAUSAL_LM"
+    )
+    _inject(model, config, seed)
+
+
+def target_names(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list[str]:
+    """The last parts of the names of the linear layers that are meant. Raises UserError for one that is not there."""
+    head = model.get_output_embeddings()
+    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    there = sorted({name.rpartition(".")[2] for name in linear})
+    if targets == "all":
+        return there
+    if targets in ("attention", "mlp"):
+        part = {"attention": ("attn", "attention"), "mlp": ("mlp", "feed_forward")}[str(targets)]
+        found = sorted({n.rpartition(".")[2] for n in linear if any(p in x for x in n.split(".")[:-1] for p in part)})
+        if not found:
+            raise UserError(f"lora.targets: this model has no part called {targets}; name layers: {', '.join(there)}")
+        return found
+    for name in targets:
+        if name not in there:
+            raise UserError(f"lora.targets: {name} is no linear layer of this model; it has {', '.join(there)}")
+    return sorted(targets)
+
+
+def has_adapter(model: nn.Module) -> bool:
+    """Whether an adapter is attached (and not merged for good)."""
+    return bool(getattr(model, "peft_config", None))
+
+
+@contextmanager
+def adapter_off(model: nn.Module) -> Iterator[None]:
+    """The model as it was before the adapter, for the duration. A model without one is left alone."""
+    with _exchanged(model, lambda layer: layer.get_base_layer()):
+        yield
+
+
+@contextmanager
+def merged(model: nn.Module) -> Iterator[None]:
+    """For the duration each adapted layer is an ordinary `nn.Linear`, and the model has the names of its base.
+
+    The frozen weights are not touched: what is added and taken away again would leave its rounding behind.
+    """
+    with _exchanged(model, _merged_layer):
+        yield
+
+
+def for_sampling(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """What an engine in this process runs: merged in float32, which differs in rounding only and spares two thin
+    products per layer and token. In bfloat16 a merged matrix is rounded to another policy, so it is left as it is."""
+    return merged(model) if model.dtype == torch.float32 else nullcontext()
+
+
+def merge(model: PreTrainedModel) -> None:
+    """Add the adapter to the weights for good; no adapter is left."""
+    for parent, child, layer in _adapted(model):
+        base = layer.get_base_layer()
+        base.weight.data = _merged_weight(layer)
+        setattr(parent, child, base)
+    _forget(model)
+
+
+def remove(model: PreTrainedModel) -> None:
+    """Take the adapter out, leaving the weights alone."""
+    for parent, child, layer in _adapted(model):
+        setattr(parent, child, layer.get_base_layer())
+    _forget(model)
+
+
+# --- files, in peft's format ----------------------------------------------------------------------------------------
+
+
+def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
+    """`adapter_config.json` and `adapter_model.safetensors`, as `peft.PeftModel.from_pretrained` reads them.
+
+    `base`: the folder or hub id of the model that the adapter belongs to. Its `config.json` is put beside them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    config = copy.copy(_peft_config(model))
+    config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).exists() else base
+    config.inference_mode = True
+    config.save_pretrained(folder)
+    model.config.save_pretrained(folder)
+    tensors = {_PREFIX + name: value.contiguous() for name, value in adapter_weights(model).items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def load_adapter(model: PreTrainedModel, folder: Path) -> None:
+    """Fill the attached adapter from files in peft's format. Raises UserError if they do not fit it."""
+    tensors = {name.removeprefix(_PREFIX): value for name, value in load_file(folder / WEIGHTS_FILE).items()}
+    own = adapter_weights(model)
+    ours, theirs = _peft_config(model), read_config(folder)
+    wrong = {name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape}
+    if own.keys() != tensors.keys() or wrong or ours.lora_alpha != theirs["lora_alpha"]:
+        targets = theirs["target_modules"]
+        raise UserError(
+            f"lora: the adapter in {folder} has rank {theirs['r']}, alpha {theirs['lora_alpha']} and targets "
+            f"{targets if isinstance(targets, str) else ', '.join(sorted(targets))}; set lora.rank, lora.alpha and "
+            "lora.targets to these"
+        )
+    with torch.no_grad():
+        for name, value in own.items():
+            value.copy_(tensors[name])
+
+
+def adapter_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The adapter's own tensors, by their names in peft's files less the prefix; they share memory with the model."""
+    found: dict[str, torch.Tensor] = _peft().get_peft_model_state_dict(
+        model, adapter_name=ADAPTER, save_embedding_layers=False
+    )
+    return found
+
+
+def is_adapter(path: str | Path) -> bool:
+    """A folder in peft's format."""
+    return (Path(path) / CONFIG_FILE).is_file()
+
+
+def read_config(folder: str | Path) -> dict[str, Any]:
+    """adapter_config.json. Raises UserError if it is no plain LoRA: a merge would be another function."""
+    values: dict[str, Any] = json.loads((Path(folder) / CONFIG_FILE).read_text())
+    if values.get("peft_type") != "LORA":
+        raise UserError(f"{folder}: an adapter of type {values.get('peft_type')}; only LORA is supported")
+    if used := [key for key in ("use_dora", "modules_to_save", "rank_pattern", "alpha_pattern") if values.get(key)]:
+        raise UserError(f"{folder}: its {CONFIG_FILE} has {', '.join(used)}, which are not supported")
+    return values
+
+
+def merge_from(model: PreTrainedModel, folder: str | Path) -> None:
+    """Merge the adapter in `folder` into its base model."""
+    read_config(folder)
+    config = _peft().LoraConfig.from_pretrained(str(folder))
+    config.inference_mode = False
+    _inject(model, config, seed=0)
+    load_adapter(model, Path(folder))
+    merge(model)
+    model.requires_grad_(True)  # peft had frozen it
+
+
+# --- the exchange ---------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _exchanged(model: nn.Module, other: Callable[[Any], nn.Module]) -> Iterator[None]:
+    """Other modules in the places of the adapted ones, for the duration."""
+    places = _adapted(model)
+    try:
+        with torch.no_grad():
+            for parent, child, layer in places:
+                setattr(parent, child, other(layer))
+        yield
+    finally:
+        for parent, child, layer in places:
+            setattr(parent, child, layer)
+
+
+def _adapted(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
+    """(parent, name in it, layer) of every layer that has an adapter."""
+    if not has_adapter(model):
+        return []
+    from peft.tuners.lora import LoraLayer
+
+    return [(p, name, c) for p in model.modules() for name, c in p.named_children() if isinstance(c, LoraLayer)]
+
+
+@torch.no_grad()
+def _merged_weight(layer: Any) -> torch.Tensor:
+    """W + (alpha / rank) B A [out, in], computed in float32 and rounded once."""
+    weight = layer.get_base_layer().weight
+    a, b = layer.lora_A[ADAPTER].weight, layer.lora_B[ADAPTER].weight
+    total = torch.addmm(weight.float(), b.float(), a.float(), alpha=layer.scaling[ADAPTER])
+    return total.to(weight.dtype)
+
+
+def _merged_layer(layer: Any) -> nn.Linear:
+    base = layer.get_base_layer()
+    plain = nn.Linear(base.in_features, base.out_features, bias=False, device="meta")
+    plain.weight = nn.Parameter(_merged_weight(layer), requires_grad=False)
+    plain.bias = base.bias
+    return plain
+
+
+def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
+    """peft's layers around the targets. Raises UserError if one is no plain linear layer."""
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        _peft().inject_adapter_in_model(config, model, ADAPTER)
+    for _, name, layer in _adapted(model):
+        if type(layer.get_base_layer()) is not nn.Linear:
+            raise UserError(f"lora.targets: {name} is a {type(layer.get_base_layer()).__name__}; give linear layers")
+
+
+def _forget(model: PreTrainedModel) -> None:
+    """What peft left on the model: it would take the next adapter for a second one beside this."""
+    if has_adapter(model):
+        del model.peft_config
+
+
+def _peft_config(model: PreTrainedModel) -> Any:
+    return model.peft_config[ADAPTER]
+
+
+def require() -> None:
+    """Raises UserError if peft is not installed."""
+    _peft()
+
+
+def _peft() -> Any:
+    try:
+        import peft
+    except ImportError as error:
+        raise UserError("lora: peft is not installed; pip install 'hone-rl[lora]'") from error
+    return peft

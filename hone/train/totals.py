@@ -1,0 +1,86 @@
+"""What the micro-batches of an update, and the updates of a step, add up to."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from hone.algo.objective import METRICS
+from hone.types import FloatArray, MicroBatch, StepStats
+
+
+class Totals:
+    """What the micro-batches of one update add up to."""
+
+    def __init__(self) -> None:
+        self.loss = self.value_loss = self.mismatch = 0.0
+        self.tokens = 0
+        self.sums = torch.zeros(len(METRICS), dtype=torch.float64)
+        self.logprobs: dict[int, FloatArray] = {}
+        self.entropies: dict[int, FloatArray] = {}
+        self.grad_norms: dict[int, float] = {}
+
+    def add(
+        self,
+        batch: MicroBatch,
+        hidden: torch.Tensor,  # [N, D], after the backward pass
+        logprobs: torch.Tensor,  # [N]
+        entropy: torch.Tensor,  # [N]
+        loss: torch.Tensor,
+        value_loss: torch.Tensor,
+        sums: torch.Tensor,  # [len(METRICS)]
+    ) -> None:
+        self.loss += float(loss.detach())
+        self.value_loss += float(value_loss.detach())
+        self.tokens += len(batch.targets)
+        if batch.sampled_logprobs.any():  # there was a sampler
+            old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+            self.mismatch = max(self.mismatch, float((old - batch.sampled_logprobs).abs().max()))
+        self.sums += sums.cpu()
+        self.logprobs.update(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
+        self.entropies.update(split_by_sample(batch, entropy.detach().float().cpu().numpy()))
+        assert hidden.grad is not None
+        squares = hidden.grad.float().square().sum(dim=1)  # [N]
+        per_sample = torch.zeros(len(batch.sample_ids), device=squares.device).index_add_(0, batch.samples, squares)
+        self.grad_norms.update(zip(batch.sample_ids, per_sample.sqrt().tolist(), strict=True))
+
+    def stats(self, norm: float, more: dict[str, float]) -> StepStats:
+        metrics = {name: float(s) / max(self.tokens, 1) for name, s in zip(METRICS, self.sums, strict=True)}
+        metrics["mismatch/max"] = self.mismatch
+        return StepStats(
+            self.loss, norm, self.tokens, {**metrics, **more}, self.logprobs, self.entropies, self.grad_norms
+        )
+
+
+def split_by_sample(batch: MicroBatch, values: FloatArray) -> list[tuple[int, FloatArray]]:
+    """Per-token values [N] of a micro-batch as (the sample's id, [Lc])."""
+    counts = np.bincount(batch.samples.cpu().numpy(), minlength=len(batch.sample_ids))
+    return list(zip(batch.sample_ids, np.split(values, np.cumsum(counts)[:-1]), strict=True))
+
+
+def merge_stats(stats: Sequence[StepStats]) -> StepStats:
+    """Several updates as one row: token-weighted means, the largest gradient norm, the last rate.
+
+    The mismatch between sampler and trainer is that of the first update, when both hold the same weights.
+    """
+    if not stats:
+        return StepStats(0.0, 0.0, 0, {"skipped": 0.0})
+    tokens = sum(s.num_tokens for s in stats)
+    taken = [s for s in stats if not s.metrics["skipped"]] or stats  # what was skipped is not finite, and says nothing
+    weight = max(1, sum(s.num_tokens for s in taken))
+    metrics = {key: sum(s.metrics[key] * s.num_tokens for s in taken) / weight for key in taken[0].metrics}
+    metrics |= {key: value for key, value in taken[0].metrics.items() if key.startswith("mismatch/")}
+    metrics["lr"] = stats[-1].metrics["lr"]
+    metrics["skipped"] = sum(s.metrics["skipped"] for s in stats)
+    return StepStats(
+        sum(s.loss for s in taken) / len(taken),
+        float(np.max([s.grad_norm for s in stats])),  # NaN if one is
+        tokens,
+        metrics,
+        **{
+            name: {i: value for s in stats for i, value in getattr(s, name).items()}
+            for name in ("logprobs", "entropies", "grad_norms")
+        },
+    )
