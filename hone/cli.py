@@ -119,15 +119,34 @@ def explain(recipe: Target, overrides: Overrides = None) -> None:
 @app.command("eval")
 def evaluate(
     recipe: Target,
-    overrides: Overrides = None,
-    checkpoint: Checkpoint = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result here as JSON too.")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL | KEY=VALUE]...",
+            show_default=False,
+            help="Runs, checkpoints, Hugging Face folders or ids, URL#model of an OpenAI-compatible endpoint; "
+            "default: the recipe's own model. And settings, as in eval.samples=32.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random streams; another one is an independent sample.")] = 0,
+    k: Annotated[str, typer.Option(help="The k of pass@k, as in 1,8,32; default: powers of two.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder to append to; default: evaluations in the run.")] = None,
 ) -> None:
-    """Evaluate a model on held-out problems, with an interval; settings are the recipe's eval section."""
-    loaded = _load(recipe, overrides)
-    from hone.evaluate import cli_eval
+    """Evaluate models on the same held-out problems, with intervals; settings are the recipe's eval section.
 
-    cli_eval(loaded, checkpoint=checkpoint, out=out)
+    Every sample is kept, and what was drawn before is not drawn again: the same command goes on after a cut.
+    """
+    from hone.config import UserError
+
+    given = models or []
+    overrides = [one for one in given if "=" in one and not one.startswith((".", "/", "~")) and "://" not in one]
+    loaded = _load(recipe, overrides)
+    if not all(part.strip().isdigit() for part in k.split(",") if k):
+        raise UserError(f"--k {k}: give whole numbers, as in 1,8,32")
+    from hone.evals.run import cli_eval
+
+    ks = [int(part) for part in k.split(",") if part]
+    cli_eval(loaded, [one for one in given if one not in overrides], seed=seed, ks=ks, out=out)
 
 
 @app.command()

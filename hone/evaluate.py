@@ -5,7 +5,6 @@ The same renderer, engine and grader as in training; only the split and the samp
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
@@ -24,7 +23,7 @@ from hone.rollout.native.engine import NativeEngine
 from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.train.progress import Track
-from hone.types import Interval, Problem
+from hone.types import Interval, Problem, Rollout
 
 Evaluation = tuple[dict[str, Any], list[dict[str, Any]]]  # the row of evals.jsonl, and its samples
 
@@ -83,27 +82,29 @@ def evaluate(
     answers = rollouts(
         problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress
     )
-    records: list[dict[str, Any]] = []
-    for problem, group in zip(problems, answers, strict=True):
-        prompt = renderer.prompt_text(problem)
-        for rollout in group:
-            grade = judge(task, problem, rollout).grade
-            records.append(
-                {
-                    "problem_id": problem.id,
-                    "level": problem.level,
-                    "domain": problem.domain,
-                    "prompt": prompt,
-                    "text": rollout.text,
-                    "verdict": grade.verdict,
-                    "extracted": grade.extracted,
-                    "answer": problem.answer,
-                    "tokens": rollout.num_tokens,
-                    "finish": rollout.finish,
-                    "index": rollout.index,
-                }
-            )
+    records = [
+        {"prompt": renderer.prompt_text(problem), **graded(task, problem, rollout)}
+        for problem, group in zip(problems, answers, strict=True)
+        for rollout in group
+    ]
     return summary(records, config), records
+
+
+def graded(task: Task, problem: Problem, rollout: Rollout) -> dict[str, Any]:
+    """One row of an evaluation's samples, without its prompt."""
+    grade = judge(task, problem, rollout).grade
+    return {
+        "problem_id": problem.id,
+        "level": problem.level,
+        "domain": problem.domain,
+        "text": rollout.text,
+        "verdict": grade.verdict,
+        "extracted": grade.extracted,
+        "answer": problem.answer,
+        "tokens": rollout.num_tokens,
+        "finish": rollout.finish,
+        "index": rollout.index,
+    }
 
 
 def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
@@ -144,23 +145,6 @@ def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
 
 
 # --- on the command line ---------------------------------------------------------------------
-
-
-def cli_eval(recipe: Recipe | Pipeline, checkpoint: Path | None = None, out: Path | None = None) -> None:
-    """`hone eval`: the recipe's eval section on one model."""
-    stage, path = which_model(recipe, checkpoint)
-    task, renderer, engine = served(stage, path)
-    problems = eval_problems(task, stage.eval)
-    with Track("evaluating", len(problems) * stage.eval.samples) as progress:
-        seed = stage.seed + EVAL_SEED
-        row, records = evaluate(problems, task, renderer, engine, stage.eval, seed=seed, progress=progress.inner)
-    print(f"{path}: {len(records)} answers to {len(problems)} {stage.eval.split} problems")
-    for label, a in [("all", row["accuracy"]), *row["by_level"].items()]:
-        print(f"  {label:>6}  accuracy {a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]  n {a['n']}")
-    print(f"  tokens {row['response_tokens']:.1f}, reflection rate {row['reflection_rate']:.3f}, {row['verdicts']}")
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"model": str(path), **row, "records": records}, indent=1))
 
 
 def cli_sample(recipe: Recipe | Pipeline, checkpoint: Path | None = None, problems: int = 2) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import hone.evals  # noqa: F401  # the parent of a module that a test replaces
 from hone import cli, doctor
 
 RECIPE = "name: x\ntask: {name: knights, people: [2], train: 3}\nalgo: {updates_per_rollout: 2}\n"
@@ -108,13 +109,17 @@ def test_eval_and_sample_hand_over_their_options(folder, run, monkeypatch):
     stand_in(
         monkeypatch,
         "hone.evaluate",
-        cli_eval=lambda recipe, **options: calls.append((recipe.eval.problems, options)),
         cli_sample=lambda recipe, **options: calls.append((recipe.name, options)),
     )
-    run("eval", "r.yaml", "eval.problems=5", "--checkpoint", "c", "--out", "o.json")
+    stand_in(
+        monkeypatch,
+        "hone.evals.run",
+        cli_eval=lambda recipe, models, **options: calls.append((recipe.eval.problems, models, options)),
+    )
+    run("eval", "r.yaml", "eval.problems=5", "c", "http://h/v1#m=1", "--out", "o", "--seed", "3", "--k", "1,8")
     run("sample", "r.yaml", "--problems", "3")
     assert calls == [
-        (5, {"checkpoint": Path("c"), "out": Path("o.json")}),
+        (5, ["c", "http://h/v1#m=1"], {"seed": 3, "ks": [1, 8], "out": Path("o")}),
         ("x", {"checkpoint": None, "problems": 3}),
     ]
 

@@ -24,7 +24,7 @@ ROWS = (
     ("train", "rollout"),
     ("recipe",),
     ("evaluate",),
-    ("rl", "sft", "distil"),
+    ("rl", "sft", "distil", "evals"),
     ("pipeline", "launch", "report", "doctor", "explain"),
     ("cli",),
     ("__main__",),

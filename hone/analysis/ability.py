@@ -10,10 +10,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
-
 from hone.analysis import passk, stats
-from hone.analysis.measured import Measured, shared
+from hone.analysis.measured import Array, Measured, shared
 from hone.types import Interval
 
 
@@ -77,5 +75,5 @@ def check_independent(base: Measured, again: Measured) -> None:
         raise ValueError(f"new ability: {base.label} and {again.label} were sampled with different settings")
 
 
-def _at(model: Measured, k: int) -> np.ndarray:
+def _at(model: Measured, k: int) -> Array:
     return passk.pass_at_k(model.drawn.tolist(), model.correct.tolist(), [k])[:, 0]

@@ -52,15 +52,13 @@ def regress(accuracy: Array | Sequence[float], levels: Sequence[str], domains: S
         raise ValueError("regress: the level follows from the domain, so their effects cannot be told apart")
     fit = sm.OLS(y, design).fit()
     counts = [len(y) if label == "level" else int(column.sum()) for label, column in zip(labels, columns)]
-    found = [
-        Coefficient(name, *(float(v) for v in values), n)
-        for name, n, *values in zip(labels, counts, fit.params, fit.bse, fit.tvalues, fit.pvalues, strict=True)
-    ]
+    rows = zip(labels, fit.params, fit.bse, fit.tvalues, fit.pvalues, counts, strict=True)
+    found = [Coefficient(name, float(b), float(se), float(t), float(p), n) for name, b, se, t, p, n in rows]
     return sorted(found, key=lambda c: (c.name != "level", -c.value))
 
 
 def _numbers(levels: Sequence[str]) -> Array | None:
-    """"5" and "Level 5" are 5; None if any level has no number."""
+    """The levels "5" and "Level 5" are 5; None if any level has no number."""
     try:
         return np.array([float(level.lower().removeprefix("level").strip()) for level in levels])
     except ValueError:

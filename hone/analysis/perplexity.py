@@ -44,8 +44,8 @@ def change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[f
     if not shared:
         raise ValueError("perplexity: the two share no problem")
     a, b = ({key: side[key] for key in shared} for side in (before, after))
-    logs = [[math.log(perplexity(side[key])) for key in shared] for side in (a, b)]
-    compared = stats.compare(*logs)
+    first, second = ([math.log(perplexity(side[key])) for key in shared] for side in (a, b))
+    compared = stats.compare(first, second)
     return PerplexityChange(gold_perplexity(a), gold_perplexity(b), _exp(compared.difference), compared.p_value)
 
 

@@ -141,7 +141,9 @@ def outcomes(records: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     return by_problem
 
 
-def compare(before: Sequence[float], after: Sequence[float], confidence: float = 0.95, seed: int = 0) -> Comparison:
+def compare(
+    before: Sequence[float] | Array, after: Sequence[float] | Array, confidence: float = 0.95, seed: int = 0
+) -> Comparison:
     """Paired comparison: entry i of both lists is the mean accuracy on the same problem i.
 
     The interval is a bootstrap over problems. The p-value is McNemar's exact one (McNemar 1947) when

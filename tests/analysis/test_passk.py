@@ -95,6 +95,7 @@ def test_a_band_covers_the_truth_in_a_few_simulations(problems: int, samples: in
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("problems, samples, a, b", SETTINGS)
 def test_a_band_covers_the_truth_in_95_percent_of_simulations(problems: int, samples: int, a: float, b: float) -> None:
     held = coverage(1000, problems, samples, a, b, [1, 4, samples])
