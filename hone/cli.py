@@ -165,13 +165,17 @@ def sample(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/demo.")],
-    out: Annotated[Path | None, typer.Option(help="Folder, or file ending in .html; default: RUN/report.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or the folder that hone eval wrote.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder, or file ending in .html; default: RUN/report, or comparison beside.")
+    ] = None,
 ) -> None:
-    """Write the report of a run: one HTML page, and its figures and tables as files."""
+    """Write the report of a run, or the comparison of several: one HTML page, its figures and tables as files."""
     from hone.report.build import build
 
-    print(build(run, out))
+    print(build(runs, out))
 
 
 @data.command("show")

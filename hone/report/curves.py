@@ -16,6 +16,8 @@ from hone.report.story import Side
 #: Enough to see a trend, few enough to read in a second whatever the length of the run.
 SAMPLED_STEPS = 40
 SAMPLED_PER_STEP = 256
+#: Points of a smoothed curve that is drawn over others.
+OVERLAY_POINTS = 200
 
 _VERDICT_COLOURS = {"correct": "train", "wrong": "before", "malformed": "extra", "truncated": "valid"}
 

@@ -99,7 +99,8 @@ def built(pipeline: Path) -> Path:
 def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Figures are built but not drawn, where a test is about the words."""
     empty = Rendered('<svg viewBox="0 0 1 1" role="img"></svg>', "<svg/>", b"")
-    monkeypatch.setattr("hone.report.build.render", lambda *_, **__: empty)
+    for module in ("build", "sheet"):
+        monkeypatch.setattr(f"hone.report.{module}.render", lambda *_, **__: empty)
 
 
 @pytest.fixture(scope="module")
