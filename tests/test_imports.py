@@ -24,7 +24,7 @@ ROWS = (
     ("train", "rollout"),
     ("recipe",),
     ("evaluate",),
-    ("rl", "sft", "distil", "evals"),
+    ("rl", "sft", "distil", "evals", "sinks"),
     ("pipeline", "launch", "report", "doctor", "explain"),
     ("cli",),
     ("__main__",),

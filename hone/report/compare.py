@@ -50,10 +50,10 @@ def model_sections(sheet: Sheet, found: Sequence[Measured], unit: str = "level")
     """Every table and figure that these models have data for."""
     letters = lettered([model.label for model in found])
     short = [relabel(model, letters[model.label]) for model in found]
-    key = legend(letters)
+    colours, key = models.colours_of([model.label for model in short]), legend(letters)
     notes = [page.paragraph(f"The figures show the first {len(models.COLOURS)} models; the tables all.", "quiet")] \
         if len(found) > len(models.COLOURS) else []  # fmt: skip
-    panels = [models.pass_panel(short, "models-pass", "pass@k"), models.histogram_panel(short)]
+    panels = [models.pass_panel(short, colours, "models-pass", "pass@k"), models.histogram_panel(short, colours)]
     parts = [
         sheet.table(models.summary(found)), sheet.table(models.differences(found)), key,
         sheet.flow(panel for panel in panels if panel), *notes, sheet.table(models.published_pass(found)),
@@ -67,6 +67,7 @@ def model_sections(sheet: Sheet, found: Sequence[Measured], unit: str = "level")
 
 def _splits(sheet: Sheet, found: Sequence[Measured], short: Sequence[Measured], unit: str, key: str) -> list[Section]:
     sections = []
+    colours = models.colours_of([model.label for model in short])
     for column, name, title in (("levels", unit, f"By {unit}"), ("domains", "domain", "By domain")):
         table = models.grouped(found, column, f"models-{column}", f"Accuracy by {name}, with 95% intervals.", name)
         if table is None:
@@ -75,7 +76,7 @@ def _splits(sheet: Sheet, found: Sequence[Measured], short: Sequence[Measured], 
         panels = []
         for i, value in enumerate(values if len(values) <= SPLITS_SHOWN else ()):
             parts = [part for model in short if (part := model.by(column).get(value)) is not None]
-            panels.append(models.pass_panel(parts, f"pass-{column}-{i}", f"pass@k, {name} {value}"))
+            panels.append(models.pass_panel(parts, colours, f"pass-{column}-{i}", f"pass@k, {name} {value}"))
         inside = [sheet.table(table), flow := sheet.flow(panel for panel in panels if panel), key if flow else ""]
         if column == "domains":
             fit, notes = models.regression(found)
@@ -84,11 +85,11 @@ def _splits(sheet: Sheet, found: Sequence[Measured], short: Sequence[Measured], 
     caption = "Accuracy by the form of the gold answer. A model that overfits to integers falls on the others."
     if table := models.grouped(found, "formats", "models-formats", caption, "format"):
         rest = models.not_integer(short) if short else []
-        panel = models.pass_panel(rest, "pass-not-integer", "pass@k, answer not an integer") if rest else None
+        panel = models.pass_panel(rest, colours, "pass-not-integer", "pass@k, answer not an integer") if rest else None
         inside = [sheet.table(table), sheet.flow([panel] if panel else [])]
         sections.append(("by-format", "By form of the answer", "\n".join(part for part in inside if part)))
-    if ability := models.new_ability(found):
-        graphs = models.new_ability(short)  # the same under the names that have room in a figure
+    if ability := models.new_ability(found, {}):
+        graphs = models.new_ability(short, colours)  # the same under the names that have room in a figure
         inside = [sheet.table(ability[0]), sheet.flow(graphs[1] if graphs else []), key]
         sections.append(("ability", "New ability", "\n".join(part for part in inside if part)))
     return sections

@@ -5,7 +5,7 @@ Every function takes `Measured`s, in the order in which they are shown; the firs
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,15 @@ COLOURS = ("train", "before", "valid", "extra", "after", "muted")
 #: An outline of accuracies of single problems needs several samples of each.
 HISTOGRAM_SAMPLES = 4
 PUBLISHED = "published, not measured here"
+
+
+def colours_of(labels: Sequence[str]) -> dict[str, str]:
+    """One colour per label, the same in every figure of a page."""
+    return dict(zip(labels, COLOURS))
+
+
+def coloured(models: Sequence[Measured], colours: Mapping[str, str]) -> list[tuple[Measured, str]]:
+    return [(model, colours[model.label]) for model in models if model.label in colours]
 
 
 def sampling_words(model: Measured) -> str:
@@ -91,10 +100,12 @@ def difference_cell(d: Interval) -> Cell:
     return Cell(points[0], f"{points[1]} to {points[2]}")
 
 
-def pass_panel(models: Sequence[Measured], key: str, title: str, note: str = "") -> Panel | None:
-    """pass@k with bands; None if nothing was sampled more than once."""
+def pass_panel(
+    models: Sequence[Measured], colours: Mapping[str, str], key: str, title: str, note: str = ""
+) -> Panel | None:
+    """pass@k with bands; None if nothing was sampled more than once. Models without a colour are not drawn."""
     curves = []
-    for model, colour in zip(models, COLOURS):
+    for model, colour in coloured(models, colours):
         ks = model.ks()
         if len(ks) < 2:
             continue
@@ -106,11 +117,16 @@ def pass_panel(models: Sequence[Measured], key: str, title: str, note: str = "")
     return Panel(key, title, label, tuple(curves), share=True, note=note, log_x=log2) if curves else None
 
 
-def histogram_panel(models: Sequence[Measured], key: str = "histogram", title: str = "Accuracy of single problems",
-                    note: str = "") -> Panel | None:  # fmt: skip
+def histogram_panel(
+    models: Sequence[Measured],
+    colours: Mapping[str, str],
+    key: str = "histogram",
+    title: str = "Accuracy of single problems",
+    note: str = "",
+) -> Panel | None:
     """Share of problems by their accuracy, an outline per model."""
     curves = []
-    for model, colour in zip(models, COLOURS):
+    for model, colour in coloured(models, colours):
         if int(model.drawn.min()) >= HISTOGRAM_SAMPLES:
             rows = levels.histogram(model)
             edges = np.array([low for low, _, _ in rows] + [1.0])
@@ -225,7 +241,7 @@ def ability_base(models: Sequence[Measured]) -> tuple[Measured, Measured, list[M
     return None
 
 
-def new_ability(models: Sequence[Measured]) -> tuple[Table, list[Panel]] | None:
+def new_ability(models: Sequence[Measured], colours: Mapping[str, str]) -> tuple[Table, list[Panel]] | None:
     """What the base never solved: solved by the others, and by the base itself when sampled again."""
     sampled = ability_base(models)
     found = ability.new_ability(*sampled) if sampled else None
@@ -253,8 +269,8 @@ def new_ability(models: Sequence[Measured]) -> tuple[Table, list[Panel]] | None:
     kept = [m.where(np.array([i in chosen for i in m.problems], dtype=bool)) for m in (again, *others)]
     note = "On the problems that the base never solved in its first sample."
     panels = [
-        pass_panel(kept, "new-ability-pass", "pass@k, never solved by the base", note),
-        histogram_panel(kept, "new-ability-histogram", "Accuracy, never solved by the base", note),
+        pass_panel(kept, colours, "new-ability-pass", "pass@k, never solved by the base", note),
+        histogram_panel(kept, colours, "new-ability-histogram", "Accuracy, never solved by the base", note),
     ]
     return table, [panel for panel in panels if panel]
 

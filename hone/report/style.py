@@ -124,6 +124,7 @@ body{font-size:.97rem}
 .facts{grid-template-columns:1fr;gap:0}
 .facts dd{margin-bottom:.55rem}
 section{margin-top:2.4rem}
+tbody th{white-space:normal;min-width:7.5rem}
 }
 @media print{
 @page{margin:16mm 15mm}

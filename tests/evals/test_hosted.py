@@ -90,11 +90,11 @@ def test_it_tries_again_where_that_can_help_and_not_elsewhere(serve: Any) -> Non
     assert complete(Endpoint.parse(server.endpoint), [], SAMPLING, 0).finish == "length"
     assert len(server.got) == 5
     refused = serve((401, {"error": "no such key"}))
-    with pytest.raises(UserError, match="HTTP 401: .*no such key"):
+    with pytest.raises(UserError, match=r"HTTP 401: .*no such key"):
         complete(Endpoint.parse(refused.endpoint), [], SAMPLING, 0)
     assert len(refused.got) == 1
     down = serve((500, {}))
-    with pytest.raises(UserError, match="no answer after 3 tries: HTTP 500.*What was sampled is kept"):
+    with pytest.raises(UserError, match=r"no answer after 3 tries: HTTP 500.*What was sampled is kept"):
         complete(Endpoint.parse(down.endpoint), [], SAMPLING, 0, tries=3)
 
 
