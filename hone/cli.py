@@ -178,6 +178,20 @@ def report(
     print(build(runs, out))
 
 
+@app.command()
+def verify(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="The folder of a recipe with results.json, a preset.")
+    ],
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: one that was not recorded.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a measurement that was cut.")] = False,
+) -> None:
+    """Train a recipe again and say whether the results lie in its recorded band; exit code 1 if one does not."""
+    from hone.reproduce import verify as check
+
+    raise typer.Exit(0 if all(one.inside for one in check(recipe, seed, resume)) else 1)
+
+
 @data.command("show")
 def data_show(
     source: Annotated[str, typer.Argument(metavar="RECIPE|TASK", help="A recipe, or the name of a task.")],

@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hone.analysis import reflection, stats
+from hone.analysis import passk, reflection, stats
 from hone.config import UserError
 from hone.data.render import Renderer
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
@@ -132,9 +132,21 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
         "by_level": {
             level: asdict(_accuracy(by_level[level])) for level in sorted(by_level) if stats.outcomes(by_level[level])
         },
+        **_pass_at_k(records, config.samples),
         "samples": config.samples,
         "sampling": config.sampling.model_dump(),
     }
+
+
+def _pass_at_k(records: Sequence[dict[str, Any]], samples: int) -> dict[str, Any]:
+    """k -> interval, as far as the graded samples allow; nothing with one sample per problem."""
+    groups = list(stats.outcomes(records).values())
+    fewest = min(map(len, groups), default=0)
+    if samples == 1 or fewest < 2:
+        return {}
+    ks = passk.powers_of_two(fewest)
+    points = passk.pass_curve([len(group) for group in groups], [int(sum(group)) for group in groups], ks)
+    return {"pass_at_k": {str(k): asdict(point) for k, point in zip(ks, points, strict=True)}}
 
 
 def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:

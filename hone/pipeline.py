@@ -182,7 +182,9 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
         for row in jsonl.read(folder / sub / "evals.jsonl"):
             if row["label"] in ("before", "after"):
                 found[row["label"]] = {
-                    k: row[k] for k in ("accuracy", "response_tokens", "reflection_rate", "by_level", "verdicts")
+                    k: row[k]
+                    for k in ("accuracy", "response_tokens", "reflection_rate", "by_level", "verdicts", "pass_at_k")
+                    if k in row
                 }
     return found
 

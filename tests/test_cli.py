@@ -127,7 +127,7 @@ def test_eval_and_sample_hand_over_their_options(folder, run, monkeypatch):
 def test_report_prints_the_page(folder, run, monkeypatch):
     import hone.report  # noqa: F401  the parent of what is replaced
 
-    stand_in(monkeypatch, "hone.report.build", build=lambda run, out: (out or run / "report") / "report.html")
+    stand_in(monkeypatch, "hone.report.build", build=lambda runs, out: (out or runs[0] / "report") / "report.html")
     assert run("report", "runs/x") == (0, "runs/x/report/report.html\n", "")
     assert run("report", "runs/x", "--out", "o")[1] == "o/report.html\n"
 

@@ -25,7 +25,7 @@ ROWS = (
     ("recipe",),
     ("evaluate",),
     ("rl", "sft", "distil", "evals", "sinks"),
-    ("pipeline", "launch", "report", "doctor", "explain"),
+    ("pipeline", "launch", "report", "doctor", "explain", "reproduce"),
     ("cli",),
     ("__main__",),
 )
