@@ -39,6 +39,8 @@ def sampling_words(model: Measured) -> str:
              if isinstance(value, (int, float)) and not (key in ("top_k", "min_p") and not value)]  # fmt: skip
     n = sorted({int(model.drawn.min()), int(model.drawn.max())})
     parts.append(f"{'–'.join(map(str, n))} sample{'s' if n[-1] > 1 else ''} per problem")
+    if model.facts.get("split"):
+        parts.insert(0, f"{model.facts['split']} split")
     if model.facts.get("seeds", 1) > 1:
         parts[-1] = f"{model.facts['seeds']} seeds, {parts[-1]} in all"
     return ", ".join(parts + ([f"seed {model.seed}"] if model.seed is not None else []))

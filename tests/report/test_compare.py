@@ -22,7 +22,7 @@ from hone.report.compare import evaluations_of, lettered
 from hone.report.read import load_run
 from hone.report.svg import Rendered
 from hone.report.tables import Cell, Table
-from tests.report.test_report import EVIL, Page
+from tests.report.test_report import EVIL, Page, scroll_width
 
 SAMPLING = {"temperature": 0.7, "top_p": 1.0, "top_k": 0, "min_p": 0.0, "max_tokens": 64}
 
@@ -139,7 +139,7 @@ def test_the_page_of_evaluated_models(tmp_path: Path) -> None:
     page = Page(path.read_text())
     ids = ("models", "knights", "by-levels", "by-domains", "by-format", "ability")
     assert [i for i in page.ids if i in ids] == list(ids)
-    assert "temperature 0.7, top p 1, max tokens 64, 8 samples per problem, seed 0" in page.text
+    assert "test split, temperature 0.7, top p 1, max tokens 64, 8 samples per problem, seed 0" in page.text
     assert page.text.count("published, not measured here") >= 10
     assert "that base never solved in 8 samples" in page.text
     assert "A base" in page.text  # a letter stands for a long name
@@ -184,6 +184,16 @@ def test_a_damaged_evaluation_says_where(tmp_path: Path) -> None:
         build(tmp_path / "e")
 
 
+def test_phases_and_resets_are_marked(rl_run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = rl_run(tmp_path / "run", steps=80, rollouts=1)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 30, "kind": "phase", "message": "from step 30 on: temperature 1.2"}) + "\n")
+    (found,) = runs.conditions([load_run(folder)])
+    panels = {panel.key: panel for panel in runs.overlays([found])}
+    for key in ("accuracy", "validation", "entropy"):
+        assert [(mark.x, mark.label) for mark in panels[key].marks] == [(30, "phase"), (60, "reset")]
+
+
 def test_letters_only_where_names_are_long() -> None:
     assert lettered(["base", "rl"]) == {"base": "base", "rl": "rl"}
     assert lettered(["base", "a name that is long"]) == {"base": "A", "a name that is long": "B"}
@@ -206,3 +216,14 @@ def test_latex_and_csv_of_a_table() -> None:
         r"\begin{tabular}{lr}", r"\toprule", r" & x\_1 \\", r"\midrule", r"$-$1.5 a--b & =1+1 \\",
     ]  # fmt: skip
     assert table.csv() == "'=n,v\n'=1,2\n"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs a browser: chromium")
+@pytest.mark.parametrize("width", [320, 390, 1280])
+def test_no_comparison_scrolls_sideways(three: list[Path], tmp_path: Path, width: int) -> None:
+    for i, rate in enumerate((0.2, 0.5, 0.8)):
+        evaluate(three[0] / "evaluations", "a-model-whose-name-has-no-place-to-break-" * 3 + str(i), rate)
+    scrolled, sections = scroll_width(build(three), width, tmp_path)
+    assert sections == 9
+    assert scrolled <= width
