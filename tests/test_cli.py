@@ -124,6 +124,13 @@ def test_eval_and_sample_hand_over_their_options(folder, run, monkeypatch):
     ]
 
 
+def test_verify_ends_with_1_if_something_is_outside(folder, run, monkeypatch):
+    for inside, code in ((True, 0), (False, 1)):
+        checks = [types.SimpleNamespace(inside=True), types.SimpleNamespace(inside=inside)]
+        stand_in(monkeypatch, "hone.reproduce", verify=lambda recipe, seed, resume, checks=checks: checks)
+        assert run("verify", "demo", "--seed", "4")[0] == code
+
+
 def test_report_prints_the_page(folder, run, monkeypatch):
     import hone.report  # noqa: F401  the parent of what is replaced
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hone import sinks
+from hone import pipeline, sinks
 from hone.config import ConfigError, UserError
 from hone.recipe import load
 from hone.sinks import Copy, check_installed, copying
@@ -126,6 +126,22 @@ def test_a_missing_package_is_said_before_anything_starts(monkeypatch: pytest.Mo
     monkeypatch.setattr(sinks, "find_spec", lambda name: None)
     with pytest.raises(UserError, match=r"sinks: trackio, wandb not installed here; run `pip install"):
         check_installed(["wandb", "trackio"])
+
+
+def test_a_run_copies_every_stage(tmp_path: Path, memory: type[Memory], monkeypatch: pytest.MonkeyPatch) -> None:
+    text = f"name: x\nruns: {tmp_path}\nsinks: [tensorboard]\ntask: {{name: knights, people: [2], train: 3}}\n"
+    (tmp_path / "r.yaml").write_text(text + "stages:\n  - stage: sft\n  - stage: rl\n")
+
+    def stage(recipe: Any, folder: Path, model: Any) -> None:
+        write(folder, range(2))
+
+    monkeypatch.setattr(sinks, "find_spec", lambda name: name)
+    monkeypatch.setattr(pipeline, "first_model", lambda recipe, folder: "m")
+    monkeypatch.setattr(pipeline, "STAGES", {"sft": stage, "rl": stage})
+    pipeline.run(load(tmp_path / "r.yaml"))
+    assert sorted((sink.about[0], [step for step, _ in sink.rows]) for sink in memory.opened) == [
+        ("x-rl", [0, 1]), ("x-sft", [0, 1]),
+    ]  # fmt: skip
 
 
 def test_the_recipe_knows_its_sinks(tmp_path: Path) -> None:

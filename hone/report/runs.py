@@ -243,7 +243,8 @@ def outcome_table(found: Sequence[Condition]) -> Table | None:
         return None
     caption = (
         "Accuracy before and after training. With one run: its interval over problems. With several seeds: mean over "
-        "seeds with Student’s t interval, and each seed below. Gains are in percentage points."
+        "seeds with Student’s t interval, and each seed below. Gains are in percentage points. No checkpoint is "
+        "chosen by its score: `after` is the end of training."
     )
     names = ("condition", "run", "evaluation", "accuracy", "low", "high", "problems")
     return Table("outcome", caption, ("", "Seeds", "Before", "After", "Gain"), tuple(body), tuple(values), names)

@@ -99,4 +99,5 @@ def test_a_band_covers_the_truth_in_a_few_simulations(problems: int, samples: in
 @pytest.mark.parametrize("problems, samples, a, b", SETTINGS)
 def test_a_band_covers_the_truth_in_95_percent_of_simulations(problems: int, samples: int, a: float, b: float) -> None:
     held = coverage(1000, problems, samples, a, b, [1, 4, samples])
+    print(f"{problems} problems, {samples} samples, Beta({a}, {b}): k = 1, 4, {samples} held in {held.tolist()}")
     assert ((held >= 0.93) & (held <= 0.97)).all(), held
