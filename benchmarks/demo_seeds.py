@@ -15,8 +15,15 @@ import subprocess
 import sys
 from pathlib import Path
 
+from hone.reproduce import SCHEMA, bands
+
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"
+#: What `hone verify demo` compares.
+MEASURES = [
+    *("before.accuracy", "after.accuracy", "after.accuracy - before.accuracy"),
+    *("after.response_tokens", "after.reflection_rate"),
+]
 
 
 def main() -> None:
@@ -37,7 +44,9 @@ def main() -> None:
         for label in ("before", "after"):
             result[label]["careful"] = careful_answers(folder / "rl" / "evals" / f"{label}.jsonl")
         rows.append({**result, "hardware": manifest["hardware"], "versions": manifest["versions"]})
-    arguments.out.write_text(json.dumps({"seeds": rows}, indent=1) + "\n")
+    runs = {"main": {"recipe": "recipe.yaml", "overrides": []}}
+    recorded = {"schema": SCHEMA, "runs": runs, "bands": bands(rows, MEASURES), "seeds": rows}
+    arguments.out.write_text(json.dumps(recorded, indent=1) + "\n")
     print(table(rows))
     print()
     print(careful_table(rows))

@@ -157,23 +157,45 @@ def reset(run: Annotated[Path, typer.Argument(help="The folder of a run, such as
 @app.command("eval")
 def evaluate(
     recipe: Target,
-    overrides: Overrides = None,
-    checkpoint: Checkpoint = None,
-    out: Annotated[Path | None, typer.Option(help="Write the result here as JSON too.")] = None,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL | KEY=VALUE]...",
+            show_default=False,
+            help="Runs, checkpoints, Hugging Face folders or ids, URL#model of an OpenAI-compatible endpoint; "
+            "default: the recipe's own model. And settings, as in eval.samples=32.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random streams; another one is an independent sample.")] = 0,
+    k: Annotated[str, typer.Option(help="The k of pass@k, as in 1,8,32; default: powers of two.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder to append to; default: evaluations in the run.")] = None,
     answerer: Annotated[
         str | None, typer.Option(help="A frozen model that answers with the reasoning of the evaluated one.")
     ] = None,
 ) -> None:
-    """Evaluate a model on held-out problems, with an interval; settings are the recipe's eval section."""
+    """Evaluate models on the same held-out problems, with intervals; settings are the recipe's eval section.
+
+    Every sample is kept, and what was drawn before is not drawn again: the same command goes on after a cut.
+    """
+    from hone.config import UserError
+
+    given = models or []
+    overrides = [one for one in given if "=" in one and not one.startswith((".", "/", "~")) and "://" not in one]
+    models_ = [one for one in given if one not in overrides]
     loaded = _load(recipe, overrides)
+    if not all(part.strip().isdigit() for part in k.split(",") if k):
+        raise UserError(f"--k {k}: give whole numbers, as in 1,8,32")
     if answerer is not None:
+        if len(models_) > 1 or seed or k:
+            raise UserError("--answerer: evaluates one model, without --seed and --k")
         from hone.two_model import cli_two_model
 
-        cli_two_model(loaded, answerer, checkpoint=checkpoint, out=out)
+        cli_two_model(loaded, answerer, checkpoint=Path(models_[0]) if models_ else None, out=out)
         return
-    from hone.evaluate import cli_eval
+    from hone.evals.run import cli_eval
 
-    cli_eval(loaded, checkpoint=checkpoint, out=out)
+    ks = [int(part) for part in k.split(",") if part]
+    cli_eval(loaded, models_, seed=seed, ks=ks, out=out)
 
 
 AnyModel = Annotated[
@@ -244,13 +266,31 @@ def serve(
 
 @app.command()
 def report(
-    run: Annotated[Path, typer.Argument(help="A run folder, such as runs/demo.")],
-    out: Annotated[Path | None, typer.Option(help="Folder, or file ending in .html; default: RUN/report.")] = None,
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or the folder that hone eval wrote.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder, or file ending in .html; default: RUN/report, or comparison beside.")
+    ] = None,
 ) -> None:
-    """Write the report of a run: one HTML page, and its figures and tables as files."""
+    """Write the report of a run, or the comparison of several: one HTML page, its figures and tables as files."""
     from hone.report.build import build
 
-    print(build(run, out))
+    print(build(runs, out))
+
+
+@app.command()
+def verify(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="The folder of a recipe with results.json, a preset.")
+    ],
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: one that was not recorded.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a measurement that was cut.")] = False,
+) -> None:
+    """Train a recipe again and say whether the results lie in its recorded band; exit code 1 if one does not."""
+    from hone.reproduce import verify as check
+
+    raise typer.Exit(0 if all(one.inside for one in check(recipe, seed, resume)) else 1)
 
 
 SourceArgument = Annotated[

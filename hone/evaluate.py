@@ -5,14 +5,13 @@ The same renderer, engine and grader as in training; only the split and the samp
 
 from __future__ import annotations
 
-import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hone.analysis import reflection, stats
+from hone.analysis import passk, reflection, stats
 from hone.config import UserError
 from hone.data.render import Renderer
 from hone.data.stream import decoder
@@ -20,14 +19,14 @@ from hone.judge.client import Judge
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe import EvalConfig, Pipeline, Recipe
 from hone.rewards.base import judge
-from hone.rewards.judge import opinion_line, second_opinion
+from hone.rewards.judge import second_opinion
 from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts
 from hone.rollout.native.engine import NativeEngine
 from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.train.progress import Track
-from hone.types import Interval, Problem
+from hone.types import Interval, Problem, Rollout
 
 Evaluation = tuple[dict[str, Any], list[dict[str, Any]]]  # the row of evals.jsonl, and its samples
 
@@ -86,30 +85,32 @@ def evaluate(
     answers = rollouts(
         problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress
     )
-    records: list[dict[str, Any]] = []
-    for problem, group in zip(problems, answers, strict=True):
-        prompt = renderer.prompt_text(problem)
-        for rollout in group:
-            grade = judge(task, problem, rollout).grade
-            records.append(
-                {
-                    "problem_id": problem.id,
-                    "level": problem.level,
-                    "domain": problem.domain,
-                    "prompt": prompt,
-                    "text": rollout.text,
-                    "verdict": grade.verdict,
-                    "extracted": grade.extracted,
-                    "answer": problem.answer,
-                    "tokens": rollout.num_tokens,
-                    "finish": rollout.finish,
-                    "index": rollout.index,
-                }
-            )
+    records = [
+        {"prompt": renderer.prompt_text(problem), **graded(task, problem, rollout)}
+        for problem, group in zip(problems, answers, strict=True)
+        for rollout in group
+    ]
     row = summary(records, config)
     if config.judge.url is not None:
         row["judge"] = second_opinion(problems, records, Judge(config.judge))
     return row, records
+
+
+def graded(task: Task, problem: Problem, rollout: Rollout) -> dict[str, Any]:
+    """One row of an evaluation's samples, without its prompt."""
+    grade = judge(task, problem, rollout).grade
+    return {
+        "problem_id": problem.id,
+        "level": problem.level,
+        "domain": problem.domain,
+        "text": rollout.text,
+        "verdict": grade.verdict,
+        "extracted": grade.extracted,
+        "answer": problem.answer,
+        "tokens": rollout.num_tokens,
+        "finish": rollout.finish,
+        "index": rollout.index,
+    }
 
 
 def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
@@ -137,9 +138,21 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
         "by_level": {
             level: asdict(_accuracy(by_level[level])) for level in sorted(by_level) if stats.outcomes(by_level[level])
         },
+        **_pass_at_k(records, config.samples),
         "samples": config.samples,
         "sampling": config.sampling.model_dump(),
     }
+
+
+def _pass_at_k(records: Sequence[dict[str, Any]], samples: int) -> dict[str, Any]:
+    """k -> interval, as far as the graded samples allow; nothing with one sample per problem."""
+    groups = list(stats.outcomes(records).values())
+    fewest = min(map(len, groups), default=0)
+    if samples == 1 or fewest < 2:
+        return {}
+    ks = passk.powers_of_two(fewest)
+    points = passk.pass_curve([len(group) for group in groups], [int(sum(group)) for group in groups], ks)
+    return {"pass_at_k": {str(k): asdict(point) for k, point in zip(ks, points, strict=True)}}
 
 
 def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
@@ -150,25 +163,6 @@ def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
 
 
 # --- on the command line ---------------------------------------------------------------------
-
-
-def cli_eval(recipe: Recipe | Pipeline, checkpoint: Path | None = None, out: Path | None = None) -> None:
-    """`hone eval`: the recipe's eval section on one model."""
-    stage, path = which_model(recipe, checkpoint)
-    task, renderer, engine = served(stage, path)
-    problems = eval_problems(task, stage.eval)
-    with Track("evaluating", len(problems) * stage.eval.samples) as progress:
-        seed = stage.seed + EVAL_SEED
-        row, records = evaluate(problems, task, renderer, engine, stage.eval, seed=seed, progress=progress.inner)
-    print(f"{path}: {len(records)} answers to {len(problems)} {stage.eval.split} problems")
-    for label, a in [("all", row["accuracy"]), *row["by_level"].items()]:
-        print(f"  {label:>6}  accuracy {a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]  n {a['n']}")
-    print(f"  tokens {row['response_tokens']:.1f}, reflection rate {row['reflection_rate']:.3f}, {row['verdicts']}")
-    if "judge" in row:
-        print(f"  {opinion_line(row['judge'])}")
-    if out is not None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text(json.dumps({"model": str(path), **row, "records": records}, indent=1))
 
 
 def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:

@@ -24,6 +24,7 @@ from hone import rl, sft
 from hone.config import UserError
 from hone.model import tiny
 from hone.recipe import Pipeline, Recipe, resolved
+from hone.sinks import check_installed, copying
 from hone.tasks import make_task
 from hone.tasks.base import TracedTask
 from hone.train import jsonl
@@ -43,6 +44,7 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     """
     folder = Path(recipe.runs) / recipe.name
     stages = stages_of(recipe)
+    check_installed({name for stage, _ in stages for name in stage.sinks})
     if folder.exists() and not resume:
         set_aside(folder)
     if resume and not folder.exists():
@@ -61,7 +63,8 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     with session(folder), how_to_go_on(folder):
         model = done[-1] if done else first_model(stages[0][0], folder)
         for stage, sub in stages[len(done) :]:
-            STAGES[stage.stage](stage, folder / sub, stage.model.at(str(model)))
+            with copying(folder / sub, stage.sinks, f"{recipe.name}-{sub}" if sub.parts else recipe.name):
+                STAGES[stage.stage](stage, folder / sub, stage.model.at(str(model)))
             model = folder / sub / "model"
     (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
     return folder
@@ -90,7 +93,7 @@ def check_unchanged(stage: Recipe, folder: Path) -> None:
     """A finished stage counts only for the settings that it was trained with. Raises UserError for others."""
     before = json.loads((folder / "config.resolved.json").read_text())
     now = stage.model_dump(mode="json")
-    other = sorted(key for key in now if now[key] != before.get(key) and key not in ("name", "runs"))
+    other = sorted(key for key in now if now[key] != before.get(key) and key not in ("name", "runs", "sinks"))
     if other:
         raise UserError(
             f"{folder} is finished, but with other settings of {', '.join(other)}; resume with the old ones, "
@@ -176,6 +179,8 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
         for row in jsonl.read(folder / sub / "evals.jsonl"):
             if row["label"] in ("before", "after"):
                 found[row["label"]] = {
-                    k: row[k] for k in ("accuracy", "response_tokens", "reflection_rate", "by_level", "verdicts")
+                    k: row[k]
+                    for k in ("accuracy", "response_tokens", "reflection_rate", "by_level", "verdicts", "pass_at_k")
+                    if k in row
                 }
     return found

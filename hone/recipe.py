@@ -119,6 +119,7 @@ class Recipe(Section):
     tokens_per_microbatch: PositiveInt = 8192
     share_prompts: bool = True  # compute the prompt of a group once for all its samples in training
     steps: PositiveInt = 100  # RL steps
+    sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # where metrics are copied to as well
 
     @property
     def updates(self) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import hone.evals  # noqa: F401  # the parent of a module that a test replaces
 from hone import cli, doctor
 
 RECIPE = "name: x\ntask: {name: knights, people: [2], train: 3}\nalgo: {updates_per_rollout: 2}\n"
@@ -108,10 +109,15 @@ def test_eval_hands_over_its_options(folder, run, monkeypatch):
     stand_in(
         monkeypatch,
         "hone.evaluate",
-        cli_eval=lambda recipe, **options: calls.append((recipe.eval.problems, options)),
+        cli_sample=None,
     )
-    run("eval", "r.yaml", "eval.problems=5", "--checkpoint", "c", "--out", "o.json")
-    assert calls == [(5, {"checkpoint": Path("c"), "out": Path("o.json")})]
+    stand_in(
+        monkeypatch,
+        "hone.evals.run",
+        cli_eval=lambda recipe, models, **options: calls.append((recipe.eval.problems, models, options)),
+    )
+    run("eval", "r.yaml", "eval.problems=5", "c", "http://h/v1#m=1", "--out", "o", "--seed", "3", "--k", "1,8")
+    assert calls == [(5, ["c", "http://h/v1#m=1"], {"seed": 3, "ks": [1, 8], "out": Path("o")})]
 
 
 @pytest.mark.parametrize(
@@ -164,10 +170,17 @@ def test_reset_asks_the_run(folder, run, monkeypatch):
     assert run("reset", "runs/mine") == (0, "asked runs/mine\n", "")
 
 
+def test_verify_ends_with_1_if_something_is_outside(folder, run, monkeypatch):
+    for inside, code in ((True, 0), (False, 1)):
+        checks = [types.SimpleNamespace(inside=True), types.SimpleNamespace(inside=inside)]
+        stand_in(monkeypatch, "hone.reproduce", verify=lambda recipe, seed, resume, checks=checks: checks)
+        assert run("verify", "demo", "--seed", "4")[0] == code
+
+
 def test_report_prints_the_page(folder, run, monkeypatch):
     import hone.report  # noqa: F401  the parent of what is replaced
 
-    stand_in(monkeypatch, "hone.report.build", build=lambda run, out: (out or run / "report") / "report.html")
+    stand_in(monkeypatch, "hone.report.build", build=lambda runs, out: (out or runs[0] / "report") / "report.html")
     assert run("report", "runs/x") == (0, "runs/x/report/report.html\n", "")
     assert run("report", "runs/x", "--out", "o")[1] == "o/report.html\n"
 

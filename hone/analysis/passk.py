@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from hone.analysis.stats import resampled_means
+from hone.analysis.stats import shares
 from hone.types import Interval
 
 Array = npt.NDArray[np.float64]
@@ -47,15 +47,8 @@ def pass_at_k(samples: Sequence[int], correct: Sequence[int], ks: Sequence[int])
 def pass_curve(
     samples: Sequence[int], correct: Sequence[int], ks: Sequence[int], confidence: float = 0.95, seed: int = 0
 ) -> list[Interval]:
-    """pass@k over problems, one interval per k; problems are resampled, the same ones for every k."""
-    values = pass_at_k(samples, correct, ks)
-    means = resampled_means(values, seed)
-    low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
-    centre = values.mean(axis=0)
-    return [
-        Interval(float(m), float(min(a, m)), float(max(b, m)), values.shape[0])
-        for m, a, b in zip(centre, low, high, strict=True)
-    ]
+    """pass@k over problems, one interval per k: problems are resampled, the same ones for every k (`stats.shares`)."""
+    return shares(pass_at_k(samples, correct, ks), confidence, seed)
 
 
 def powers_of_two(limit: int) -> list[int]:

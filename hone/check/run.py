@@ -13,10 +13,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.check import base, probes, template
-from hone.check.findings import Finding, distinct, lines
 from hone.algo.curriculum import Course
 from hone.algo.schedule import Phases
+from hone.check import base, probes, template
+from hone.check.findings import Finding, distinct, lines
 from hone.config import UserError
 from hone.data.render import Renderer
 from hone.model import tiny

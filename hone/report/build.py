@@ -1,52 +1,73 @@
 """The report of a run folder: `build(Path("runs/demo"))` writes runs/demo/report/report.html.
 
-Beside the page: every figure as .svg and .png, every table as .csv and .md, and the picture for a
+Beside the page: every figure as .svg, .png and .csv, every table as .csv, .md and .tex, and the picture for a
 README (`key.svg`, `key.png`). Needs no GPU, no network and no torch; two builds give the same bytes.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from hone.analysis import reflection
+from hone.config import UserError
+from hone.evals.store import stored
 from hone.report import curves, page, story, tables
-from hone.report.figures import Panel, key_figure, level_figure, panel_figure
+from hone.report.compare import assemble, build_evaluations, distinct, evaluations_of, model_sections, run_sections
+from hone.report.figures import Panel, key_figure, level_figure
 from hone.report.read import Run, load_run, stream
-from hone.report.svg import Rendered, render
-from hone.report.tables import Table
+from hone.report.sheet import Sheet, write
+from hone.report.svg import render
 from hone.report.text import escape, plain_ascii_key
 
 #: Rollout text read in search of first occurrences; they come early, or the search has gone on long enough.
 FIRST_SEEN_BYTES = 48 * 2**20
-_LEVEL_UNITS = {"knights": "number of people", "countdown": "count of numbers"}
 
 
-def build(folder: Path, out: Path | None = None) -> Path:
-    """Write the report of a run or pipeline folder; returns the page.
+def build(folders: Path | Sequence[Path], out: Path | None = None) -> Path:
+    """Write the report of a run or pipeline folder, of several, or of a folder of evaluations; returns the page.
 
-    `out` is the folder to write to (default: `report` in the run folder), or a name ending in .html.
+    `out` is the folder to write to (default: `report` in the run folder; with several runs `comparison` beside the
+    first), or a name ending in .html.
     """
-    run = load_run(Path(folder))
-    target = Path(out) if out is not None else Path(folder) / "report"
+    given = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
+    repeated = {str(folder) for folder in given if given.count(folder) > 1}
+    if repeated:
+        raise UserError(f"report: {', '.join(sorted(repeated))} is given twice")
+    evaluations = len(given) == 1 and bool(stored(given[0]))
+    loaded = [] if evaluations else [load_run(folder) for folder in given]
+    default = given[0] / "report" if len(given) == 1 else given[0].parent / "comparison"
+    target = Path(out) if out is not None else default
     path = target if target.suffix == ".html" else target / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
-    report = _Report(run, path.parent)
-    _write(path, report.html())
+    sheet = Sheet(path.parent)
+    if evaluations:
+        write(path, build_evaluations(given[0], sheet))
+    elif len(loaded) == 1:
+        write(path, _Report(loaded[0], sheet).html())
+    else:
+        write(path, _several(loaded, sheet))
     return path
 
 
-def _write(path: Path, text: str) -> None:
-    """Whole or not at all: somebody may have the page open while a run goes on."""
-    aside = path.with_name(path.name + ".part")
-    aside.write_text(text, encoding="utf-8", newline="\n")
-    aside.replace(path)
+def _several(runs: Sequence[Run], sheet: Sheet) -> str:
+    unit = _unit(runs[0])
+    found = distinct([model for run in runs for model in evaluations_of(run.folder)])
+    title, said, sections = run_sections(sheet, runs, unit, found)
+    return assemble(f"{len(runs)} runs", title, said, sections)
+
+
+def _unit(run: Run) -> str:
+    tasks = [stage.config.get("task") for stage in run.stages]
+    names = [str(task.get("name")) for task in tasks if isinstance(task, dict)]
+    return page.LEVEL_UNITS.get(names[0] if names else "", "level")
 
 
 class _Report:
     """One page in the making; figures and tables are written as they are placed."""
 
-    def __init__(self, run: Run, out: Path) -> None:
-        self.run, self.out = run, out
+    def __init__(self, run: Run, sheet: Sheet) -> None:
+        self.run, self.sheet = run, sheet
         self.story = story.tell(run)
         self.line = curves.course(run.of_kind("rl") or [s for s in run.stages if s.kind == "rl" and s.evals])
 
@@ -54,6 +75,7 @@ class _Report:
         sections = [
             ("training", "Training", self.training()),
             ("evaluation", "Evaluation", self.evaluation()),
+            *self.models(),
             ("samples", "Before and after", self.samples()),
             ("first", "First reflections", self.first_seen()),
             ("made", "How it was made", page.made(self.run)),
@@ -65,8 +87,8 @@ class _Report:
         body += [page.section(key, title, inside) for key, title, inside in placed]
         body.append(
             "<footer><p>Intervals are 95%: Wilson’s with one sample per problem, otherwise a bootstrap over problems. "
-            "Figures and tables stand beside this page as .svg, .png, .csv and .md; every number comes from the "
-            "run folder’s metrics.jsonl, evals.jsonl and samples.</p></footer>"
+            "Figures stand beside this page as .svg, .png and .csv, tables as .csv, .md and .tex; every number comes "
+            "from the run folder’s metrics.jsonl, evals.jsonl and samples.</p></footer>"
         )
         return page.document(
             f"{self.run.name}: {story.headline(self.run, self.story)}", "\n".join(p for p in body if p)
@@ -90,8 +112,8 @@ class _Report:
         if not panels:
             return ""
         about = " ".join(panel.description() for panel in panels)
-        self.save(render(key_figure(panels), "key", f"{self.run.name}: training", about, dpi=200), "key")
-        figures = "".join(self.place(panel) for panel in panels)
+        self.sheet.save(render(key_figure(panels), "key", f"{self.run.name}: training", about, dpi=200), "key")
+        figures = "".join(self.sheet.place(panel) for panel in panels)
         note = page.paragraph(curves.smoothing_note(self.run), "quiet")
         return f'<div class="figures">{figures}</div>{note}'
 
@@ -101,7 +123,7 @@ class _Report:
             panels += curves.sft_panels(stage, plain_ascii_key(f"sft {i or ''} {stage.name}"))
         if not panels:
             return ""
-        return f'<div class="figures">{"".join(self.place(panel) for panel in panels)}</div>'
+        return f'<div class="figures">{"".join(self.sheet.place(panel) for panel in panels)}</div>'
 
     def evaluation(self) -> str:
         """Summary, levels, verdicts and pass@k of the evaluations."""
@@ -116,11 +138,8 @@ class _Report:
             )
             for s in sides
         ]
-        parts = [self.table(tables.summary_table(rows))]
-        task = (
-            next((s.config.get("task") for s in self.run.stages if isinstance(s.config.get("task"), dict)), None) or {}
-        )
-        unit = _LEVEL_UNITS.get(str(task.get("name")), "level")
+        parts = [self.sheet.table(tables.summary_table(rows))]
+        unit = _unit(self.run)
         levels = [
             (s.label, s.row["by_level"], s.row.get("accuracy"))
             for s in sides
@@ -129,10 +148,12 @@ class _Report:
         if any(by_level for _, by_level, _ in levels):
             parts.append(self.levels([(label, by_level) for label, by_level, _ in levels], unit))
             parts.append(
-                self.table(tables.level_table([(name, {**cells, "all": whole}) for name, cells, whole in levels], unit))
+                self.sheet.table(
+                    tables.level_table([(name, {**cells, "all": whole}) for name, cells, whole in levels], unit)
+                )
             )
         verdicts = [(s.label, s.row["verdicts"]) for s in sides if isinstance(s.row.get("verdicts"), dict)]
-        parts += [self.pass_at_k(sides), self.table(tables.verdict_table(verdicts))]
+        parts += [self.pass_at_k(sides), self.sheet.table(tables.verdict_table(verdicts))]
         return "\n".join(part for part in parts if part)
 
     def levels(self, rows: list[tuple[str, dict[str, object]]], unit: str) -> str:
@@ -146,7 +167,7 @@ class _Report:
             for label, _, row in cells
         )
         rendered = render(level_figure(names, cells, title, unit), "levels", title, f"{title}. {said}.")
-        self.save(rendered, "levels")
+        self.sheet.save(rendered, "levels")
         return f'<div class="wide">{page.figure(rendered.inline)}</div>'
 
     def pass_at_k(self, sides: list[story.Side]) -> str:
@@ -156,7 +177,12 @@ class _Report:
             return ""
         note = "Chance that at least one of k samples is correct (unbiased); bands are 95%, over problems."
         panel = Panel("pass-at-k", "pass@k", "k, samples per problem", lines, share=True, note=note)
-        return f'<div class="wide">{self.place(panel)}</div>'
+        return f'<div class="wide">{self.sheet.place(panel)}</div>'
+
+    def models(self) -> list[tuple[str, str, str]]:
+        """What `hone eval` found, if it was used on this run."""
+        found = distinct(evaluations_of(self.run.folder))
+        return model_sections(self.sheet, found, _unit(self.run)) if found else []
 
     def samples(self) -> str:
         shown = page.samples(self.story)
@@ -173,20 +199,4 @@ class _Report:
         caption = f"The first training samples with each kind of reflection phrase ({kinds})."
         if found and found[0].step == 0:
             caption += " Those of step 0 were there before RL had changed anything."
-        return self.table(page.first_seen(found, caption))
-
-    def place(self, panel: Panel) -> str:
-        rendered = render(panel_figure(panel), panel.key, panel.title, panel.description())
-        self.save(rendered, panel.key)
-        return page.figure(rendered.inline, panel.note)
-
-    def save(self, rendered: Rendered, key: str) -> None:
-        _write(self.out / f"{key}.svg", rendered.svg)
-        (self.out / f"{key}.png").write_bytes(rendered.png)
-
-    def table(self, table: Table | None) -> str:
-        if table is None:
-            return ""
-        _write(self.out / f"{table.key}.csv", table.csv())
-        _write(self.out / f"{table.key}.md", table.markdown())
-        return table.html()
+        return self.sheet.table(page.first_seen(found, caption))

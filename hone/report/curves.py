@@ -16,6 +16,8 @@ from hone.report.story import Side
 #: Enough to see a trend, few enough to read in a second whatever the length of the run.
 SAMPLED_STEPS = 40
 SAMPLED_PER_STEP = 256
+#: Points of a smoothed curve that is drawn over others.
+OVERLAY_POINTS = 200
 
 _VERDICT_COLOURS = {"correct": "train", "wrong": "before", "malformed": "extra", "truncated": "valid"}
 
@@ -59,13 +61,13 @@ def course(stages: Sequence[Stage]) -> Course:
 
 
 def marks(line: Course) -> tuple[Mark, ...]:
-    """Where stages begin and where optimizer, reference or adapter were reset."""
+    """Where stages begin, where a schedule began a new phase, and where optimizer, reference or adapter were reset."""
     found = [Mark(at, stage.name) for stage, at in zip(line.stages, line.offsets, strict=True) if at]
     for stage, at in zip(line.stages, line.offsets, strict=True):
         found += [
-            Mark(at + float(e["step"]), "reset")
+            Mark(at + float(e["step"]), str(e["kind"]))
             for e in stage.events
-            if e.get("kind") == "reset" and isinstance(e.get("step"), int)
+            if e.get("kind") in ("reset", "phase") and isinstance(e.get("step"), int)
         ]
     return tuple(sorted(found, key=lambda mark: (mark.x, mark.label)))
 

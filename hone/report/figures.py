@@ -7,7 +7,7 @@ where panels flow to fit a phone) or several side by side (`key_figure`, for a R
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -29,13 +29,14 @@ INCH = 72.0
 
 @dataclass(frozen=True)
 class Curve:
-    """One series. `line`: steps under a moving mean; `band`: values with intervals; `dots`: the same, unjoined."""
+    """One series. `line`: steps under a moving mean; `band`: values with intervals; `dots`: the same, unjoined;
+    `steps`: a histogram, x being the edges of its bins."""
 
     x: Array
     y: Array
     label: str = ""
     colour: str = "train"  # a name in style.LIGHT
-    style: Literal["line", "thin", "band", "dots"] = "line"
+    style: Literal["line", "thin", "band", "dots", "steps"] = "line"
     low: Array | None = None
     high: Array | None = None
     hollow: bool = False
@@ -58,6 +59,7 @@ class Panel:
     marks: tuple[Mark, ...] = ()
     share: bool = False  # values in 0..1, shown in percent
     log: bool = False
+    log_x: bool = False  # powers of two
     note: str = ""  # one sentence under the figure
 
     def description(self) -> str:
@@ -74,6 +76,13 @@ class Panel:
                     f"{name} {first} at {at_a}" if a == b else f"{name} from {first} at {at_a} to {last} at {at_b}"
                 )
         return f"{self.title} by {self.x_label}: " + "; ".join(parts) + "."
+
+    def rows(self) -> Iterator[tuple[str, float, float, float | str, float | str]]:
+        """(curve, x, y, low, high) of every value that is drawn."""
+        for curve in self.curves:
+            for i in np.flatnonzero(np.isfinite(curve.y)):
+                ends = [float(end[i]) if end is not None else "" for end in (curve.low, curve.high)]
+                yield curve.label or self.title, float(curve.x[i]), float(curve.y[i]), ends[0], ends[1]
 
     def value(self, y: float) -> str:
         return percent(y, 0) if self.share else number(float(y))
@@ -159,12 +168,28 @@ def draw(axes: Axes, panel: Panel) -> None:
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
     else:  # on a logarithmic axis too, whose own labels are TeX that an SVG with real text cannot show
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
-    axes.xaxis.set_major_locator(MaxNLocator(nbins=5, integer=True, steps=[1, 2, 5, 10]))
-    ticks = [tick for tick in axes.get_xticks() if left - 1e-9 <= tick <= right + 1e-9]
-    axes.set_xticks(ticks)
+    if panel.log_x:
+        _log_x(axes, left, right, room)
+    else:
+        whole = all(curve.style != "steps" for curve in panel.curves)
+        ticks = MaxNLocator(nbins=5, integer=whole, steps=[1, 2, 5, 10]).tick_values(left, right)
+        axes.set_xticks([tick for tick in ticks if left - 1e-9 <= tick <= right + 1e-9])
     _draw_marks(axes, panel.marks, left, right)
     dots = any(curve.style in ("dots", "band") and curve.x[-1] == right for curve in panel.curves if len(curve.x))
     _draw_labels(axes, labels, right, 9.0 if dots else 5.0)
+
+
+def _log_x(axes: Axes, left: float, right: float, room: int) -> None:
+    """Powers of two on a logarithmic axis, with room for the names at its end."""
+    from matplotlib.ticker import NullLocator
+
+    axes.set_xscale("log", base=2)
+    octaves = math.log2(right / left)
+    axes.set_xlim(left * 2 ** (-0.03 * octaves), right * 2 ** ((0.07 + 0.0285 * room) * octaves))
+    powers = [2.0**i for i in range(math.ceil(math.log2(left)), math.floor(math.log2(right)) + 1)]
+    shown = powers[:: 1 + (len(powers) - 1) // 6]
+    axes.set_xticks(shown, [f"{tick:g}" for tick in shown])
+    axes.xaxis.set_minor_locator(NullLocator())
 
 
 def _draw_curve(axes: Axes, curve: Curve, panel: Panel, labels: list[tuple[float, str, str]]) -> None:
@@ -181,6 +206,9 @@ def _draw_curve(axes: Axes, curve: Curve, panel: Panel, labels: list[tuple[float
             axes.plot(x, y, color=colour, alpha=0.32, linewidth=1.0)
         axes.plot(smooth_x, smooth, color=colour, marker="o" if len(x) == 1 else None)
         end = float(smooth[-1])
+    elif curve.style == "steps":
+        axes.stairs(curve.y[:-1], curve.x, color=colour, linewidth=1.8, fill=False)
+        axes.stairs(curve.y[:-1], curve.x, color=colour, alpha=0.08, fill=True)
     elif curve.style == "thin":
         axes.plot(x, y, color=colour, linewidth=1.2)
     elif curve.style == "band":

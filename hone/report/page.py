@@ -15,6 +15,7 @@ from hone.report.tables import Cell, Table
 from hone.report.text import duration, escape, marked, percent, size, tokens
 from hone.types import Interval
 
+LEVEL_UNITS = {"knights": "number of people", "countdown": "count of numbers"}
 EVENTS_SHOWN = 60  # events listed before the rest is only counted
 
 

@@ -38,7 +38,8 @@ def _variables(*groups: dict[str, str]) -> str:
 CSS = (
     f":root{{color-scheme:light dark;{_variables(LIGHT, _LIGHT_PAPER)}}}\n"
     f"@media screen and (prefers-color-scheme:dark){{:root{{{_variables(DARK, _DARK_PAPER)}}}}}\n"
-    """
+    + "".join(f".c-{name} b{{color:var(--{name})}}\n" for name in LIGHT)
+    + """
 *{box-sizing:border-box}
 html{-webkit-text-size-adjust:100%;text-size-adjust:100%}
 body{margin:0;background:var(--paper);color:var(--ink);font:1rem/1.6 system-ui,-apple-system,"Segoe UI",Roboto,
@@ -80,9 +81,13 @@ figure svg{display:block;width:100%;height:auto;overflow:visible}
 svg *{stroke-linejoin:round;stroke-linecap:butt}
 svg text{font-family:inherit;fill:var(--ink)}
 figcaption{margin-top:.35rem}
-.figures{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,19rem),1fr));gap:2rem 1.75rem;
+.figures{display:grid;grid-template-columns:repeat(auto-fill,minmax(min(100%,19rem),1fr));gap:2rem 1.75rem;
 margin-top:1.4rem}
 .wide{max-width:34rem;margin-top:1.4rem}
+.legend{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1.4rem;margin:1rem 0 0;padding:0;font-size:.92rem}
+.legend li{overflow-wrap:anywhere}
+.legend b::before{content:"";display:inline-block;width:1.1em;height:.25em;margin-right:.45em;vertical-align:.25em;
+border-radius:2px;background:currentColor}
 .scroll{container-type:inline-size;overflow-x:auto;margin:1.2rem 0;-webkit-overflow-scrolling:touch}
 table{border-collapse:collapse;font-size:.93rem;line-height:1.4}
 caption{text-align:left;padding-bottom:.5rem}
@@ -94,7 +99,7 @@ th:last-child,td:last-child{padding-right:.2rem}
 td.text,th.text{text-align:left;white-space:normal;min-width:14rem}
 thead th{color:var(--muted);font-weight:600;font-size:.86rem;border-bottom-color:var(--muted)}
 tbody th{font-weight:600}
-td small{display:block;color:var(--muted);font-size:.8rem}
+td small,th small{display:block;font-weight:400;color:var(--muted);font-size:.8rem}
 details{margin:.7rem 0;border:1px solid var(--line);border-radius:10px;background:var(--card)}
 summary{cursor:pointer;padding:.75rem 1rem;font-weight:600;line-height:1.4}
 summary .quiet{font-weight:400}
@@ -119,6 +124,7 @@ body{font-size:.97rem}
 .facts{grid-template-columns:1fr;gap:0}
 .facts dd{margin-bottom:.55rem}
 section{margin-top:2.4rem}
+tbody th{white-space:normal;min-width:7.5rem}
 }
 @media print{
 @page{margin:16mm 15mm}

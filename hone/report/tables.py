@@ -53,12 +53,16 @@ class Table:
             lines.append(_pipes(f"{cell.text} {cell.below}".strip() for cell in row))
         return "\n".join(lines) + "\n"
 
+    def latex(self) -> str:
+        """For \\input in a paper that uses booktabs."""
+        align = "".join("l" if i == 0 or i in self.prose else "r" for i in range(len(self.columns)))
+        lines = [f"% {' '.join(visible(self.caption).split())}", f"\\begin{{tabular}}{{{align}}}", r"\toprule"]
+        lines += [_ampersands(self.columns), r"\midrule"]
+        lines += [_ampersands(f"{cell.text} {cell.below}".strip() for cell in row) for row in self.rows]
+        return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"]) + "\n"
+
     def csv(self) -> str:
-        out = io.StringIO()
-        writer = csv.writer(out, lineterminator="\n")
-        writer.writerow(self.value_columns)
-        writer.writerows([_inert(value) for value in row] for row in self.values)
-        return out.getvalue()
+        return to_csv(self.value_columns, self.values)
 
 
 def _cell(cell: Cell) -> str:
@@ -70,6 +74,33 @@ def _pipes(cells: Iterable[str]) -> str:
     plain = (" ".join(visible(cell).split()) for cell in cells)
     escaped = (cell.replace("\\", "\\\\").replace("|", "\\|").replace("<", "&lt;") for cell in plain)
     return "| " + " | ".join(escaped) + " |"
+
+
+#: All that is special to LaTeX; a model's name must not be able to run a command.
+_LATEX = {
+    **{c: f"\\{c}" for c in "&%$#_{}"},
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "–": "--",
+    "†": r"$\dagger$",
+    "\N{MINUS SIGN}": "$-$",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+}
+
+
+def _ampersands(cells: Iterable[str]) -> str:
+    plain = (" ".join(visible(cell).split()) for cell in cells)
+    return " & ".join("".join(_LATEX.get(c, c) for c in cell) for cell in plain) + r" \\"
+
+
+def to_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow([_inert(column) for column in columns])
+    writer.writerows([_inert(value) for value in row] for row in rows)
+    return out.getvalue()
 
 
 def _inert(value: Any) -> Any:

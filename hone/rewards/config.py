@@ -47,6 +47,7 @@ class FunctionsConfig(Section):
                 raise ValueError(f"{name}: has no effect without isolate: true; add it or remove this")
         return self
 
+
 class PerplexityReward(Section):
     """`perplexity`: what a frozen answerer makes of the context that the policy wrote; see hone.rewards.perplexity."""
 

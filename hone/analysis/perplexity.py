@@ -1,0 +1,53 @@
+"""Perplexity of gold answers before and after: does the model find the right answer more likely?
+
+Log-probs come from whoever computes them (one list of token log-probs in nats per problem); here they are only
+compared. Perplexities multiply, so means and differences are taken of their logarithms.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from hone.analysis import stats
+from hone.types import Interval
+
+
+@dataclass(frozen=True, slots=True)
+class PerplexityChange:
+    before: Interval  # geometric mean over problems of exp(-mean log p)
+    after: Interval
+    ratio: Interval  # after / before, geometric mean over problems; below 1: the gold answer became more likely
+    p_value: float  # two-sided sign-flip permutation on the differences of log perplexity
+
+
+def perplexity(logprobs: Sequence[float]) -> float:
+    """exp(-mean log p(y_t)) of one answer. Raises ValueError for no token, or a log-prob that is none."""
+    values = np.asarray(logprobs, dtype=np.float64)
+    if values.ndim != 1 or not values.size or not (values <= 1e-6).all():
+        raise ValueError(f"perplexity: needs at least one log-prob, none above 0; got {list(logprobs)[:5]}")
+    return math.exp(-float(values.mean()))
+
+
+def gold_perplexity(logprobs: Mapping[str, Sequence[float]]) -> Interval:
+    """Geometric mean over problems, with a bootstrap over them."""
+    return _exp(stats.bootstrap_mean([math.log(perplexity(logprobs[key])) for key in sorted(logprobs)]))
+
+
+def change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> PerplexityChange:
+    """Paired on the problems that both hold: problem id -> token log-probs of its gold answer. Raises ValueError
+    if they share none."""
+    shared = sorted(before.keys() & after.keys())
+    if not shared:
+        raise ValueError("perplexity: the two share no problem")
+    a, b = ({key: side[key] for key in shared} for side in (before, after))
+    first, second = ([math.log(perplexity(side[key])) for key in shared] for side in (a, b))
+    compared = stats.compare(first, second)
+    return PerplexityChange(gold_perplexity(a), gold_perplexity(b), _exp(compared.difference), compared.p_value)
+
+
+def _exp(interval: Interval) -> Interval:
+    return Interval(math.exp(interval.value), math.exp(interval.low), math.exp(interval.high), interval.n)

@@ -1,0 +1,291 @@
+"""Several runs at once: which differ only in their seed, what else differs, and their curves over each other."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from hone.analysis.measured import Measured, measured
+from hone.report import curves as single
+from hone.report.curves import Course, course, marks
+from hone.report.figures import Array, Curve, Panel, moving_mean, smoothing_width
+from hone.report.models import COLOURS, difference_cell
+from hone.report.read import Row, Run, rows
+from hone.report.tables import Cell, Table, interval_cell
+from hone.report.text import percent
+from hone.types import Interval
+
+SETTINGS_SHOWN = 40
+_SEED = re.compile(r"[-_. ]*(?:seed|s)?[-_. ]*\d+$")
+_SAME_ANYWAY = ("name", "runs", "seed")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """Runs with the same settings, seeds aside."""
+
+    label: str
+    runs: tuple[Run, ...]
+    lines: tuple[Course, ...]
+
+    def sides(self, label: str) -> list[tuple[Run, Row]]:
+        """The evaluation called `label` of each run that has one: the first `before`, the last `after`."""
+        found = []
+        for run in self.runs:
+            rows = [row for stage in run.stages for row in stage.evals if row.get("label") == label]
+            if rows:
+                found.append((run, rows[0] if label == "before" else rows[-1]))
+        return found
+
+    def measured(self, label: str) -> list[Measured]:
+        """The samples of that evaluation, run by run; none where they are not there any more."""
+        found = []
+        for run, row in self.sides(label):
+            stage = next(stage for stage in run.stages if row in stage.evals)
+            path = stage.samples_file(row)
+            records = [r for r in rows(path, stage.notes) if "problem_id" in r and "verdict" in r] if path else []
+            if records:
+                sampling = row.get("sampling")
+                task = stage.config.get("task")
+                facts = {"task": task.get("name") if isinstance(task, dict) else None, "split": row.get("split")}
+                about = {"sampling": sampling if isinstance(sampling, dict) else {}, "facts": facts}
+                found.append(measured(run.name, records, **about))
+        return found
+
+
+def conditions(runs: Sequence[Run]) -> list[Condition]:
+    """In the order given; runs whose settings differ in their seed alone are one."""
+    groups: dict[str, list[Run]] = {}
+    for i, run in enumerate(runs):
+        known = [stage.config for stage in run.stages if stage.config]
+        key = json.dumps([_settings(config) for config in known], sort_keys=True) if known else str(i)
+        groups.setdefault(key, []).append(run)
+    found: list[Condition] = []
+    for group in groups.values():
+        label = group[0].name
+        if len(group) > 1:
+            label = _SEED.sub("", label) or label
+        twins = sum(c.label == label or c.label.startswith(f"{label} (") for c in found)
+        label = f"{label} ({twins + 1})" if twins else label
+        lines = tuple(course(run.of_kind("rl") or run.of_kind("sft")) for run in group)
+        found.append(Condition(label, tuple(group), lines))
+    return found
+
+
+def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in config.items() if key not in _SAME_ANYWAY}
+
+
+def different_settings(found: Sequence[Condition]) -> Table | None:
+    """A row per setting that is not the same everywhere."""
+    flat = [
+        {
+            f"{stage.name}.{key}" if run.pipeline else key: value
+            for stage in run.stages
+            for key, value in _flat(stage.config)
+        }
+        for run in (condition.runs[0] for condition in found)
+    ]
+    keys = sorted({key for settings in flat for key in settings})
+    keys = [key for key in keys if len({json.dumps(s.get(key), sort_keys=True) for s in flat}) > 1]
+    body = [(Cell(key), *(Cell(_short(settings.get(key))) for settings in flat)) for key in keys[:SETTINGS_SHOWN]]
+    more = f" {len(keys) - SETTINGS_SHOWN} more are left out." if len(keys) > SETTINGS_SHOWN else ""
+    values = [(key, *(json.dumps(settings.get(key)) for settings in flat)) for key in keys]
+    head = tuple(condition.label for condition in found)
+    table = Table(
+        "settings", f"Settings that differ.{more}", ("", *head), tuple(body), tuple(values), ("setting", *head)
+    )
+    return table if keys else None
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if not prefix and key in _SAME_ANYWAY:
+            continue
+        if isinstance(value, Mapping) and value:
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def _short(value: Any) -> str:
+    text = value if isinstance(value, str) else json.dumps(value)
+    return text if len(text) <= 40 else text[:39] + "…"
+
+
+# --- curves --------------------------------------------------------------------------------------
+
+
+def over_seeds(lines: Sequence[Course], column: str) -> tuple[Array, Array, Array | None, Array | None]:
+    """x, mean, and with several seeds their least and greatest value, of the smoothed curves."""
+    by_step: list[dict[float, float]] = []
+    for line in lines:
+        if line.has(column):
+            y = moving_mean(line.column(column), smoothing_width(len(line.steps)))
+            by_step.append({x: v for x, v in zip(line.steps.tolist(), y.tolist(), strict=True) if np.isfinite(v)})
+    return _band(by_step)
+
+
+def validation_over_seeds(lines: Sequence[Course]) -> tuple[Array, Array, Array | None, Array | None]:
+    found = [{x: float(row["accuracy"]["value"]) for x, row in line.evals("validation")} for line in lines]
+    return _band([one for one in found if one])
+
+
+def _band(by_step: Sequence[Mapping[float, float]]) -> tuple[Array, Array, Array | None, Array | None]:
+    """At the steps that every seed has: a mean over fewer would jump where one ends."""
+    if not by_step:
+        return np.array([]), np.array([]), None, None
+    steps = sorted(set(by_step[0]).intersection(*by_step[1:]))
+    table = np.array([[one[step] for step in steps] for one in by_step])
+    x = np.array(steps)
+    if len(by_step) == 1 or not steps:
+        return x, table[0] if steps else x, None, None
+    return x, table.mean(axis=0), table.min(axis=0), table.max(axis=0)
+
+
+#: (column, key, title, share): the story first, then the watch over training.
+OVERLAYS = (
+    ("accuracy", "accuracy", "Training accuracy", True),
+    ("validation", "validation", "Validation accuracy", True),
+    ("reward/mean", "reward", "Reward", False),
+    ("length/mean", "length", "Response length (tokens)", False),
+    ("length/min", "length-min", "Shortest response (tokens)", False),
+    ("length/max", "length-max", "Longest response (tokens)", False),
+    ("length/truncated", "truncated", "Truncated responses", True),
+    ("reflection_rate", "reflection", "Responses that reflect", True),
+    ("entropy", "entropy", "Entropy (nats per token)", False),
+    ("kl", "kl", "KL to the reference", False),
+    ("clip_fraction", "clip", "Clipped tokens", True),
+    ("zero_variance", "zero-variance", "Groups without a signal", True),
+    ("grad_norm", "grad-norm", "Gradient norm", False),
+    ("loss", "loss", "Loss", False),
+)
+
+
+def overlays(found: Sequence[Condition]) -> list[Panel]:
+    """One panel per logged quantity, a curve per condition, seeds as bands."""
+    panels = []
+    shown = list(zip(found, COLOURS))
+    sft = all(stage.kind == "sft" for c in found for line in c.lines for stage in line.stages)
+    resets = single_marks(found)
+    for column, key, title, share in OVERLAYS:
+        if column == "loss" and not sft:  # in RL the value of the loss says nothing
+            continue
+        parts = []
+        for condition, colour in shown:
+            band = (
+                validation_over_seeds(condition.lines)
+                if column == "validation"
+                else over_seeds(condition.lines, column)
+            )
+            if len(band[0]) and not (column == "kl" and not np.abs(band[1]).sum()):
+                x, y, low, high = _fewer(*band)
+                parts.append(Curve(x, y, condition.label, colour, "band", low, high))
+        if parts:
+            panels.append(Panel(key, title, "SFT step" if sft else "RL step", tuple(parts), resets, share))
+    return panels
+
+
+def single_marks(found: Sequence[Condition]) -> tuple[Any, ...]:
+    """Resets and stages, if there are few of them and every run has the same ones."""
+    each = {marks(line) for condition in found for line in condition.lines}
+    return next(iter(each)) if len(each) == 1 else ()
+
+
+def _fewer(
+    x: Array, y: Array, low: Array | None, high: Array | None
+) -> tuple[Array, Array, Array | None, Array | None]:
+    """Every n-th of very many points: the curves are smooth already."""
+    keep = slice(None, None, max(1, len(x) // single.OVERLAY_POINTS))
+    return x[keep], y[keep], None if low is None else low[keep], None if high is None else high[keep]
+
+
+# --- what came out -------------------------------------------------------------------------------
+
+
+def over_runs(values: Sequence[float]) -> Interval | None:
+    """Mean over seeds with Student's t interval; None for fewer than two."""
+    from scipy.stats import t
+
+    if len(values) < 2:
+        return None
+    mean, error = float(np.mean(values)), float(np.std(values, ddof=1) / np.sqrt(len(values)))
+    half = float(t.ppf(0.975, len(values) - 1)) * error
+    return Interval(mean, mean - half, mean + half, len(values))
+
+
+def outcome_table(found: Sequence[Condition]) -> Table | None:
+    """Accuracy before and after by condition, and each seed's."""
+    body, values = [], []
+    for condition in found:
+        sides = {label: condition.sides(label) for label in ("before", "after")}
+        if not any(sides.values()):
+            continue
+        row = [Cell(condition.label), Cell(str(len(condition.runs)))]
+        for side in sides.values():
+            row.append(_seeds_cell([r["accuracy"] for _, r in side]))
+        gains = [
+            after["accuracy"]["value"] - before["accuracy"]["value"]
+            for run, after in sides["after"] for other, before in sides["before"] if run is other
+        ]  # fmt: skip
+        gain = over_runs(gains)
+        row.append(difference_cell(gain) if gain else Cell(f"{100 * gains[0]:+.1f}" if gains else "–"))
+        body.append(tuple(row))
+        values += [(condition.label, run.name, label, r["accuracy"]["value"], r["accuracy"].get("low"),
+                    r["accuracy"].get("high"), r["accuracy"].get("n"))
+                   for label, side in sides.items() for run, r in side]  # fmt: skip
+    if not body:
+        return None
+    caption = (
+        "Accuracy before and after training. With one run: its interval over problems. With several seeds: mean over "
+        "seeds with Student’s t interval, and each seed below. Gains are in percentage points. No checkpoint is "
+        "chosen by its score: `after` is the end of training."
+    )
+    names = ("condition", "run", "evaluation", "accuracy", "low", "high", "problems")
+    return Table("outcome", caption, ("", "Seeds", "Before", "After", "Gain"), tuple(body), tuple(values), names)
+
+
+def _seeds_cell(accuracies: Sequence[Row]) -> Cell:
+    if not accuracies:
+        return Cell("–")
+    means = [float(a["value"]) for a in accuracies]
+    if (over := over_runs(means)) is None:
+        a = accuracies[0]
+        return interval_cell(Interval(means[0], float(a["low"]), float(a["high"]), int(a["n"])), 1)
+    each = ", ".join(percent(mean) for mean in means)
+    return Cell(percent(over.value), f"{percent(over.low)}–{percent(over.high)}; {each}")
+
+
+def pooled(condition: Condition, label: str = "after") -> Measured | None:
+    """All seeds of a condition as one model: their samples of a problem together. None if no samples are there."""
+    parts = condition.measured(label)
+    if not parts:
+        return None
+    first = parts[0]
+    same = [part for part in parts if part.problems == first.problems]
+    weights = np.array([part.drawn for part in same], dtype=float)
+    return Measured(
+        condition.label, first.problems, np.sum([p.drawn for p in same], axis=0),
+        np.sum([p.correct for p in same], axis=0), first.levels, first.domains, first.formats,
+        np.average([p.tokens for p in same], axis=0, weights=weights),
+        np.average([p.reflects for p in same], axis=0, weights=weights),
+        sum(p.failures for p in same), first.sampling, None, {**first.facts, "seeds": len(same)},
+    )  # fmt: skip
+
+
+def seed_difference(a: Condition, b: Condition) -> tuple[Interval, float] | None:
+    """Difference of the mean accuracy after training, with Welch's interval and p over seeds; None for single runs."""
+    from scipy.stats import ttest_ind
+
+    x, y = ([float(row["accuracy"]["value"]) for _, row in side.sides("after")] for side in (a, b))
+    if min(len(x), len(y)) < 2 or np.std(x) + np.std(y) == 0:
+        return None
+    result = ttest_ind(y, x, equal_var=False)
+    interval = result.confidence_interval(0.95)
+    value = float(np.mean(y) - np.mean(x))
+    return Interval(value, float(interval.low), float(interval.high), len(x) + len(y)), float(result.pvalue)
