@@ -18,7 +18,7 @@ from hone.data.stream import decoder
 from hone.judge.client import Judge
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe import EvalConfig, Pipeline, Recipe
-from hone.rewards.base import judge
+from hone.rewards.base import judge_all
 from hone.rewards.judge import second_opinion
 from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts
@@ -85,10 +85,10 @@ def evaluate(
     answers = rollouts(
         problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress
     )
+    items = [(problem, rollout) for problem, group in zip(problems, answers, strict=True) for rollout in group]
     records = [
-        {"prompt": renderer.prompt_text(problem), **graded(task, problem, rollout)}
-        for problem, group in zip(problems, answers, strict=True)
-        for rollout in group
+        {"prompt": renderer.prompt_text(problem), **row}
+        for (problem, _), row in zip(items, graded(task, items), strict=True)
     ]
     row = summary(records, config)
     if config.judge.url is not None:
@@ -96,21 +96,23 @@ def evaluate(
     return row, records
 
 
-def graded(task: Task, problem: Problem, rollout: Rollout) -> dict[str, Any]:
-    """One row of an evaluation's samples, without its prompt."""
-    grade = judge(task, problem, rollout).grade
-    return {
-        "problem_id": problem.id,
-        "level": problem.level,
-        "domain": problem.domain,
-        "text": rollout.text,
-        "verdict": grade.verdict,
-        "extracted": grade.extracted,
-        "answer": problem.answer,
-        "tokens": rollout.num_tokens,
-        "finish": rollout.finish,
-        "index": rollout.index,
-    }
+def graded(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[dict[str, Any]]:
+    """Rows of an evaluation's samples, without their prompts."""
+    return [
+        {
+            "problem_id": problem.id,
+            "level": problem.level,
+            "domain": problem.domain,
+            "text": rollout.text,
+            "verdict": judged.grade.verdict,
+            "extracted": judged.grade.extracted,
+            "answer": problem.answer,
+            "tokens": rollout.num_tokens,
+            "finish": rollout.finish,
+            "index": rollout.index,
+        }
+        for (problem, rollout), judged in zip(items, judge_all(task, items), strict=True)
+    ]
 
 
 def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:

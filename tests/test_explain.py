@@ -348,7 +348,7 @@ def test_forward_passes_and_copies(algo: dict[str, Any], passes: list[str]) -> N
     ("algo", "answerer", "line"),
     [
         ({}, {}, "of a frozen second copy of the model"),
-        ({"kl": {"coef": 1.0}}, {}, "of the reference model"),
+        ({"kl": {"coef": 1.0}}, {}, "of a frozen second copy of the model"),
         ({"kl": {"coef": 1.0}}, {"answerer": "some/model"}, "of a frozen model"),
         ({}, {"answerer": "http://localhost:1/v1", "served_model": "m"}, "on a server"),
     ],

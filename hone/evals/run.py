@@ -10,7 +10,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +28,7 @@ from hone.tasks.base import Task
 from hone.train import jsonl
 from hone.train.progress import Track
 from hone.train.run import code_version
-from hone.types import Interval, Problem
+from hone.types import Interval, Problem, Rollout
 
 #: What is drawn and saved at a time. Part of what decides a sample: other sizes are other random streams.
 BLOCK_PROBLEMS, BLOCK_SAMPLES = 64, 8
@@ -135,20 +135,24 @@ def draw_block(
     block = problems[p : p + BLOCK_PROBLEMS]
     missing = {(i, index - g) for i, index in wanted(store, problems, samples, p, g)}
     stream = block_seed(seed, p, g)
-    rows: list[dict[str, Any]] = []
+    fresh: list[tuple[Problem, Rollout]] = []
     saved = time.monotonic()
     count = min(BLOCK_SAMPLES, samples - g)
     try:
         for problem, index, rollout in sampler.answers(block, count, stream, missing, progress.inner):
             if (problem.id, index) in missing:
-                row = graded(task, problem, rollout)
-                row = {key: row[key] for key in row if key not in ("level", "domain", "answer")}
-                rows.append({**row, "index": g + index, "seed": stream})
+                fresh.append((problem, replace(rollout, index=g + index)))
             if time.monotonic() - saved > SAVE_EVERY:
-                store.add(rows)
-                rows, saved = [], time.monotonic()
+                store.add(stored(task, fresh, stream))
+                fresh, saved = [], time.monotonic()
     finally:
-        store.add(rows)  # what was paid for is kept, whatever happened
+        store.add(stored(task, fresh, stream))  # what was paid for is kept, whatever happened
+
+
+def stored(task: Task, items: Sequence[tuple[Problem, Rollout]], stream: int) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl; what is known of the problem stands elsewhere."""
+    left_out = ("level", "domain", "answer")
+    return [{**{k: v for k, v in row.items() if k not in left_out}, "seed": stream} for row in graded(task, items)]
 
 
 def block_seed(seed: int, p: int, g: int) -> int:

@@ -55,6 +55,8 @@ def question(problem: Problem, text: str, config: JudgeConfig) -> Question:
 class JudgePart(Part):
     """1 for an answer that the judge calls correct, else 0."""
 
+    offline = False  # asks a model
+
     def __init__(self, config: RewardConfig) -> None:
         super().__init__(config)
         self.judge = Judge(config.judge)

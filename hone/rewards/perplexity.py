@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import math
 import unicodedata
-import warnings
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -62,8 +61,7 @@ class Perplexity(NeedsGold):
             said = self.answerer.logprobs(problem, ["", *contexts], config.cue, gold)
             base, *given = (perplexity(logprobs) for logprobs in said)
         except AnswererError as error:  # a server, the network: every sample of the group goes without a score
-            warnings.warn(f"reward perplexity, {problem.id}: {error}", stacklevel=2)
-            return [Score(0.0, failure="verifier_error") for _ in group]
+            return [Score(0.0, failure="verifier_error", note=str(error)) for _ in group]
         return [score(ppl, base, leaks(c, gold), config) for ppl, c in zip(given, contexts, strict=True)]
 
 

@@ -30,6 +30,7 @@ import torch
 from hone.config import UserError
 from hone.data.pack import pack
 from hone.data.samples import supervised_sample
+from hone.model.lora import merged
 from hone.rollout.base import Engine, Event, Weights
 from hone.rollout.config import IdentityConfig, SamplingConfig
 from hone.rollout.inside.hone_worker import digest
@@ -190,7 +191,8 @@ class Verified:
         if held is None:
             self._say_partial("the engine tells no digests of its weights: log-probs alone are compared")
             return {}
-        expected, missing = policy_digests(policy.model.named_parameters(), held)
+        with merged(policy.model):  # an adapter is handed over as a part of its matrices
+            expected, missing = policy_digests(policy.model.named_parameters(), held)
         if missing:
             self._say_partial(
                 f"digests of {len(missing)} of the policy's tensors are not compared, as the engine has none by that "
