@@ -6,6 +6,7 @@ import pytest
 
 from hone.config import ConfigError
 from hone.recipe import load
+from hone.tasks import TASKS
 
 MINIMAL = "name: x\ntask: {name: knights}\n"
 
@@ -245,11 +246,11 @@ def test_one_line_says_where_what_and_how(write, line, message):
         ("task: knights", ["r.yaml:1: name: required, and not given; add it"]),
         (
             "name: x\ntask: {people: [2]}",
-            ["r.yaml:2: task.name: required, and not given; add one of knights, countdown"],
+            [f"r.yaml:2: task.name: required, and not given; add one of {', '.join(TASKS)}"],
         ),
         (
             "name: x\ntask: knigths",
-            ["r.yaml:2: task.name: 'knigths' is not allowed; did you mean knights? give one of knights, countdown"],
+            [f"r.yaml:2: task.name: 'knigths' is not allowed; did you mean knights? give one of {', '.join(TASKS)}"],
         ),
         ("name: x\ntask:\n  name: countdown\n  people: [2]", ["r.yaml:4: task.people: unknown key; valid here: "]),
         (
