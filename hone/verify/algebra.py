@@ -217,12 +217,17 @@ def _rational_root(base: Value, exponent: Fraction) -> Value:
 
 # --- reading ---------------------------------------------------------------------------------
 
-_TOKEN = re.compile(r"\s*(\d+(?:,\d{3})+(?:\.\d+)?(?!\d)|\d+\.?\d*|\.\d+|\\[A-Za-z]+|[A-Za-z]|\S)")
+_TOKEN = re.compile(r"\s*([0-9]+(?:,[0-9]{3})+(?:\.[0-9]+)?(?![0-9])|[0-9]+\.?[0-9]*|\.[0-9]+|\\[A-Za-z]+|[A-Za-z]|\S)")
 _LETTERS = (
     "alpha beta gamma delta epsilon varepsilon zeta eta theta vartheta iota kappa lambda mu nu xi rho sigma tau "
     "upsilon phi varphi chi psi omega Gamma Delta Theta Lambda Xi Pi Sigma Upsilon Phi Psi Omega pi infty ell"
 )
 _GREEK = frozenset(_LETTERS.split())
+
+
+def _digits(text: str) -> bool:
+    """Only 0 to 9: other characters count as digits in some places and not in others."""
+    return text.isascii() and text.isdigit()
 
 
 def value(text: str) -> Value:
@@ -324,7 +329,7 @@ class _Reader:
 
     def atom(self) -> Value:
         token = self.take()
-        if token[0].isdigit() or (token[0] == "." and len(token) > 1):
+        if _digits(token[0]) or (token[0] == "." and len(token) > 1):
             return self.decimal(token)
         if token in ("(", "{"):
             inner = self.sum()
@@ -355,7 +360,7 @@ class _Reader:
         self.take("{")
         digits = self.take()
         self.take("}")
-        if not digits.isdigit():
+        if not _digits(digits):
             raise Undecided("a period that is no digits")
         places = len(token.split(".")[1])
         return number(x + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places))
@@ -363,7 +368,7 @@ class _Reader:
     def argument(self) -> Value:
         """Of \\frac or \\sqrt: a group, or one digit or letter, as in \\frac12."""
         token = self.next
-        if token[:1].isdigit() and len(token) > 1:
+        if _digits(token[:1]) and len(token) > 1:
             self.tokens[self.place : self.place + 1] = [token[0], token[1:]]
         return self.atom()
 
@@ -373,10 +378,10 @@ class _Reader:
             self.take()
             token = self.take()
             self.take("]")
-            if not token.isdigit() or not 2 <= int(token[:4]) <= 64:
+            if not _digits(token) or not 2 <= int(token[:4]) <= 64:
                 raise Undecided("a root of a degree that is no small number")
             degree = int(token)
-        whole = self.next[:1].isdigit()  # \sqrt13 as people type it: the whole number
+        whole = _digits(self.next[:1])  # \sqrt13 as people type it: the whole number
         return power(self.atom() if whole else self.argument(), Fraction(1, degree))
 
     def subscript(self) -> str:

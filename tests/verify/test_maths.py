@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hone.config import UserError
@@ -185,11 +185,12 @@ PIECES = (
 
 
 @settings(max_examples=400, deadline=None)
+@example("1\u0661\u00b2\u2460")  # digits that are none of ours
 @given(st.lists(st.sampled_from(PIECES), max_size=25).map("".join) | st.text(max_size=40))
 def test_any_text_is_compared_without_an_exception(text):
     assert equivalent("\\frac{1}{2}", text) in (True, False, None)
     assert equivalent(text, "(1, 2]") in (True, False, None)
-    assert equivalent(text, text) is bool(text.strip("*$ \n.;:,!?\\")) or equivalent(text, text) in (True, False, None)
+    assert equivalent("5" + text, "5" + text) is True
 
 
 def test_what_is_the_same_is_not_different_the_other_way_round():
