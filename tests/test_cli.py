@@ -1,10 +1,10 @@
 """The command line: what each verb hands on, and how it ends."""
 
+import importlib
 import json
 import os
 import shutil
 import subprocess
-import importlib
 import sys
 import types
 from collections import namedtuple
