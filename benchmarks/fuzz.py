@@ -32,6 +32,7 @@ from hone.tasks import arithmetic
 from hone.tasks.base import Task
 from hone.tasks.countdown import CountdownConfig, CountdownTask
 from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.linear_algebra import LinearAlgebraConfig, LinearAlgebraTask
 from hone.types import Grade, Problem, Rollout, Turn
 
 LIMIT = 0.05  # seconds
@@ -98,6 +99,7 @@ def tasks() -> list[Task]:
     return [
         KnightsTask(KnightsConfig(people=(2, 3, 5), train=30, validation=0, test=0)),
         CountdownTask(CountdownConfig(train=30, validation=0, test=0)),
+        LinearAlgebraTask(LinearAlgebraConfig(train=30, validation=0, test=0)),
         Number(),  # type: ignore[list-item]
     ]
 

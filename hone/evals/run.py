@@ -200,7 +200,8 @@ def said(
     results: Sequence[Measured], problems: Sequence[Problem], config: EvalConfig, seed: int, ks: Sequence[int]
 ) -> str:
     """The findings as text: a row per model, then each against the first on the same problems."""
-    how = ", ".join(f"{name.replace('_', ' ')} {value:g}" for name, value in config.sampling.model_dump().items())
+    settings = config.sampling.model_dump(exclude=None if config.sampling.stop else {"stop"})
+    how = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
     lines = [
         f"{len(problems)} {config.split} problems, {config.samples} sample(s) each, seed {seed}; {how}",
         "95 % intervals: Wilson with one sample per problem, otherwise problems are resampled",

@@ -316,7 +316,7 @@ class Broken:
 def test_an_answerer_that_fails_is_a_verdict_and_never_a_zero():
     reward = make_reward(RewardConfig(parts={"perplexity": 1.0}), KNIGHTS, Broken())
     found = reward(KNIGHTS.problems("train")[0], [rollout("a"), rollout("b")])
-    assert [r.note for r in found] == ["no connection"] * 2
+    assert [r.note for r in found] == ["perplexity: no connection"] * 2
     assert [r.verdict for r in found] == ["verifier_error"] * 2
     assert [r.parts for r in found] == [{}, {}]
 
