@@ -8,8 +8,8 @@ The model is that of `train_step.py` (Qwen2, 4 layers x 256, vocabulary 512, flo
 new tokens; `varied`: five tokens of the vocabulary end an answer, so that lengths are geometric with a mean of about
 100 and 384 at most. Sides: `hone`; `hone eager`, without its compiled kernel; `generate` of transformers with its
 default cache, and `static` with the other one; `batching`, its continuous batching; vLLM with log-probs, as RL needs
-them. hone's figures include them too. Each cell of a side is measured in turn with the others', in processes of one thread
-with the same allocator, once to warm up and then `--repeats` times; figures are medians of tokens per second.
+them. hone's figures include them too. Each cell of a side is measured in turn with the others', in processes of one
+thread with the same allocator, once to warm up and then `--repeats` times; figures are medians of tokens per second.
 
 `floor_share`: the time that hone would take if every product ran at the speed of the fastest product of these shapes,
 plus the time to read the keys and values of every token once at the speed of memory, over the time that it takes. Both
