@@ -18,6 +18,7 @@ from hone.algo.advantages import group_rewards, is_zero_variance
 from hone.algo.curriculum import Course
 from hone.algo.schedule import Phases
 from hone.algo.watch import collapse_warnings
+from hone.config import UserError
 from hone.data.pack import pack
 from hone.data.render import Renderer
 from hone.data.samples import to_samples
@@ -26,6 +27,7 @@ from hone.model.config import ModelConfig
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.base import RewardFn
+from hone.rewards.perplexity import Answerer
 from hone.rollout import make_engine
 from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts, score
@@ -52,7 +54,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     course = Course(task.problems("train"), recipe.seed, now.curriculum)
     policy = load_policy(phases, model, course)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
-    frozen = load_answerer(now.reward, model, recipe.prompt, task.system)
+    frozen = load_frozen(phases, model, task.system)
     reward = make_reward(now.reward, task, frozen)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
@@ -113,6 +115,18 @@ def load_policy(phases: Phases[Recipe], model: ModelConfig, course: Course) -> P
     for phase in all_phases:
         policy.check(phase.layers, phase.lora)
     return policy
+
+
+def load_frozen(phases: Phases[Recipe], model: ModelConfig, system: str) -> Answerer | None:
+    """The answerer of the perplexity reward, if any phase has that. Raises UserError if they name different ones."""
+    rewards = [phases.merged(lines).reward for lines in phases.sets()]
+    asking = {r.perplexity.answerer: r for r in rewards if "perplexity" in r.parts}
+    if len(asking) > 1:
+        raise UserError(
+            f"schedule: reward.perplexity.answerer is {' and then '.join(asking)}; one run has one answerer: name the "
+            "same in every line, or make two stages"
+        )
+    return load_answerer(next(iter(asking.values()), rewards[0]), model, phases.recipe.prompt, system)
 
 
 def collect(

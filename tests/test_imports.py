@@ -29,6 +29,7 @@ ROWS = (
     ("sample",),
     ("pipeline", "launch", "report", "doctor", "explain", "inspect", "two_model", "reproduce"),
     ("check",),
+    ("cli_data",),
     ("cli",),
     ("__main__",),
 )
