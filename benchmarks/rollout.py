@@ -30,6 +30,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from rollout_sides import write_prompts
 from train_step import ROOT, allocator, cpu_name
 from train_step_sides import make_models
 
@@ -66,6 +67,7 @@ def main() -> None:
     rows: dict[str, dict[str, list[dict[str, float]]]] = {}
     with tempfile.TemporaryDirectory() as folder:
         make_models(Path(folder))
+        write_prompts(Path(folder), cells(arguments.quick).values())
         for _ in range(1 if arguments.quick else arguments.rounds):
             for side in sides:
                 for name, found in child(side, folder, arguments).items():

@@ -9,22 +9,31 @@ import argparse
 import json
 import statistics
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 Run = Callable[[int], int]  # seed -> tokens that were said
 
+FOLDER = Path()  # of the models; set by `main`
 
-def prompt_ids(count: int, length: int) -> list[list[int]]:
-    """Puzzles in the public wording, cut or repeated to about `length` tokens, each by up to a tenth shorter."""
+
+def write_prompts(folder: Path, cells: Iterable[dict[str, Any]]) -> None:
+    """Puzzles in the public wording, cut or repeated to about as many tokens as asked, each by up to a tenth shorter."""
     from train_step_sides import prompts
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(FOLDER / "step")
-    texts = prompts(64)[:count]
-    whole = [(tokenizer.encode(text) * (1 + length // 50)) for text in texts]
-    return [ids[: length - (i * length // 80) % (length // 10)] for i, ids in enumerate(whole)]
+    tokenizer = AutoTokenizer.from_pretrained(folder / "step")
+    made = {}
+    for count, length in {(cell["prompts"], cell["prompt"]) for cell in cells}:
+        whole = [tokenizer.encode(text) * (1 + length // 50) for text in prompts(64)[:count]]
+        made[f"{count} {length}"] = [ids[: length - (i * length // 80) % (length // 10)] for i, ids in enumerate(whole)]
+    (folder / "prompts.json").write_text(json.dumps(made))
+
+
+def prompt_ids(cell: dict[str, Any]) -> list[list[int]]:
+    found: list[list[int]] = json.loads((FOLDER / "prompts.json").read_text())[f"{cell['prompts']} {cell['prompt']}"]
+    return found
 
 
 def hone(compiled: bool) -> Callable[[dict[str, Any]], Run]:
@@ -40,7 +49,7 @@ def hone(compiled: bool) -> Callable[[dict[str, Any]], Run]:
     def prepare(cell: dict[str, Any]) -> Run:
         stops = stop_ids("varied", model.config.eos_token_id) if cell["setting"] == "varied" else ()
         engine = NativeEngine(model, stops, RolloutConfig(compiled=compiled))
-        asked = [np.asarray(ids) for ids in prompt_ids(cell["prompts"], cell["prompt"])]
+        asked = [np.asarray(ids) for ids in prompt_ids(cell)]
 
         def run(seed: int) -> int:
             sampling = SamplingConfig(max_tokens=cell["longest"])
@@ -63,7 +72,7 @@ def generate(cache: str | None) -> Callable[[dict[str, Any]], Run]:
     def prepare(cell: dict[str, Any]) -> Run:
         varied = cell["setting"] == "varied"
         stops = stop_ids("varied", model.config.eos_token_id) if varied else [model.config.eos_token_id]
-        asked = [ids for ids in prompt_ids(cell["prompts"], cell["prompt"]) for _ in range(cell["samples"])]
+        asked = [ids for ids in prompt_ids(cell) for _ in range(cell["samples"])]
         batch = tokenizer.pad({"input_ids": asked}, return_tensors="pt")
         width = batch["input_ids"].shape[1]
         settings = {"max_new_tokens": cell["longest"], "eos_token_id": stops, "pad_token_id": tokenizer.pad_token_id}
@@ -95,7 +104,7 @@ def batching() -> Callable[[dict[str, Any]], Run]:
 
     def prepare(cell: dict[str, Any]) -> Run:
         varied = cell["setting"] == "varied"
-        asked = [ids for ids in prompt_ids(cell["prompts"], cell["prompt"]) for _ in range(cell["samples"])]
+        asked = [ids for ids in prompt_ids(cell) for _ in range(cell["samples"])]
         stops = stop_ids("varied", model.config.eos_token_id) if varied else [-1]
         config = GenerationConfig(
             max_new_tokens=cell["longest"], do_sample=True, top_k=0, eos_token_id=stops, pad_token_id=0
@@ -117,11 +126,10 @@ def vllm() -> Callable[[dict[str, Any]], Run]:
 
     ops._supports_onednn = False  # its fastest here
     engine = LLM(str(FOLDER / "step"), dtype="float32", max_model_len=1024, max_num_seqs=128, seed=0)
-    asked_of = json.loads((FOLDER / "prompts.json").read_text())
 
     def prepare(cell: dict[str, Any]) -> Run:
         varied = cell["setting"] == "varied"
-        asked = [{"prompt_token_ids": ids} for ids in asked_of[f"{cell['prompts']} {cell['prompt']}"]]
+        asked = [{"prompt_token_ids": ids} for ids in prompt_ids(cell)]
         stops = [300 + i for i in range(4)] if varied else []
 
         def run(seed: int) -> int:

@@ -25,6 +25,18 @@ def test_a_quick_train_step_prints_its_ratios_last() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
+def test_a_quick_rollout_prints_its_ratios_last() -> None:
+    command = [sys.executable, str(ROOT / "benchmarks" / "rollout.py"), "--quick"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280)
+    assert done.returncode == 0, done.stderr[-2000:]
+    ratios = json.loads(done.stdout.strip().splitlines()[-1])
+    assert {"generate_ratio_fixed", "generate_ratio_varied", "floor_share"} <= ratios.keys()
+    assert min(ratios["generate_ratio_fixed"], ratios["generate_ratio_varied"]) > 1
+    assert 0 < ratios["floor_share"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
 def test_three_runs_of_two_thousand_steps_are_compared_in_time() -> None:
     command = [sys.executable, str(ROOT / "benchmarks" / "report.py")]
     done = subprocess.run(command, capture_output=True, text=True, timeout=280)

@@ -10,6 +10,8 @@ import pytest
 from hone import rl
 from hone.algo.config import AlgoConfig
 from hone.algo.curriculum import Course
+from hone.algo.schedule import Phases
+from hone.config import UserError
 from hone.recipe import Recipe
 from hone.tasks.knights import KnightsConfig
 from hone.train.progress import Clock
@@ -91,3 +93,10 @@ def test_a_refill_is_the_same_for_the_same_step_and_another_for_another() -> Non
 def test_no_two_steps_or_rounds_share_random_numbers() -> None:
     seeds = {rl.step_seed(seed, step, round) for seed in range(5) for step in range(50) for round in range(4)}
     assert len(seeds) == 1000
+
+
+def test_phases_that_name_different_answerers_are_refused_before_anything_is_loaded() -> None:
+    lines = [{"at": n, "reward": {"parts": {"perplexity": 1.0}, "perplexity": {"answerer": f"m{n}"}}} for n in (1, 2)]
+    recipe = Recipe(name="x", task=KnightsConfig(name="knights"), steps=4, schedule=lines)
+    with pytest.raises(UserError, match="answerer is m1 and then m2"):
+        rl.load_frozen(Phases(recipe), recipe.model, "")
