@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import time
 from collections.abc import Callable, Iterable
@@ -19,7 +20,7 @@ FOLDER = Path()  # of the models; set by `main`
 
 
 def write_prompts(folder: Path, cells: Iterable[dict[str, Any]]) -> None:
-    """Puzzles in the public wording, cut or repeated to about as many tokens as asked, each by up to a tenth shorter."""
+    """Puzzles in the public wording, cut or repeated to about the tokens asked for, each by up to a tenth shorter."""
     from train_step_sides import prompts
     from transformers import AutoTokenizer
 
@@ -121,6 +122,7 @@ def batching() -> Callable[[dict[str, Any]], Run]:
 
 
 def vllm() -> Callable[[dict[str, Any]], Run]:
+    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1"}
     import vllm._custom_ops as ops  # type: ignore[import-not-found]
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found]
 
