@@ -15,14 +15,15 @@ import json
 import resource
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from hone import rl, sft
+from hone import rl, rl_async, sft
 from hone.config import UserError
 from hone.model import tiny
+from hone.model.config import ModelConfig
 from hone.recipe import Pipeline, Recipe, resolved
 from hone.sinks import check_installed, copying
 from hone.tasks import make_task
@@ -64,10 +65,14 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
         model = done[-1] if done else first_model(stages[0][0], folder)
         for stage, sub in stages[len(done) :]:
             with copying(folder / sub, stage.sinks, f"{recipe.name}-{sub}" if sub.parts else recipe.name):
-                STAGES[stage.stage](stage, folder / sub, stage.model.at(str(model)))
+                loop(stage)(stage, folder / sub, stage.model.at(str(model)))
             model = folder / sub / "model"
     (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
     return folder
+
+
+def loop(stage: Recipe) -> Callable[[Recipe, Path, ModelConfig], None]:
+    return rl_async.train if stage.stage == "rl" and stage.rollout.ahead else STAGES[stage.stage]
 
 
 def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:

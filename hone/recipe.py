@@ -186,7 +186,20 @@ class Recipe(Section):
                 raise impossible(f"reward.parts.{part}", message)
         if not any(self.reward.parts.values()):
             raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
+        if self.rollout.ahead:
+            self._possible_ahead()
         schedules.check(self)
+
+    def _possible_ahead(self) -> None:
+        if self.rollout.engine == "native":
+            message = "the native engine samples from the weights that are being trained; remove it, or give"
+            raise impossible("rollout.ahead", f"{message} rollout.engine: vllm or sglang")
+        if self.algo.correction.kind == "none":
+            message = "rollouts ahead are from older weights, which nothing corrects; give tis or mis"
+            raise impossible("algo.correction.kind", message)
+        if self.curriculum.kind == "adaptive":
+            message = "needs the pass rates of a step before the next is drawn; with rollout.ahead give another kind"
+            raise impossible("curriculum.kind", message)
 
 
 class Pipeline(Section):

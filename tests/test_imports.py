@@ -26,7 +26,7 @@ ROWS = (
     ("recipe",),
     ("evaluate", "explain_phases"),
     ("rl", "sft", "distil", "serve", "evals", "sinks"),
-    ("sample",),
+    ("sample", "rl_async"),
     ("pipeline", "launch", "report", "doctor", "explain", "inspect", "two_model", "reproduce"),
     ("check",),
     ("cli_data",),

@@ -76,6 +76,7 @@ class ServerEngine(ABC):
         self._context: int | None = None
         self._model = MODEL
         self._restarts = 0
+        self._closed = False
         #: Called after a restart, before any answer counts: the weights are checked again.
         self.on_restart: Callable[[], None] = lambda: None
         self._check_possible()
@@ -130,7 +131,8 @@ class ServerEngine(ABC):
         return [done[i] for i in range(len(prompts))]
 
     def close(self) -> None:
-        """Ends what is under way, and the server if hone started it."""
+        """Ends what is under way, in other threads too, and the server if hone started it."""
+        self._closed = True
         if self._http is not None:
             self._http.hang_up()
         if self._process is not None:
@@ -322,6 +324,8 @@ class ServerEngine(ABC):
 
     def _recover(self, error: ServerError, waiting: str) -> None:
         """Start the server again, or wait for the one at `url`; then give it the weights and have them checked."""
+        if self._closed:
+            raise error
         log = ""
         if self._process is not None:
             if isinstance(error, ServerLost) and self._process.ended_within(1.0):

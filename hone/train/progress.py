@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -31,6 +32,10 @@ class Clock:
         now = time.perf_counter()
         self._start += now - self._last
         self._last = now
+
+    def beside(self, parts: Mapping[str, float]) -> None:
+        """What another thread did meanwhile, by part; no time of this one."""
+        self._parts |= parts
 
     def seconds(self) -> dict[str, float]:
         return {"seconds": time.perf_counter() - self._start, **self._parts}
