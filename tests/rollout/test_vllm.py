@@ -20,7 +20,7 @@ import psutil
 import pytest
 import torch
 
-from hone import rl
+from hone import rl, rl_async
 from hone.model import tiny
 from hone.model.config import ModelConfig, TinyConfig
 from hone.recipe import Recipe
@@ -115,31 +115,39 @@ def cut_logprobs(policy: Policy, turn: object, temperature: float, top_p: float)
     return probs.gather(-1, place)[:, 0].log().numpy()
 
 
-def test_two_steps_of_rl(folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [False, True])
+def test_steps_of_rl(folder: Path, tmp_path: Path, ahead: bool) -> None:
+    """`ahead`: the server samples a step while the policy learns from the one before."""
     recipe = Recipe(
         name="x",
         task={"name": "knights", "people": [2], "quiz": "brief", "names": 4, "train": 60, "test": 20},
         prompt={"style": "raw", "system": "", "template": "{user}\n"},
         reward={"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"buffer": 40, "max_tokens": 48}},
         sampling={"max_tokens": 48},
-        rollout=RolloutConfig(engine="vllm", vllm=SETTINGS),
-        algo={"entropy_coef": 0.01},  # a gradient whatever the rewards of a random model are
+        rollout=RolloutConfig(engine="vllm", vllm=SETTINGS, ahead=ahead),
+        algo={
+            "entropy_coef": 0.01,
+            "correction": {"kind": "tis" if ahead else "none"},
+        },  # a gradient whatever the rewards of a random model are
         optim={"lr": 1e-3},
         eval={"problems": 8, "sampling": {"max_tokens": 48}},
         prompts_per_step=4,
         samples_per_prompt=4,
-        steps=2,
+        steps=3 if ahead else 2,
     )
     assert make_task(recipe.task, 0).problems("train")
-    rl.train(recipe, tmp_path / "run", ModelConfig(path=str(folder)))
+    (rl_async if ahead else rl).train(recipe, tmp_path / "run", ModelConfig(path=str(folder)))
     rows = jsonl.read(tmp_path / "run" / "metrics.jsonl")
-    assert len(rows) == 2
-    assert all(row["mismatch/mean_abs"] < 1e-5 for row in rows)
-    assert all(row["mismatch/max"] < 1e-3 for row in rows)
+    assert len(rows) == recipe.steps
+    versions = [0, 0, 1] if ahead else [0, 1]
+    fresh = [row for row, version in zip(rows, versions, strict=True) if row["step"] == version]
+    assert all(row["mismatch/mean_abs"] < 1e-5 for row in fresh)
+    assert all(row["mismatch/max"] < 1e-3 for row in fresh)
+    assert all(row["mismatch/mean_abs"] > 1e-5 for row in rows if row not in fresh)
     assert all(row["identity/gap"] < 1e-5 for row in rows)
-    for number in range(2):
+    for number, version in enumerate(versions):
         samples = jsonl.read(tmp_path / "run" / "rollouts" / f"step_{number:06d}.jsonl")
-        assert {row["policy_version"] for row in samples} == {number}
+        assert {row["policy_version"] for row in samples} == {version}
     kinds = {row["kind"] for row in jsonl.read(tmp_path / "run" / "events.jsonl")}
     assert not kinds & {"server_restart", "server_retry", "policy_mismatch", "identity"}
 
