@@ -125,10 +125,8 @@ def test_steps_of_rl(folder: Path, tmp_path: Path, ahead: bool) -> None:
         reward={"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"buffer": 40, "max_tokens": 48}},
         sampling={"max_tokens": 48},
         rollout=RolloutConfig(engine="vllm", vllm=SETTINGS, ahead=ahead),
-        algo={
-            "entropy_coef": 0.01,
-            "correction": {"kind": "tis" if ahead else "none"},
-        },  # a gradient whatever the rewards of a random model are
+        # The bonus is a gradient, whatever the rewards of a random model are.
+        algo={"entropy_coef": 0.01, "correction": {"kind": "tis" if ahead else "none"}},
         optim={"lr": 1e-3},
         eval={"problems": 8, "sampling": {"max_tokens": 48}},
         prompts_per_step=4,
