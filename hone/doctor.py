@@ -26,6 +26,9 @@ EXTRAS = {
     "ray": ("ray",),
     "math": ("math_verify",),
     "gym": ("reasoning_gym",),
+    "serve": ("starlette", "uvicorn"),
+    "judge": ("httpx",),
+    "data": ("datasets",),
     "sinks": ("wandb", "tensorboard", "trackio"),
 }
 
@@ -126,6 +129,19 @@ def device() -> Iterator[Finding]:
         yield Finding("speed", "ok", f"{speed:.0f} GFLOP/s in float32")
 
 
+def compiler() -> Iterator[Finding]:
+    """The kernel that generation on a CPU uses; compiles it where that was not done before."""
+    from hone.rollout.native import kernel
+
+    try:
+        kernel.load()
+    except kernel.CannotCompile as reason:
+        remedy = "install a C++ compiler (c++), or set rollout.compiled: false"
+        yield Finding("compiler", "warn", f"generation on a CPU is slower without its kernel: {reason}; {remedy}")
+    else:
+        yield Finding("compiler", "ok", "the kernel of generation on a CPU is compiled")
+
+
 def disk() -> Iterator[Finding]:
     free = shutil.disk_usage(".").free / 1e9
     text = f"{free:.1f} GB free in {Path.cwd()}"
@@ -165,4 +181,7 @@ def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (python, packages, extras, device, disk, memory, writable)
+CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+    *(python, packages, extras),
+    *(device, compiler, disk, memory, writable),
+)
