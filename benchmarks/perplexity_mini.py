@@ -28,6 +28,8 @@ from hone.two_model import contexts_of, load_frozen, two_model
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "perplexity-mini"
 
+NAMES = ("reward", "gold_nll")
+
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -35,23 +37,43 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=RECIPE / "results.json")
     parser.add_argument("--collect", action="store_true", help="train nothing, read the runs that are there")
     arguments = parser.parse_args()
-    rows = []
+    rows, each = [], []
     for seed in arguments.seeds:
         name = f"perplexity-mini-seed{seed}"
         command = [sys.executable, "-m", "hone", "train", str(RECIPE / "recipe.yaml"), f"seed={seed}", f"name={name}"]
         if not arguments.collect:
             subprocess.run(command, cwd=ROOT, check=True)
-        rows.append(measure(ROOT / "runs" / name))
-    arguments.out.write_text(json.dumps({"seeds": rows}, indent=1) + "\n")
+        row, by_problem = measure(ROOT / "runs" / name)
+        rows.append(row)
+        each.append(by_problem)
+    over = over_seeds(each)
+    arguments.out.write_text(json.dumps({"seeds": rows, "over_seeds": over}, indent=1) + "\n")
     print(table(rows))
+    for name, d in over.items():
+        print(f"\n{name}: {d['value']:+.4f} [{d['low']:+.4f}, {d['high']:+.4f}], p {d['p']:.2g}")
 
 
-def measure(folder: Path) -> dict[str, Any]:
+Each = dict[str, dict[str, list[float]]]  # before and after: reward and gold_nll of each problem
+
+
+def over_seeds(each: list[Each]) -> dict[str, dict[str, float]]:
+    """After less before, of the means over seeds: paired by puzzle, and puzzles are what is resampled."""
+    mean = {label: {n: np.mean([e[label][n] for e in each], axis=0) for n in NAMES} for label in ("before", "after")}
+    return {name: difference(mean["before"][name], mean["after"][name]) for name in NAMES}
+
+
+def difference(before: Any, after: Any) -> dict[str, float]:
+    paired = stats.compare(list(before), list(after))
+    d = paired.difference
+    return {"value": d.value, "low": d.low, "high": d.high, "p": paired.p_value}
+
+
+def measure(folder: Path) -> tuple[dict[str, Any], Each]:
     """Before and after of one run, and what is between them, by problem."""
     stage = stages(load(folder, check_files=False))[-1]
     frozen = folder / "warmup" / "model"
     found: dict[str, Any] = {}
-    each: dict[str, dict[str, list[float]]] = {}
+    each: Each = {}
     for label, path in (("before", frozen), ("after", folder / "rl" / "model")):
         task, renderer, engine = served(stage, path)
         answerer, answerer_engine = load_frozen(stage, str(frozen), task)
@@ -60,44 +82,35 @@ def measure(folder: Path) -> dict[str, Any]:
         contexts = contexts_of(task, problems, groups, stage.reward.perplexity)
         row = two_model(problems, contexts, task, answerer, answerer_engine, stage.reward.perplexity)
         each[label] = row.pop("by_problem")
-        found[label] = row
-    for name in ("reward", "gold_nll"):
-        paired = stats.compare(each["before"][name], each["after"][name])
-        d = paired.difference
-        found[f"{name}_difference"] = {"value": d.value, "low": d.low, "high": d.high, "p": paired.p_value}
+        found[label] = {**row, "median_gold_perplexity": math.exp(float(np.median(each[label]["gold_nll"])))}
+    found["differences"] = {name: difference(each["before"][name], each["after"][name]) for name in NAMES}
     manifest = json.loads((folder / "rl" / "manifest.json").read_text())
     result = json.loads((folder / "results.json").read_text())
     policy = {label: result[label]["accuracy"] for label in ("before", "after")}
-    return {"seed": result["seed"], "seconds": result["seconds"], **found, "policy_accuracy": policy} | {
-        key: manifest[key] for key in ("hardware", "versions")
-    }
+    about = {key: manifest[key] for key in ("hardware", "versions")}
+    row = {"seed": result["seed"], "seconds": result["seconds"], **found, "policy_accuracy": policy, **about}
+    return row, each
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, one row per seed, and the means over seeds of the differences."""
+    """Markdown: two tables, one row per seed."""
     lines = [
-        "| seed | reward before | after | gold perplexity before | after | policy accuracy before | after | minutes |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        b, a, policy = row["before"], row["after"], row["policy_accuracy"]
-        cells = [str(row["seed"]), interval(b["reward"]), interval(a["reward"])]
-        cells += [interval(x["context"]["gold_perplexity"]) for x in (b, a)]
-        cells += [interval(policy[label]) for label in ("before", "after")] + [f"{row['seconds'] / 60:.1f}"]
-        lines.append("| " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "| seed | answerer's accuracy: no context | before | after | answer given away |",
-        "|---|---|---|---|---|",
+        "| seed | reward before | after | gold perplexity before | after | its median before | after |",
+        "|---|---|---|---|---|---|---|",
     ]
     for row in rows:
         b, a = row["before"], row["after"]
-        of = [b["none"], b["context"], a["context"], b["leaked"]]
-        lines.append(f"| {row['seed']} | " + " | ".join(interval(x["accuracy"]) for x in of) + " |")
-    for name in ("reward", "gold_nll"):
-        values = np.array([row[f"{name}_difference"]["value"] for row in rows])
-        error = values.std(ddof=1) / math.sqrt(len(values)) if len(values) > 1 else float("nan")
-        lines.append(f"\n{name}: mean difference over seeds {values.mean():+.4f}, standard error {error:.4f}")
+        cells = [str(row["seed"]), interval(b["reward"]), interval(a["reward"])]
+        cells += [interval(x["context"]["gold_perplexity"]) for x in (b, a)]
+        cells += [f"{x['median_gold_perplexity']:.4f}" for x in (b, a)]
+        lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", "| seed | answerer's accuracy: no context | before | after | policy's before | after | minutes |"]
+    lines += ["|---|---|---|---|---|---|---|"]
+    for row in rows:
+        b, a = row["before"], row["after"]
+        of = [x["accuracy"] for x in (b["none"], b["context"], a["context"])]
+        cells = [interval(x) for x in (*of, *(row["policy_accuracy"][label] for label in ("before", "after")))]
+        lines.append(f"| {row['seed']} | {' | '.join(cells)} | {row['seconds'] / 60:.1f} |")
     return "\n".join(lines)
 
 
