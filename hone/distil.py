@@ -173,7 +173,7 @@ def reject(rows: Sequence[Row], keep: str, seed: int) -> list[Row]:
         if keep == "first":
             kept.append(found[0])
         elif keep == "shortest":
-            kept.append(min(found, key=lambda row: row["tokens"]))
+            kept.append(min(found, key=lambda row: (row["tokens"], len(row["text"]))))
         elif keep == "random":
             kept.append(found[np.random.default_rng((seed, 3, number)).integers(len(found))])
         else:

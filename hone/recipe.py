@@ -164,6 +164,9 @@ class Recipe(Section):
             raise impossible("sft.styles", f"no style, so no examples; give {' or '.join(known)}")
 
     def _possible_generate(self) -> None:
+        if self.teacher is not None and "://" in self.teacher and not self.teacher.partition("#")[2]:
+            message = f"{self.teacher} names no model; give an endpoint as URL#MODEL"
+            raise impossible("teacher", f"{message}, as in http://127.0.0.1:8000/v1#Qwen/Qwen3-8B")
         if self.sampling.temperature == 0 and self.samples_per_prompt > 1:
             message = f"{self.samples_per_prompt} answers at sampling.temperature 0 are all the same; give 1, or a"
             raise impossible("samples_per_prompt", f"{message} temperature > 0")
@@ -186,6 +189,9 @@ class Recipe(Section):
         for key, unused in (("algo.kl.coef", self.algo.kl.coef), ("algo.refill_rounds", self.algo.refill_rounds)):
             if unused:
                 raise impossible(key, "the advantage is the teacher's log-prob less the student's; set it to 0")
+        if self.lora is not None and self.lora.dropout:
+            message = "sampler and trainer must be one network, and dropout makes two; set it to 0, or use it in sft"
+            raise impossible("lora.dropout", message)
 
     def _possible_rollouts(self) -> None:
         if self.algo.updates_per_rollout > self.prompts_per_step:

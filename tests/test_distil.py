@@ -1,28 +1,31 @@
-"""Distillation, small: a teacher's answers, what is kept of them, a student of another size; cut anywhere, it goes on."""
+"""Distillation, small: a teacher's answers, what is kept of them, a student of another size; cut anywhere."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import shutil
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from hone import distil, pipeline, sft
+from hone.algo.schedule import Phases
+from hone.check.run import dry_run
 from hone.config import ConfigError, UserError
 from hone.explain import explain
 from hone.recipe import Pipeline, Recipe, load, notices, resolved
 from hone.report.build import build
 from hone.tasks.pairs import key_of, pair, read_pairs, split
 from hone.train import jsonl
+from tests.evals.test_hosted import Server, says
 
 RECIPE = """
 name: small
 runs: {runs}
-model: {{path: tiny, tiny: {{vocab_size: 320, hidden_size: 16, layers: 2, heads: 2, kv_heads: 1, mlp_size: 32}}}}
+model: {{path: tiny, tiny: {{vocab_size: 320, hidden_size: 32, layers: 2, heads: 2, kv_heads: 1, mlp_size: 64}}}}
 task: {{name: dataset, source: {rows}, grading: exact}}
 prompt: {{style: raw, system: "", template: "{{user}}\\n"}}
 tokens_per_microbatch: 1024
@@ -33,7 +36,7 @@ checkpoint: {{every: 2, keep: 2}}
 stages:
   - name: teacher
     stage: sft
-    sft: {{examples: 160, examples_per_step: 8, styles: {{answer: 1.0}}}}
+    sft: {{examples: 480, examples_per_step: 8, styles: {{answer: 1.0}}}}
     optim: {{lr: 1.0e-2}}
   - name: answers
     stage: generate
@@ -95,9 +98,8 @@ def test_what_the_stages_leave(whole: Path) -> None:
     kept = jsonl.read(whole / "answers" / "dataset.jsonl")
     assert 4 <= len(kept) < train
     right = {row["problem_id"] for row in rows if row["verdict"] == "correct" and row["finish"] == "stop"}
-    assert [row["problem_id"] for row in kept] == list(
-        dict.fromkeys(r["problem_id"] for r in rows if r["problem_id"] in right)
-    )
+    first = dict.fromkeys(row["problem_id"] for row in rows)
+    assert [row["problem_id"] for row in kept] == [i for i in first if i in right]
     # Trained on, and held out: a student of another size, in which both losses fall.
     metrics = jsonl.read(whole / "student" / "metrics.jsonl")
     held_out = [row["validation_loss"] for row in metrics if "validation_loss" in row]
@@ -118,7 +120,7 @@ def test_what_the_stages_leave(whole: Path) -> None:
 def test_the_report_shows_the_student(whole: Path, tmp_path: Path) -> None:
     page = build(whole, tmp_path / "report").read_text()
     assert "validation" in page
-    assert (tmp_path / "report" / "distil-kl.csv").is_file()
+    assert "KL to the teacher" in page
 
 
 def test_a_finished_run_loads_as_it_was(whole: Path) -> None:
@@ -132,8 +134,11 @@ def test_a_finished_run_loads_as_it_was(whole: Path) -> None:
         ("tiny", "student", 1),
         ("tiny", "cold", 1),
     ]
-    assert resolved(load(whole))["stages"] == resolved(again)["stages"]
     assert json.loads((whole / "config.resolved.json").read_text())["stages"] == resolved(again)["stages"]
+
+
+def shards_of(run: Path) -> list[Path]:
+    return sorted((run / "answers" / "samples").iterdir())
 
 
 class Killed(Exception):
@@ -167,7 +172,7 @@ def raises(*_: Any) -> Any:
 @pytest.mark.parametrize(
     "where",
     [
-        *("in the middle of a shard 1", "in the middle of a shard 6", "before a shard is put in order"),
+        *("in the middle of a shard 1", "in the middle of a shard 2", "before a shard is put in order"),
         *("before the dataset", "between stages, before rl"),
     ],
 )
@@ -184,19 +189,17 @@ def test_cut_and_resumed_is_the_same_bits(
         kill(patch, where)
         with pytest.raises(Killed):
             pipeline.run(recipe, resume=True)
-    if "shard" in where:
-        path = run / "answers" / "samples" / "shard_00000.jsonl"
-        before = len(jsonl.read(path)) if path.exists() else 0
-        assert (before > 0) == (where != "in the middle of a shard 1") or before < 21
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with path.open("a") as file:
-            file.write('{"number": 1, "ind')  # what a kill tears
     asked: list[Any] = []
-    fill = distil.fill
-    monkeypatch.setattr(distil, "fill", lambda *a: (asked.extend(a[1]), fill(*a)))
+    if "middle" in where:
+        paths = shards_of(run)
+        there, every = (sum(len(jsonl.read(p)) for p in files) for files in (paths, shards_of(whole)))
+        assert 0 < there < every
+        with paths[-1].open("a") as file:
+            file.write('{"number": 1, "ind')  # what a kill tears
+        fill = distil.fill
+        monkeypatch.setattr(distil, "fill", lambda *a: (asked.extend(a[1]), fill(*a)))
     assert pipeline.run(recipe, resume=True) == run
-    if where == "in the middle of a shard 6":
-        assert 0 < len(asked) < len(jsonl.read(whole / "answers" / "samples" / "shard_00000.jsonl")) * 3
+    assert "middle" not in where or len(asked) == every - there
     expected = bits(whole)
     assert bits(run).keys() == expected.keys()
     assert [name for name, value in bits(run).items() if value != expected[name]] == []
@@ -215,13 +218,9 @@ def test_answers_of_another_teacher_are_not_mixed(whole: Path, tmp_path: Path) -
 # --- rejection --------------------------------------------------------------------------------------------------------
 
 
-def answer(
-    number: int, index: int, text: str, tokens: int, verdict: str = "correct", finish: str = "stop"
-) -> dict[str, Any]:
-    return {
-        "number": number, "index": index, "text": text, "tokens": tokens, "verdict": verdict, "finish": finish,
-        "level": str(number),
-    }  # fmt: skip
+def answer(number: int, index: int, text: str, tokens: int, verdict: str = "correct", **more: str) -> dict[str, Any]:
+    row = {"number": number, "index": index, "text": text, "tokens": tokens, "verdict": verdict, "finish": "stop"}
+    return {**row, "level": str(number), **more}
 
 
 ANSWERS = [
@@ -285,7 +284,7 @@ def test_usual_columns(row: dict[str, Any]) -> None:
     [
         ({"prompt": "2+2?"}, "no completion: none of completion, response"),
         ({"text": "4"}, "no prompt: none of prompt, question"),
-        ({"messages": [{"role": "user", "content": "2+2?"}]}, "no completion"),
+        ({"messages": [{"role": "user", "content": "2+2?"}]}, "the last message is not the assistant's"),
         (
             {"messages": [{"role": r, "content": "x"} for r in ("user", "assistant") * 2]},
             "a conversation of several turns",
@@ -337,14 +336,14 @@ def test_when_the_validation_loss_is_measured(tmp_path: Path, every: int | None,
 
 def test_validation_of_traces(whole: Path, tmp_path: Path) -> None:
     """The loss on the validation split of the task, which is never trained on."""
-    recipe = load(write_recipe(tmp_path), ["stages.teacher.sft.validate_every=10", "stages.teacher.sft.examples=160"])
+    recipe = load(write_recipe(tmp_path), ["stages.teacher.sft.validate_every=25", "stages.teacher.sft.examples=480"])
     stage = recipe.stages[0].model_copy(update={"runs": str(tmp_path)})
     task = pipeline.make_task(stage.task, stage.seed)
     found = sft.examples(stage, task, tmp_path)
     assert [e.problem.id for e in found.validation] == [p.id for p in task.problems("validation")]
     run = pipeline.run(stage)
     rows = jsonl.read(run / "metrics.jsonl")
-    assert [row["step"] for row in rows if "validation_loss" in row] == [9, 19]
+    assert [row["step"] for row in rows if "validation_loss" in row] == [24, 49, 59]
     plain = jsonl.read(whole / "teacher" / "metrics.jsonl")
     assert [row["loss"] for row in rows] == [row["loss"] for row in plain], "measuring changes nothing"
 
@@ -352,30 +351,29 @@ def test_validation_of_traces(whole: Path, tmp_path: Path) -> None:
 # --- recipes ----------------------------------------------------------------------------------------------------------
 
 
-Change = Callable[[str], str]
-
-
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("stages.student.sft.data=stages.teacher", "stages.2.sft.data: stages.teacher is no earlier stage that generates"),
-        ("stages.onpolicy.teacher=stages.answers", "stages.4.teacher: stages.answers is no earlier stage that leaves a"),
-        ("stages.onpolicy.teacher=http://127.0.0.1/v1#m", "teacher: http://127.0.0.1/v1#m: an endpoint gives no log-probs"),
-        ("stages.onpolicy.sampling.top_p=0.9", "sampling.top_p: the KL to the teacher is over the whole distribution"),
-        ("stages.onpolicy.algo.kl.coef=0.1", "algo.kl.coef: the advantage is the teacher's log-prob less the student's"),
-        ("stages.answers.sampling.temperature=0", "samples_per_prompt: 3 answers at sampling.temperature 0 are all the"),
-        ("stages.answers.rollout.engine=vllm", "rollout.engine: a teacher behind vllm is an endpoint: start its server"),
-        ("stages.student.sft.examples=9", "examples: has no effect with data, which is used as it is"),
-        ("stages.teacher.sft.validation=0.2", "validation: has no effect without data: the task has a validation split"),
-        ("stages.cold.model.tiny.layers=4", "stages.3.model.tiny: has no effect: the stage goes on with the model of stage"),
-        ("stages.cold.model=stages.answers", "stages.answers is no earlier stage that leaves a model; there are teacher, student"),
-        ("stages.student.sft.data=no/such/file.jsonl", "sft.data: no file no/such/file.jsonl"),
-        ("stages.answers.teacher=./nobody", "teacher: ./nobody is no folder here"),
+        ("student.sft.data=stages.teacher", "stages.2.sft.data: stages.teacher is no earlier stage that generates"),
+        ("onpolicy.teacher=stages.answers", "stages.4.teacher: stages.answers is no earlier stage that leaves a"),
+        ("onpolicy.teacher=http://127.0.0.1/v1#m", "teacher: http://127.0.0.1/v1#m: an endpoint gives no log-probs"),
+        ("onpolicy.sampling.top_p=0.9", "sampling.top_p: the KL to the teacher is over the whole distribution"),
+        ("onpolicy.algo.kl.coef=0.1", "algo.kl.coef: the advantage is the teacher's log-prob less the student's"),
+        ("answers.sampling.temperature=0", "samples_per_prompt: 3 answers at sampling.temperature 0 are all the"),
+        ("answers.rollout.engine=vllm", "rollout.engine: a teacher behind vllm is an endpoint: start its server"),
+        ("student.sft.examples=9", "examples: has no effect with data, which is used as it is"),
+        ("teacher.sft.validation=0.2", "validation: has no effect without data: the task has a validation split"),
+        ("cold.model.tiny.layers=4", "stages.3.model.tiny: has no effect: the stage goes on with the model of"),
+        ("cold.model=stages.answers", "stages.answers is no earlier stage that leaves a model; there are teacher,"),
+        ("student.sft.data=no/such/file.jsonl", "sft.data: no file no/such/file.jsonl"),
+        ("answers.teacher=http://127.0.0.1:8000/v1", "teacher: http://127.0.0.1:8000/v1 names no model; give an"),
+        ("onpolicy.lora={dropout: 0.1}", "lora.dropout: sampler and trainer must be one network"),
+        ("answers.teacher=./nobody", "teacher: ./nobody is no folder here"),
     ],
-)  # fmt: skip
+)
 def test_what_is_wrong(tmp_path: Path, override: str, line: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        load(write_recipe(tmp_path), [override])
+        load(write_recipe(tmp_path), [f"stages.{override}"])
     assert line in str(caught.value)
 
 
@@ -415,7 +413,8 @@ def test_notices_and_explanations(tmp_path: Path) -> None:
     ):
         assert part in text, part
     (tmp_path / "one.yaml").write_text(
-        "name: one\ntask: knights\nstage: generate\nteacher: http://127.0.0.1:1/v1#m\nprompt: {style: raw}\noptim: {lr: 1}\n"
+        "name: one\ntask: knights\nstage: generate\nteacher: http://127.0.0.1:1/v1#m\n"
+        "prompt: {style: raw}\noptim: {lr: 1}\n"
     )
     one = load(tmp_path / "one.yaml")
     assert isinstance(one, Recipe)
@@ -423,3 +422,71 @@ def test_notices_and_explanations(tmp_path: Path) -> None:
         "optim has no effect in a stage of kind generate",
         "prompt.style: no effect while teacher is an endpoint, which has a template itself",
     ]
+
+
+def test_an_endpoint_teaches(tmp_path: Path) -> None:
+    """Asked with the task's messages; what was answered before a cut is not asked again."""
+    server = Server(*[says(f"Answer: {i % 3}") for i in range(4)], (400, "no"))
+    try:
+        stage = load(write_recipe(tmp_path), ["stages.answers.generate.concurrency=1"]).stages[1]
+        changes = {"teacher": server.endpoint, "samples_per_prompt": 2, "stage": "generate"}
+        stage = stage.model_copy(update=changes)
+        with pytest.raises(UserError, match="HTTP 400"):
+            distil.train(stage, tmp_path / "run", stage.model)
+        server.replies = [says("Answer: 1")]
+        distil.train(stage, tmp_path / "run", stage.model)
+    finally:
+        server.shutdown()
+    rows = [row for path in sorted((tmp_path / "run" / "samples").iterdir()) for row in jsonl.read(path)]
+    assert len(rows) == 40
+    assert len(server.got) == 41
+    assert {row["teacher"] for row in rows} == {server.endpoint}
+    assert {row["tokens"] for row in rows} == {5}
+    body = server.got[0][2]
+    assert [m["role"] for m in body["messages"]] == ["user"]
+    assert (body["model"], body["max_tokens"]) == ("big/model", 12)
+    assert len({got[2]["seed"] for got in server.got}) == 40
+    kept = jsonl.read(tmp_path / "run" / "dataset.jsonl")
+    assert {row["completion"][0]["content"] for row in kept} <= {"Answer: 0", "Answer: 1", "Answer: 2"}
+
+
+# --- recipes that come with hone, and the page ------------------------------------------------------------------------
+
+ROOT = Path(__file__).resolve().parents[1]
+BLOCKS = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs" / "distil.md").read_text(encoding="utf-8"), re.DOTALL)
+
+
+@pytest.mark.parametrize("text", BLOCKS, ids=range(len(BLOCKS)))
+def test_the_recipes_of_the_page_load(tmp_path: Path, text: str) -> None:
+    (tmp_path / "r.yaml").write_text(text)
+    assert explain(load(tmp_path / "r.yaml"))
+
+
+def test_the_published_settings(tmp_path: Path, whole: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """`knights-distil-full`: every number as published; --dry-run, with a model that is on this disk."""
+    recipe = load("knights-distil-full")
+    assert isinstance(recipe, Pipeline)
+    teacher, answers, student, cold = recipe.stages
+    phases = Phases(teacher)
+    first, second = phases.at(0, 0), phases.at(100, 0)
+    assert (teacher.model.path, student.model.path) == ("Qwen/Qwen2.5-7B-Instruct-1M", "Qwen/Qwen2.5-1.5B-Instruct")
+    assert (cold.model.path, cold.model.stage) == ("Qwen/Qwen2.5-1.5B-Instruct", "student")
+    assert (teacher.task.people, teacher.task.train, teacher.task.validation) == ((5,), 900, 100)
+    assert (teacher.prompts_per_step, teacher.algo.updates_per_rollout, teacher.steps) == (128, 4, 380)
+    assert [(p.samples_per_prompt, p.sampling.temperature) for p in (first, second)] == [(8, 1.0), (16, 1.3)]
+    assert (teacher.optim.lr, teacher.algo.kl.coef, teacher.algo.entropy_coef) == (1e-6, 1e-3, 1e-3)
+    assert (answers.samples_per_prompt, answers.sampling.temperature, answers.model.stage) == (5, 1.0, "teacher")
+    assert (student.optim.lr, student.sft.examples_per_step, student.sft.epochs) == (1e-5, 64, 4)
+    assert (cold.prompts_per_step, cold.samples_per_prompt, cold.steps) == (32, 32, 360)
+    assert cold.algo.updates_per_rollout == 1
+    small = ["task.train=20", "task.validation=4", "task.test=4", f"model={whole / 'teacher' / 'model'}"]
+    dry_run(load("knights-distil-full", small))
+    out = capsys.readouterr().out
+    assert "5 answers of at most 2048 tokens to all train problems, by the model of stage teacher; of the right" in out
+    assert "4 epoch(s) of stages.answers, 64 examples a step" in out
+
+
+def test_the_miniature_is_possible() -> None:
+    recipe = load("distil-mini")
+    assert [stage.model.stage for stage in recipe.stages] == [None, "teacher-warmup", "teacher", None, "student"]
+    assert not [line for line in notices(recipe) if "updates_per_rollout" not in line]
