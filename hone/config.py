@@ -282,6 +282,10 @@ def _default(model: type[BaseModel] | None, path: Place) -> dict[str, Any] | Non
 def _targets(data: dict[str, Any], parts: tuple[str, ...], source: str) -> list[tuple[Place, tuple[str, ...]]]:
     """Where an override goes: (the mapping that holds a recipe or a stage, the path within it)."""
     stages = data.get("stages")
+    if parts[0] == "model" and isinstance(stages, list) and (len(parts) == 1 or parts[1] in _STARTS):
+        # The model to start from: of the stages that go on with another's it is that one's.
+        begins = [i for i, stage in enumerate(stages) if _begins(stage)]
+        return [((), parts), *((("stages", i), parts) for i in begins)]
     if parts[0] != "stages":
         staged = isinstance(stages, list) and parts[0] not in ("name", "runs")
         return [(("stages", i), parts) for i in range(len(stages or ()))] if staged else [((), parts)]
@@ -293,6 +297,16 @@ def _targets(data: dict[str, Any], parts: tuple[str, ...], source: str) -> list[
         known = ", ".join(names) or "none, this recipe is a single stage"
         raise ConfigError([f"{source}: there is no stage {parts[1]}; stages: {known}"])
     return [(("stages", index), parts[2:])]
+
+
+_STARTS = ("path", "revision", "tiny")
+
+
+def _begins(stage: Any) -> bool:
+    """Whether a stage names a model of its own."""
+    model = stage.get("model") if isinstance(stage, dict) else None
+    path = model.get("path") if isinstance(model, dict) and not model.get("stage") else None
+    return isinstance(path, str) and not path.startswith("stages.")
 
 
 def stage_name(stage: Any) -> str:

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import textwrap
 
+from hone import explain_stages
 from hone.algo.config import AlgoConfig
 from hone.algo.schedule import Phases
 from hone.explain_phases import Entry, count, entries, g, n, reference, schedule
@@ -86,10 +87,14 @@ def explain(recipe: Recipe | Pipeline) -> str:
 
 
 def _section(stage: Recipe, alone: bool) -> str:
-    kind = "supervised" if stage.stage == "sft" else "reinforcement learning"
-    steps = stage.sft.num_steps if stage.stage == "sft" else stage.steps
-    lines = [f"stage {stage.name}: {kind}, {count(steps, 'step')}"]
-    said = _supervised(stage) if stage.stage == "sft" else _reinforcement(Phases(stage).at(0, 0))
+    lines = [f"stage {stage.name}: {explain_stages.title(stage)}"]
+    if stage.stage == "rl":
+        said = _reinforcement(Phases(stage).at(0, 0))
+    elif stage.stage == "distil":
+        said = _on_policy(stage)
+    else:
+        said = explain_stages.supervised(stage) if stage.stage == "sft" else explain_stages.generated(stage)
+    said.append(("sizes", _sizes(stage)))
     said.append(("schedule", schedule(stage) if stage.stage == "rl" else []))
     for label, paragraphs in [*said, ("note", stage_notices(stage, alone))]:
         beside = [line for text in paragraphs for line in WRAP.wrap(text)]
@@ -98,26 +103,20 @@ def _section(stage: Recipe, alone: bool) -> str:
     return "\n".join(lines)
 
 
-# --- supervised ---------------------------------------------------------------------------------
+# --- on-policy distillation ---------------------------------------------------------------------
 
 
-def _supervised(stage: Recipe) -> list[Entry]:
-    sft = stage.sft
-    total = sum(sft.styles.values())
-    styles = ", ".join(f"{name} {100 * share / total:.3g} %" for name, share in sft.styles.items())
-    per_step = count(sft.examples_per_step, "example")
-    updates = [f"{count(sft.num_steps, 'optimizer update')} on {per_step} each, in {count(sft.epochs, 'epoch')}"]
-    if unused := sft.epochs * sft.examples - sft.num_steps * sft.examples_per_step:
-        updates.append(f"the last {count(unused, 'example')} of the last epoch, less than a step, are not used")
-    split = "N = trained tokens of the step, whatever micro-batches it is split into"
+def _on_policy(stage: Recipe) -> list[Entry]:
     return [
-        ("examples", [f"{count(sft.examples, 'worked answer')} to training problems: {styles}"]),
-        ("updates", updates),
-        ("loss", ["L_t = -log(p_t), the cross-entropy of the worked answer"]),
-        ("reduction", [f"token_mean: sum over tokens of {REDUCTIONS['token_mean']}", split]),
-        ("trained", ["the tokens of the answer, the stop token included; not those of the prompt"]),
+        ("rollout", _rollout(stage)),
+        ("updates", _updates(stage)),
+        ("advantage", explain_stages.teacher_advantage(stage)),
+        ("loss", _loss(stage)),
+        ("clip", clip(stage.algo)),
+        ("reduction", _reduction(stage)[:2]),
+        ("trained", ["the tokens of the completion, the stop token included; not those of the prompt"]),
+        ("passes", explain_stages.teacher_passes(stage)),
         *entries(stage),
-        ("sizes", _sizes(stage)),
     ]
 
 
@@ -138,7 +137,6 @@ def _reinforcement(stage: Recipe) -> list[Entry]:
         ("trained", _trained(stage)),
         ("passes", _passes(stage)),
         *entries(stage),
-        ("sizes", _sizes(stage)),
     ]
 
 
@@ -166,7 +164,7 @@ def _updates(stage: Recipe) -> list[str]:
         each = f"on {'its prompt' if prompts == 1 else f'all {n(prompts)} prompts'}"
     return [
         f"{count(updates, 'optimizer update')} per rollout, {each} ({answers} answers); every answer is in one update",
-        f"over the run at most {count(stage.updates, 'update')} on "
+        f"over the run at most {count(stage.updates or 0, 'update')} on "
         f"{n(stage.steps * stage.prompts_per_step * stage.samples_per_prompt)} answers; an update that has no "
         f"gradient is left out",
     ]
@@ -356,6 +354,8 @@ def _passes(stage: Recipe) -> list[str]:
 
 def _sizes(stage: Recipe) -> list[str]:
     once = "once per prompt, for all its answers" if stage.share_prompts else "again for every answer"
+    if stage.stage == "generate":
+        return [f"{stage.model.dtype}; at most {count(stage.rollout.max_sequences, 'sequence')} decoded at once"]
     masters = " with float32 master weights" if stage.model.dtype == "bfloat16" else ""
     recomputed = "; activations are computed again on the way back" if stage.model.recompute_activations else ""
     return [

@@ -16,8 +16,10 @@ Entry = tuple[str, list[str]]
 def entries(stage: Recipe) -> list[Entry]:
     """Adapter, layers and rate of any stage; curriculum, resets and schedule of reinforcement learning."""
     parts: list[Entry] = [("adapter", adapter(stage)), ("layers", layers(stage)), ("rate", rate(stage))]
+    if stage.stage in ("rl", "distil"):
+        parts.append(("curriculum", curriculum(stage)))
     if stage.stage == "rl":
-        parts += [("curriculum", curriculum(stage)), ("resets", resets(stage))]
+        parts.append(("resets", resets(stage)))
     return parts
 
 
@@ -69,6 +71,12 @@ def layers(stage: Recipe) -> list[str]:
 def rate(stage: Recipe) -> list[str]:
     optim, updates = stage.optim, stage.updates
     warmup = optim.warmup_steps
+    clip = f"the norm of the gradient is clipped at {g(optim.grad_clip)}"
+    if updates is None:
+        start = f"AdamW, learning rate {g(optim.lr)}"
+        how = f"after a linear warm-up of {count(warmup, 'update')}" if warmup else "without warm-up"
+        end = "then constant" if optim.decay == "constant" else f"then {optim.decay} decay to 0 after the last update"
+        return [f"{start}, {how}; {end}", clip]
     decay = "then constant" if optim.decay == "constant" else f"then {optim.decay} decay"
 
     def at(update: int) -> str:
@@ -84,7 +92,7 @@ def rate(stage: Recipe) -> list[str]:
     else:
         text = f"{start} at the first update, without warm-up; {decay}, {end}"
     apart = ", that of the value head on its own" if stage.stage == "rl" and stage.algo.advantage == "gae" else ""
-    lines = [text, f"the norm of the gradient is clipped at {g(optim.grad_clip)}{apart}"]
+    lines = [text, f"{clip}{apart}"]
     if warmup and (stage.reset.at or stage.reset.on_stagnation):
         lines.insert(1, "the warm-up begins again with each hard reset, the decay does not")
     return lines

@@ -1,8 +1,8 @@
-"""Stages, one after the other: each starts from the model that the one before it left.
+"""Stages, one after the other: each goes on with the model of the one before it, or of the one that it names.
 
 runs/NAME/                 a recipe of one stage: its run folder
 runs/NAME/base/            the from-scratch model, if the recipe asks for `tiny`
-runs/NAME/STAGE/           with `stages:`, one run folder each
+runs/NAME/STAGE/           with `stages:`, one run folder each, its own `base` in it if it begins another model
 runs/NAME/stages.json      which stages there are, and where
 runs/NAME/results.json     what came out, with seconds and peak memory
 """
@@ -16,11 +16,12 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice
+from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from hone import rl, rl_async, sft
+from hone import distil, onpolicy, rl, rl_async, sft
+from hone.chain import MODELLESS, beside
 from hone.config import UserError
 from hone.model import tiny
 from hone.model.config import ModelConfig
@@ -31,7 +32,10 @@ from hone.tasks.base import TracedTask
 from hone.train import jsonl
 from hone.train.run import Interrupted
 
-STAGES = {"sft": sft.train, "rl": rl.train}
+STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": onpolicy.train}
+
+#: What a stage writes last, in one step: it is there when the stage is complete.
+OUTPUT = {**dict.fromkeys(STAGES, "model"), "generate": distil.DATASET}
 
 #: Texts that the tokenizer of `tiny` is trained on, at most.
 TOKENIZER_TEXTS = 4000
@@ -53,20 +57,23 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     if (folder / "results.json").exists():
         print(f"{folder} is finished; without --resume it is set aside and trained anew", file=sys.stderr)
         return folder
-    done = [path for _, sub in stages if (path := folder / sub / "model").exists()]  # exported last: complete
-    for stage, sub in stages[: len(done)]:
+    done = list(takewhile(lambda s: (folder / s[1] / OUTPUT[s[0].stage]).exists(), stages))
+    for stage, sub in done:
         check_unchanged(stage, folder / sub)
     folder.mkdir(parents=True, exist_ok=True)
-    rows = [{"name": stage.name, "kind": stage.stage, "folder": str(sub)} for stage, sub in stages]
+    rows = [
+        {"name": stage.name, "kind": stage.stage, "folder": str(sub), "goes_on_with": stage.model.stage}
+        for stage, sub in stages
+    ]
     if isinstance(recipe, Pipeline):
         (folder / "stages.json").write_text(json.dumps(rows, indent=1))
         (folder / "config.resolved.json").write_text(json.dumps(resolved(recipe), indent=1))
     with session(folder), how_to_go_on(folder):
-        model = done[-1] if done else first_model(stages[0][0], folder)
         for stage, sub in stages[len(done) :]:
+            # A stage that comes first, or alone, has the base of the whole run.
+            base = folder / "base" if sub == stages[0][1] else folder / sub / "base"
             with copying(folder / sub, stage.sinks, f"{recipe.name}-{sub}" if sub.parts else recipe.name):
-                loop(stage)(stage, folder / sub, stage.model.at(str(model)))
-            model = folder / sub / "model"
+                loop(stage)(stage, folder / sub, stage.model.at(str(first_model(stage, folder / sub, base))))
     (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
     return folder
 
@@ -89,7 +96,7 @@ def how_to_go_on(folder: Path) -> Iterator[None]:
         yield
     except KeyboardInterrupt as stop:
         how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
-        saved = f"saved: {stop}" if isinstance(stop, Interrupted) else "stopped; the last checkpoint counts"
+        saved = f"saved: {stop}" if isinstance(stop, Interrupted) else "stopped; what was saved counts"
         print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
         raise
 
@@ -118,11 +125,15 @@ def set_aside(folder: Path) -> None:
     raise UserError(f"{folder}: a hundred earlier runs are there; remove some")
 
 
-def first_model(recipe: Recipe, folder: Path) -> str | Path:
-    """Where the first stage finds its model: made from scratch for `tiny`, else as the recipe says."""
+def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
+    """Where a stage with this run folder finds its model, or its teacher where that is all it needs: what an earlier
+    stage left, `base` made from scratch for `tiny`, else as the recipe says."""
+    if recipe.stage in MODELLESS and recipe.teacher is not None:
+        return beside(recipe.teacher, folder, "model")
+    if recipe.model.stage is not None:
+        return folder.parent / recipe.model.stage / "model"
     if recipe.model.path != "tiny":
         return recipe.model.path
-    base = folder / "base"
     if not (base / "tokenizer.json").exists():  # written last
         tiny.create(base, recipe.model.tiny, tokenizer_texts(recipe), recipe.seed)
     return base

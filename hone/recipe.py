@@ -1,4 +1,4 @@
-"""The recipe: every setting of one stage (supervised, RL), or of several in a row.
+"""The recipe: every setting of one stage (supervised, RL, a teacher's answers), or of several in a row.
 
 One file, read once, validated once; `hone config show RECIPE` prints the result. Each section is
 declared beside what it configures; nothing here imports torch.
@@ -21,13 +21,13 @@ from pydantic import (
     Discriminator,
     Field,
     NonNegativeInt,
-    PositiveFloat,
     PositiveInt,
     Tag,
     ValidationError,
     model_validator,
 )
 
+from hone import chain
 from hone.algo import schedule as schedules
 from hone.algo.config import NEEDS_GROUP, AlgoConfig, CurriculumConfig, ResetConfig, WatchConfig
 from hone.config import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
@@ -41,7 +41,7 @@ from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import RegisteredConfig, registered
 from hone.tasks.registered import load as registered_task
 from hone.tasks.rows import SUFFIXES
-from hone.train.config import CheckpointConfig, LayersConfig, OptimConfig
+from hone.train.config import CheckpointConfig, GenerateConfig, LayersConfig, OptimConfig, SFTConfig
 from hone.validate import explain, impossible, validate, without_defaults
 from hone.verify.targets import read_target
 
@@ -67,20 +67,6 @@ else:
     TaskConfig = Annotated[Union[_kinds], Discriminator(_task_kind)]  # noqa: UP007
 
 
-class SFTConfig(Section):
-    """Supervised warm-up on worked traces written by the task."""
-
-    styles: dict[str, PositiveFloat] = {"careful": 1.0}  # trace style -> share
-    examples: PositiveInt = 10_000  # distinct examples written from training problems
-    examples_per_step: PositiveInt = 64
-    epochs: PositiveInt = 1
-
-    @property
-    def num_steps(self) -> int:
-        """Whole steps only: the few examples left over at the end of the last epoch are not used."""
-        return self.epochs * self.examples // self.examples_per_step
-
-
 class EvalConfig(Section):
     split: Literal["validation", "test"] = "test"
     problems: PositiveInt = 200
@@ -94,7 +80,7 @@ class Recipe(Section):
     """One stage."""
 
     name: Name
-    stage: Literal["sft", "rl"] = "rl"
+    stage: Literal["sft", "rl", "generate", "distil"] = "rl"
     seed: NonNegativeInt = 0
     runs: str = "runs"  # the run folder is runs/name
     task: TaskConfig
@@ -112,27 +98,34 @@ class Recipe(Section):
     reset: ResetConfig = ResetConfig()
     schedule: tuple[dict[str, Any], ...] = ()  # see hone.algo.schedule
     sft: SFTConfig = SFTConfig()
+    teacher: str | None = None  # a path, a hub id, stages.NAME, or URL#model; generate: null is the stage's own model
+    generate: GenerateConfig = GenerateConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     prompts_per_step: PositiveInt = 16
     samples_per_prompt: PositiveInt = 8
     tokens_per_microbatch: PositiveInt = 8192
     share_prompts: bool = True  # compute the prompt of a group once for all its samples in training
-    steps: PositiveInt = 100  # RL steps
+    steps: PositiveInt = 100  # of stages rl and distil
     sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # where metrics are copied to as well
 
     @property
-    def updates(self) -> int:
-        """Optimizer updates of the stage; in RL one without any gradient is left out, so at most so many."""
-        return self.sft.num_steps if self.stage == "sft" else self.steps * self.algo.updates_per_rollout
+    def updates(self) -> int | None:
+        """Optimizer updates of the stage; in RL one without any gradient is left out, so at most so many. None: that
+        depends on the data, or nothing is trained."""
+        if self.stage in ("sft", "generate"):
+            return self.sft.num_steps if self.stage == "sft" else None
+        return self.steps * self.algo.updates_per_rollout
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
         self._possible_model()
-        if self.stage == "rl":
-            self._possible_rl()
-        else:
-            self._possible_sft()
+        {
+            "sft": self._possible_sft,
+            "rl": self._possible_rl,
+            "generate": self._possible_generate,
+            "distil": self._possible_distil,
+        }[self.stage]()
         return self
 
     def _possible_model(self) -> None:
@@ -153,6 +146,8 @@ class Recipe(Section):
                 )
 
     def _possible_sft(self) -> None:
+        if self.sft.data is not None:
+            return
         if self.sft.epochs * self.sft.examples < self.sft.examples_per_step:
             message = f"{self.sft.examples} examples are less than one step (sft.examples_per_step"
             raise impossible("sft.examples", f"{message} {self.sft.examples_per_step}); give more, or smaller steps")
@@ -168,17 +163,50 @@ class Recipe(Section):
         if not self.sft.styles:
             raise impossible("sft.styles", f"no style, so no examples; give {' or '.join(known)}")
 
-    def _possible_rl(self) -> None:
-        if self.samples_per_prompt == 1 and self.algo.advantage in NEEDS_GROUP:
-            message = f"a group of 1 has no other sample to compare with, and algo.advantage {self.algo.advantage}"
-            remedy = "needs one; give 2 or more, or algo.advantage: reinforce_pp"
-            raise impossible("samples_per_prompt", f"{message} {remedy}")
+    def _possible_generate(self) -> None:
+        if self.teacher is not None and "://" in self.teacher and not self.teacher.partition("#")[2]:
+            message = f"{self.teacher} names no model; give an endpoint as URL#MODEL"
+            raise impossible("teacher", f"{message}, as in http://127.0.0.1:8000/v1#Qwen/Qwen3-8B")
+        if self.sampling.temperature == 0 and self.samples_per_prompt > 1:
+            message = f"{self.samples_per_prompt} answers at sampling.temperature 0 are all the same; give 1, or a"
+            raise impossible("samples_per_prompt", f"{message} temperature > 0")
+        if self.rollout.engine != "native":
+            message = f"a teacher behind {self.rollout.engine} is an endpoint: start its server and give"
+            raise impossible("rollout.engine", f"{message} teacher: http://host:port/v1#MODEL; here set native")
+
+    def _possible_distil(self) -> None:
+        if self.teacher is None:
+            raise impossible("teacher", "required, and not given; give a path, a hub id, or stages.NAME")
+        if "://" in self.teacher:
+            message = "an endpoint gives no log-probs of given tokens; give a path or a hub id, or use stage: generate"
+            raise impossible("teacher", f"{self.teacher}: {message}")
+        cut = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
+        for key, off in cut.items():
+            if getattr(self.sampling, key) != off:
+                message = f"the KL to the teacher is over the whole distribution; set it to {off:g}"
+                raise impossible(f"sampling.{key}", message)
+        self._possible_rollouts()
+        for key, unused in (("algo.kl.coef", self.algo.kl.coef), ("algo.refill_rounds", self.algo.refill_rounds)):
+            if unused:
+                raise impossible(key, "the advantage is the teacher's log-prob less the student's; set it to 0")
+        if self.lora is not None and self.lora.dropout:
+            message = "sampler and trainer must be one network, and dropout makes two; set it to 0, or use it in sft"
+            raise impossible("lora.dropout", message)
+
+    def _possible_rollouts(self) -> None:
         if self.algo.updates_per_rollout > self.prompts_per_step:
             message = f"{self.algo.updates_per_rollout} updates cannot share the {self.prompts_per_step} prompts of a"
             raise impossible("algo.updates_per_rollout", f"{message} step (prompts_per_step); lower it, or draw more")
         if self.sampling.temperature == 0:
             message = "at 0 nothing is sampled: there is no distribution to train; give a number > 0"
             raise impossible("sampling.temperature", message)
+
+    def _possible_rl(self) -> None:
+        if self.samples_per_prompt == 1 and self.algo.advantage in NEEDS_GROUP:
+            message = f"a group of 1 has no other sample to compare with, and algo.advantage {self.algo.advantage}"
+            remedy = "needs one; give 2 or more, or algo.advantage: reinforce_pp"
+            raise impossible("samples_per_prompt", f"{message} {remedy}")
+        self._possible_rollouts()
         for part in self.reward.parts:
             tasks = tasks_of(part)
             if tasks and kind_of(self.task.name) not in tasks:
@@ -203,7 +231,7 @@ class Recipe(Section):
 
 
 class Pipeline(Section):
-    """Several stages; each starts from the model that the one before it left."""
+    """Several stages; each goes on with the model that the one before it left, or says otherwise (`hone.chain`)."""
 
     name: Name
     runs: str = "runs"
@@ -215,9 +243,7 @@ class Pipeline(Section):
         for i, stage in enumerate(self.stages):
             if stage.name in names[:i]:
                 raise impossible(f"stages.{i}.name", f"two stages are called {stage.name}; give one another name")
-            if stage.model.path != self.stages[0].model.path:
-                message = "has no effect: a stage starts from the model that the one before it left; remove it"
-                raise impossible(f"stages.{i}.model.path", message)
+        chain.check_references(self.stages)
         return self
 
 
@@ -238,7 +264,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
         layer.data.update(name=folder.name, runs=str(folder.parent))
     for text in overrides:
         layer = override(layer, text, Recipe)
-    recipe = _load_stages(layer) if "stages" in layer.data else validate(Recipe, layer)
+    recipe = _load_stages(layer) if "stages" in layer.data else _load_one(layer)
     missing = list(_missing_files(recipe, layer)) if check_files else []
     if missing:
         raise ConfigError(missing)
@@ -295,6 +321,16 @@ def presets() -> dict[str, Path]:
     return {}
 
 
+def _load_one(layer: Layer) -> Recipe:
+    recipe = validate(Recipe, layer)
+    given = {"model.path": recipe.model.path, "teacher": recipe.teacher, "sft.data": recipe.sft.data}
+    for key, value in given.items():
+        if chain.stage_named(value) is not None:
+            place = layer.where(tuple(key.split(".")))
+            raise ConfigError([f"{place}: {key}: {value}: this recipe has no stages; give a path, or a hub id"])
+    return recipe
+
+
 class _Header(Section):
     """What a recipe with stages says once, for all of them."""
 
@@ -313,6 +349,7 @@ def _load_stages(layer: Layer) -> Pipeline:
     shared_origins = {p: o for p, o in layer.origins.items() if p and p[0] in shared}
     recipes: list[Recipe] = []
     lines: list[str] = []
+    settled: list[dict[str, Any]] = []
     for i, stage in enumerate(stages):
         if "runs" in stage:
             place = layer.where(("stages", i, "runs"))
@@ -320,7 +357,9 @@ def _load_stages(layer: Layer) -> Pipeline:
         merged = merge(Layer(shared, shared_origins), Layer(stage, layer.below(("stages", i))))
         merged.data.setdefault("name", stage_name(merged.data))
         merged.data["runs"] = f"{header.runs}/{header.name}"
+        settled.append(merged.data)
         try:
+            merged = chain.begun(merged, stage, settled[:-1], i)
             recipes.append(validate(Recipe, merged))
         except ConfigError as error:
             lines += error.lines
@@ -336,7 +375,14 @@ def _as_written(data: dict[str, Any]) -> dict[str, Any]:
     """A resolved recipe without its defaults: `has no effect` rules ask whether a setting was given at all."""
     if not isinstance(data.get("stages"), list):
         return without_defaults(data, Recipe)
-    return {**data, "stages": [without_defaults(stage, Recipe) for stage in data["stages"]]}
+    return {**data, "stages": [_stage_as_written(stage) for stage in data["stages"]]}
+
+
+def _stage_as_written(stage: dict[str, Any]) -> dict[str, Any]:
+    """Its model's path stays: one that is not given is that of the stage before."""
+    given = without_defaults(stage, Recipe)
+    path = (stage.get("model") or {}).get("path")
+    return given if path is None else {**given, "model": {**given.get("model", {}), "path": path}}
 
 
 def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
@@ -346,8 +392,13 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
         yield from _missing_functions(stage, layer, prefix)
         for path, value in _leaves(stage):
             is_model = path == ("model", "path") and value != "tiny" and _is_path(value)
+            is_model |= path == ("teacher",) and value is not None and "://" not in value and _is_path(value)
             is_adapter = path == ("lora", "path") and value is not None
-            if not is_model and not is_adapter and not (path[-1].endswith("_file") and value):
+            is_data_ = path == ("sft", "data") and value is not None and (_is_path(value) or is_data(value))
+            is_model, is_data_ = (found and chain.stage_named(value) is None for found in (is_model, is_data_))
+            if is_data_ and Path(value).expanduser().is_dir():
+                continue
+            if not is_model and not is_adapter and not is_data_ and not (path[-1].endswith("_file") and value):
                 continue
             target = Path(value).expanduser()
             place = layer.where((*prefix, *path)) if (*prefix, *path) in layer.origins else layer.where(path)
@@ -405,24 +456,34 @@ def notices(recipe: Recipe | Pipeline) -> list[str]:
     """What is possible but has no effect, one line each: shown at the start, never silently ignored."""
     if isinstance(recipe, Recipe):
         return stage_notices(recipe)
-    return [f"stage {stage.name}: {line}" for stage in recipe.stages for line in stage_notices(stage, alone=False)]
+    own = [f"stage {stage.name}: {line}" for stage in recipe.stages for line in stage_notices(stage, alone=False)]
+    return [*own, *chain.notices(recipe.stages)]
 
 
 def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
     """The notices of one stage; `alone`: it is the whole recipe. Several share settings, each using its own part."""
     lines = []
     if alone:
-        ignored = RL_ONLY if stage.stage == "sft" else SFT_ONLY
-        lines += [f"{key} has no effect in a stage of kind {stage.stage}" for key in stage.changed() if key in ignored]
-        if stage.stage == "sft" and set(stage.watch.changed()) - {"max_skipped"}:
+        kind = stage.stage
+        ignored = [key for key in stage.changed() if kind not in USED_BY.get(key, (kind,))]
+        lines += [f"{key} has no effect in a stage of kind {kind}" for key in ignored]
+        if kind == "sft" and set(stage.watch.changed()) - {"max_skipped"}:
             lines.append("watch: of its settings only max_skipped has an effect in a stage of kind sft")
     if stage.model.path != "tiny" and stage.model.tiny.changed():
         lines.append(f"model.tiny has no effect: model.path is {stage.model.path}")
-    if stage.optim.warmup_steps >= stage.updates:
+    if stage.stage == "generate" and stage.teacher is not None and "://" in stage.teacher and stage.prompt.changed():
+        idle = [key for key in stage.prompt.changed() if key != "system"]
+        lines += [f"prompt.{key}: no effect while teacher is an endpoint, which has a template itself" for key in idle]
+    if stage.updates is not None and stage.optim.warmup_steps >= stage.updates:
         lines.append(
             f"optim.warmup_steps {stage.optim.warmup_steps}: the full learning rate is never reached in at most "
             f"{stage.updates} updates"
         )
+    if stage.stage == "distil":
+        lines += [f"algo.{text}" for text in stage.algo.idle_settings()]
+        lines += [
+            f"algo.{key}: no effect in a stage of kind distil" for key in stage.algo.changed() if key in NO_REWARD
+        ]
     return lines + (list(schedules.notices(stage, _rl_notices)) if stage.stage == "rl" else [])
 
 
@@ -460,11 +521,21 @@ def _rl_notices(stage: Recipe) -> Iterator[str]:
         )
 
 
-RL_ONLY = (
-    *("reward", "sampling", "rollout", "algo", "prompts_per_step", "samples_per_prompt", "steps"),
-    *("curriculum", "reset", "schedule"),
-)
-SFT_ONLY = ("sft",)
+_SAMPLED, _TRAINED = ("rl", "generate", "distil"), ("sft", "rl", "distil")
+
+#: Which kinds of stages a setting has an effect in; one that is not here has it in all.
+USED_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("reward", "reset", "schedule"), ("rl",)),
+    **dict.fromkeys(("algo", "curriculum", "prompts_per_step", "steps"), ("rl", "distil")),
+    **dict.fromkeys(("sampling", "rollout", "samples_per_prompt"), _SAMPLED),
+    **dict.fromkeys(("optim", "lora", "layers", "watch", "checkpoint", "tokens_per_microbatch"), _TRAINED),
+    "share_prompts": _TRAINED,
+    "sft": ("sft",),
+    "teacher": ("generate", "distil"),
+    "generate": ("generate",),
+}
+#: Settings of `algo` that turn rewards into advantages.
+NO_REWARD = ("advantage", "value")
 
 
 def schema() -> dict[str, Any]:

@@ -105,7 +105,7 @@ def load_policy(phases: Phases[Recipe], model: ModelConfig, course: Course) -> P
     policy = Policy.load(
         model,
         start.optim,
-        start.updates,
+        start.updates or 0,
         start.algo.value if start.algo.advantage == "gae" else None,
         lora=start.lora,
         layers=start.layers,
@@ -191,7 +191,7 @@ def record(
     stats: StepStats,
     renderer: Renderer,
     clock: Clock,
-    state: Mapping[str, float],
+    state: Mapping[str, float | str],
 ) -> str:
     """Write down what the step did and warn of what looks wrong; returns a note for the progress line.
 

@@ -184,11 +184,17 @@ def test_overrides_of_stages(write):
         ),
         (
             "    steps: 30",
-            "    model: o/m",
+            "    model: {tiny: {layers: 2}}",
             [
-                "r.yaml:10: stages.1.model.path: has no effect: a stage starts from the "
-                "model "
-                "that the one before it left; remove it"
+                "r.yaml:10: stages.1.model.tiny: has no effect: the stage goes on with the model of stage sft; "
+                "remove it, or begin anew with model.path"
+            ],
+        ),
+        (
+            "    steps: 30",
+            "    model: stages.nobody",
+            [
+                "r.yaml:10: stages.1.model.path: stages.nobody is no earlier stage that leaves a model; there are sft",
             ],
         ),
         ("name: two", "nmae: two", ["r.yaml:1: name: required, and not given; add it"]),

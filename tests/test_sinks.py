@@ -136,7 +136,7 @@ def test_a_run_copies_every_stage(tmp_path: Path, memory: type[Memory], monkeypa
         write(folder, range(2))
 
     monkeypatch.setattr(sinks, "find_spec", lambda name: name)
-    monkeypatch.setattr(pipeline, "first_model", lambda recipe, folder: "m")
+    monkeypatch.setattr(pipeline, "first_model", lambda *_: "m")
     monkeypatch.setattr(pipeline, "STAGES", {"sft": stage, "rl": stage})
     pipeline.run(load(tmp_path / "r.yaml"))
     assert sorted((sink.about[0], [step for step, _ in sink.rows]) for sink in memory.opened) == [

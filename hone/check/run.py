@@ -19,6 +19,7 @@ from hone.check import base, probes, template
 from hone.check.findings import Finding, distinct, lines
 from hone.config import UserError
 from hone.data.render import Renderer
+from hone.explain_stages import teacher
 from hone.model import tiny
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.pipeline import stages_of, tokenizer_texts
@@ -83,7 +84,7 @@ def check(
     where = model_of(recipe, place, checkpoint) if with_model else None
     findings: list[Finding] = []
     if with_model and where is None:
-        folder = Path(recipe.runs) / recipe.name / stages[place - 1][1] if place else None
+        folder = Path(recipe.runs) / recipe.name / stage.model.stage if stage.model.stage is not None else None
         why = f"is made by the stages before it ({folder}/model)" if folder else "is made from scratch by the run"
         findings.append(Finding("warn", "model", f"the model of stage {stage.name} {why}; train them, or --checkpoint"))
     model = load_model(stage.model.at(where)).eval() if where else None
@@ -111,8 +112,8 @@ def model_of(recipe: Recipe | Pipeline, place: int, checkpoint: Path | None) -> 
         if not (checkpoint / "config.json").exists():
             raise UserError(f"--checkpoint {checkpoint}: no config.json; give the folder of a Hugging Face checkpoint")
         return str(checkpoint)
-    if place:
-        before = folder / stages[place - 1][1] / "model"
+    if stage.model.stage is not None:
+        before = folder / stage.model.stage / "model"
         return str(before) if before.exists() else None
     return None if stage.model.path == "tiny" else stage.model.path
 
@@ -240,11 +241,14 @@ def score_table(scores: Sequence[dict[str, Any]]) -> str:
 def dry_run(recipe: Recipe | Pipeline) -> None:
     """`hone train --dry-run`: what the stages will do, two prompts as the model sees them, `check` without a model."""
     for stage, sub in stages_of(recipe):
+        start = stage.model.path if stage.model.stage is None else f"the model of stage {stage.model.stage}"
+        start = start if stage.stage != "generate" else ""
         print(f"stage {stage.name} ({stage.stage}) -> {Path(recipe.runs) / recipe.name / sub}")
+        print(f"  starts from {start}" if start else "  trains nothing")
         print(f"  {plan(stage)}")
     stage = stages_of(recipe)[-1][0]
     task = make_task(stage.task, stage.seed)
-    if stage.stage == "rl":
+    if stage.stage in ("rl", "distil"):
         phases = Phases(stage)
         for settings in phases.sets():
             Course(task.problems("train"), stage.seed).check(phases.merged(settings).curriculum)
@@ -257,11 +261,20 @@ def dry_run(recipe: Recipe | Pipeline) -> None:
 
 def plan(stage: Recipe) -> str:
     """What a stage will do, in a line."""
+    if stage.stage == "sft" and stage.sft.data is not None:
+        return f"{stage.sft.epochs} epoch(s) of {stage.sft.data}, {stage.sft.examples_per_step} examples a step"
     if stage.stage == "sft":
         return f"{stage.sft.num_steps} steps of {stage.sft.examples_per_step} examples"
+    if stage.stage == "generate":
+        problems = "all" if stage.generate.problems is None else f"the first {stage.generate.problems}"
+        return (
+            f"{stage.samples_per_prompt} answers of at most {stage.sampling.max_tokens} tokens to {problems} train "
+            f"problems, by {teacher(stage)}; of the right ones is kept: {stage.generate.keep}"
+        )
     samples = stage.prompts_per_step * stage.samples_per_prompt
+    by = f"; the teacher is {teacher(stage)}" if stage.stage == "distil" else ""
     return (
         f"{stage.steps} steps of {stage.prompts_per_step} prompts x {stage.samples_per_prompt} samples = {samples} "
         f"answers of at most {stage.sampling.max_tokens} tokens, {stage.algo.updates_per_rollout} update(s) each; "
-        f"evaluation on {stage.eval.problems} {stage.eval.split} problems"
+        f"evaluation on {stage.eval.problems} {stage.eval.split} problems{by}"
     )

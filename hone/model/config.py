@@ -35,17 +35,18 @@ class TinyConfig(Section):
 
 
 class ModelConfig(Section):
-    """`path` is `tiny`, a folder holding a Hugging Face checkpoint, or a hub id."""
+    """`path` is `tiny`, a folder holding a Hugging Face checkpoint, a hub id, or in a pipeline `stages.NAME`."""
 
     path: str = "tiny"
     revision: str | None = None
+    stage: str | None = None  # go on with the model that this earlier stage left; `path: stages.NAME` says the same
     dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and products; bfloat16 keeps float32 master weights
     recompute_activations: bool = False  # keep only each layer's input and compute the rest again on the way back
     tiny: TinyConfig = TinyConfig()
 
     def at(self, path: str) -> ModelConfig:
         """The same settings for the model at `path`."""
-        return self.model_copy(update={"path": path})
+        return self.model_copy(update={"path": path, "stage": None})
 
 
 class LoraConfig(Section):

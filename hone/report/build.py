@@ -69,7 +69,7 @@ class _Report:
     def __init__(self, run: Run, sheet: Sheet) -> None:
         self.run, self.sheet = run, sheet
         self.story = story.tell(run)
-        self.line = curves.course(run.of_kind("rl") or [s for s in run.stages if s.kind == "rl" and s.evals])
+        self.line = curves.course(run.reinforced() or [s for s in run.line() if s.kind == "rl" and s.evals])
 
     def html(self) -> str:
         sections = [

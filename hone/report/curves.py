@@ -122,6 +122,10 @@ def training_panels(line: Course) -> list[Panel]:
         _single(line, "reward/mean", "reward", "Reward", "Mean over the samples of a step."),
         _lengths(line),
         _single(line, "entropy", "entropy", "Entropy (nats per token)", "Falling to zero: the policy stops exploring."),
+        _single(
+            line, "teacher/kl", "distil-kl", "KL to the teacher (nats per token)",
+            "Of the student to the teacher, at the tokens that the student drew.",
+        ),
         _single(line, "clip_fraction", "clip", "Clipped tokens", "Share of tokens outside the clip range.", True),
         _single(
             line, "zero_variance", "zero-variance", "Groups without a signal",

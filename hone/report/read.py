@@ -51,7 +51,7 @@ class Stage:
     """One run folder."""
 
     name: str
-    kind: str  # sft | rl | ...
+    kind: str  # sft | rl | generate | distil
     folder: Path
     config: Row
     manifest: Row
@@ -68,11 +68,11 @@ class Stage:
     @property
     def steps_planned(self) -> int | None:
         """None if the configuration does not say."""
-        if self.kind == "rl":
+        if self.kind in ("rl", "distil"):
             steps = self.config.get("steps")
             return int(steps) if isinstance(steps, int) else None
         sft = self.config.get("sft")
-        if self.kind == "sft" and isinstance(sft, dict) and sft.get("examples_per_step"):
+        if self.kind == "sft" and isinstance(sft, dict) and sft.get("examples_per_step") and not sft.get("data"):
             return max(1, int(sft.get("examples", 0)) * int(sft.get("epochs", 1)) // int(sft["examples_per_step"]))
         return None
 
@@ -111,6 +111,7 @@ class Run:
     pipeline: bool
     stages: list[Stage]
     results: Row
+    goes_on_with: dict[str, str | None] = field(default_factory=dict)  # stage -> whose model it started from
 
     @property
     def finished(self) -> bool:
@@ -118,6 +119,22 @@ class Run:
 
     def of_kind(self, kind: str) -> list[Stage]:
         return [stage for stage in self.stages if stage.kind == kind and stage.metrics.steps]
+
+    def line(self) -> list[Stage]:
+        """The stages that made the last model, one after the other: a teacher's are not among those of its student."""
+        models = [stage for stage in self.stages if stage.kind != "generate"]
+        if not self.goes_on_with or not models:
+            return models
+        names: set[str] = set()
+        name: str | None = models[-1].name
+        while name is not None and name not in names:
+            names.add(name)
+            name = self.goes_on_with.get(name)
+        return [stage for stage in models if stage.name in names]
+
+    def reinforced(self) -> list[Stage]:
+        """Of these, the ones that were trained on what the model itself said."""
+        return [stage for stage in self.line() if stage.kind in ("rl", "distil") and stage.metrics.steps]
 
 
 def load_run(folder: Path) -> Run:
@@ -137,7 +154,9 @@ def load_run(folder: Path) -> Run:
         ]
         if stages:
             stages[0].notes.extend(notes)
-        return Run(folder.resolve().name, folder, True, stages, results)
+        found = [s for s in listed if isinstance(s, dict) and "goes_on_with" in s]
+        goes_on = {str(s.get("name", "?")): s["goes_on_with"] for s in found}
+        return Run(folder.resolve().name, folder, True, stages, results, goes_on)
     stage = load_stage(folder)
     stage.notes.extend(notes)
     if not stage.started:

@@ -72,7 +72,7 @@ def conditions(runs: Sequence[Run]) -> list[Condition]:
             label = _SEED.sub("", label) or label
         twins = sum(c.label == label or c.label.startswith(f"{label} (") for c in found)
         label = f"{label} ({twins + 1})" if twins else label
-        lines = tuple(course(run.of_kind("rl") or run.of_kind("sft")) for run in group)
+        lines = tuple(course(run.reinforced() or run.of_kind("sft")) for run in group)
         found.append(Condition(label, tuple(group), lines))
     return found
 

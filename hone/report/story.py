@@ -65,7 +65,7 @@ def tell(run: Run) -> Story:
 
 
 def _find(run: Run, label: str) -> Side | None:
-    for stages in ([s for s in run.stages if s.kind == "rl"], run.stages):
+    for stages in ([s for s in run.line() if s.kind in ("rl", "distil")], run.stages):
         found = [(stage, row) for stage in stages for row in stage.evals if row.get("label") == label]
         if found:
             stage, row = found[0] if label == "before" else found[-1]
@@ -150,7 +150,7 @@ def _opening(run: Run, side: Side) -> str:
     split = side.row.get("split")
     kind = {"test": "held-out problems", "validation": "validation problems"}.get(str(split), "problems")
     problems = len(side.outcomes) or side.accuracy.n
-    steps = sum(stage.steps_done for stage in run.of_kind("rl"))
+    steps = sum(stage.steps_done for stage in run.reinforced())
     when = (
         "Before training" if side.label == "before" else f"After {steps:,} steps of RL" if steps else "After training"
     )

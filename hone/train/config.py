@@ -1,4 +1,4 @@
-"""Settings of the optimizer and of checkpoints."""
+"""Settings of the optimizer, of checkpoints, and of the stages beside reinforcement learning."""
 
 from __future__ import annotations
 
@@ -57,3 +57,39 @@ class LayersConfig(Section):
 class CheckpointConfig(Section):
     every: PositiveInt = 10  # steps
     keep: PositiveInt = Field(default=2)  # newest ones kept
+
+
+class SFTConfig(Section):
+    """Supervised training on worked answers written by the task, or on `data`."""
+
+    data: str | None = None  # stages.NAME (what it accepted), a file, a folder, a hub id; null: answers of the task
+    styles: dict[str, PositiveFloat] = {"careful": 1.0}  # trace style -> share; of the task's answers
+    examples: PositiveInt = 10_000  # distinct examples written from training problems
+    examples_per_step: PositiveInt = 64
+    epochs: PositiveInt = 1
+    validation: float = Field(default=0.1, gt=0.0, le=0.5)  # share of the problems of `data` that is held out
+    validate_every: NonNegativeInt | None = None  # steps; 0: never; null: with data after each epoch, else never
+
+    @property
+    def num_steps(self) -> int | None:
+        """Whole steps only: the few examples left over at the end of the last epoch are not used. None: as many as
+        the data has examples for."""
+        return None if self.data is not None else self.epochs * self.examples // self.examples_per_step
+
+    @model_validator(mode="after")
+    def _one_source(self) -> SFTConfig:
+        if self.data is not None:
+            for key in {"styles", "examples"} & set(self.changed()):
+                raise ValueError(f"{key}: has no effect with data, which is used as it is; remove one of the two")
+        elif "validation" in self.changed():
+            raise ValueError("validation: has no effect without data: the task has a validation split; remove it")
+        return self
+
+
+class GenerateConfig(Section):
+    """What a teacher answers, and which of its answers are kept: see `hone.distil`."""
+
+    problems: PositiveInt | None = None  # the first so many of the train split; null: all
+    keep: Literal["first", "random", "shortest", "all"] = "first"  # of the right answers to a problem; all: distinct
+    problems_per_shard: PositiveInt = 256
+    concurrency: PositiveInt = 8  # requests under way at once, where the teacher is an endpoint
