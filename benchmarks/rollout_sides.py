@@ -134,13 +134,12 @@ def vllm() -> Callable[[dict[str, Any]], Run]:
         asked = [{"prompt_token_ids": ids} for ids in prompt_ids(cell)]
         stops = [300 + i for i in range(4)] if varied else []
 
-        def run(seed: int) -> int:
+        def run(seed: int) -> int:  # 0.32 on a CPU fails with a seed per request when it reads a prompt in parts
             sampling = SamplingParams(
                 n=cell["samples"],
                 max_tokens=cell["longest"],
                 temperature=1.0,
                 logprobs=0,
-                seed=seed,
                 ignore_eos=not varied,
                 stop_token_ids=stops,
                 detokenize=False,
