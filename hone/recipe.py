@@ -130,7 +130,7 @@ class Recipe(Section):
 
     def _possible_model(self) -> None:
         tiny = self.model.tiny
-        if self.model.path != "tiny":
+        if self.model.path != "tiny" or (self.stage == "generate" and self.teacher is not None):
             return
         if tiny.hidden_size % (2 * tiny.heads):
             message = f"{tiny.hidden_size} does not split over {tiny.heads} heads of even size; give a multiple of"

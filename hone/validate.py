@@ -159,7 +159,7 @@ def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
     itself = f"{prefix}.{key}".lstrip(".")  # may be valid for another member of a union, such as another task
     everywhere = [k for k in _all_keys(model) if k != itself]
     elsewhere = [k for k in everywhere if k.rpartition(".")[2] == key] or [KNOWN_AS.get(key, "")]
-    if dotted:
+    if dotted and not (len(path) == 1 and key in KNOWN_AS):
         return f"unknown key; did you mean {dotted}?"
     if elsewhere[0] in everywhere:
         return f"unknown key here; did you mean {' or '.join(elsewhere[:3])}? move it there"

@@ -433,19 +433,20 @@ def test_an_endpoint_teaches(tmp_path: Path) -> None:
         stage = stage.model_copy(update=changes)
         with pytest.raises(UserError, match="HTTP 400"):
             distil.train(stage, tmp_path / "run", stage.model)
-        server.replies = [says("Answer: 1")]
+        before, server.got, server.replies = server.got, [], [says("Answer: 1")]
         distil.train(stage, tmp_path / "run", stage.model)
     finally:
         server.shutdown()
     rows = [row for path in sorted((tmp_path / "run" / "samples").iterdir()) for row in jsonl.read(path)]
     assert len(rows) == 40
-    assert len(server.got) == 41
+    assert len(server.got) == 36, "four were answered before"
     assert {row["teacher"] for row in rows} == {server.endpoint}
     assert {row["tokens"] for row in rows} == {5}
     body = server.got[0][2]
     assert [m["role"] for m in body["messages"]] == ["user"]
     assert (body["model"], body["max_tokens"]) == ("big/model", 12)
-    assert len({got[2]["seed"] for got in server.got}) == 40
+    seeds = [got[2]["seed"] for got in (*before[:4], *server.got)]
+    assert len(set(seeds)) == 40, "a sample is of its own seed, and that of one that failed is asked for again"
     kept = jsonl.read(tmp_path / "run" / "dataset.jsonl")
     assert {row["completion"][0]["content"] for row in kept} <= {"Answer: 0", "Answer: 1", "Answer: 2"}
 
