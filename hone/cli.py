@@ -59,7 +59,8 @@ def main() -> None:
 
 
 def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
-    from hone.recipe import load, notices
+    from hone.notices import notices
+    from hone.recipe import load
 
     recipe = load(target, overrides or ())
     for line in notices(recipe):

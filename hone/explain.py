@@ -18,7 +18,8 @@ from hone import explain_stages
 from hone.algo.config import AlgoConfig
 from hone.algo.schedule import Phases
 from hone.explain_phases import Entry, count, entries, g, n, reference, schedule
-from hone.recipe import Pipeline, Recipe, stage_notices, stages
+from hone.notices import stage_notices
+from hone.recipe import Pipeline, Recipe, stages
 
 INDENT = 14  # two spaces and the label
 WRAP = textwrap.TextWrapper(100, " " * INDENT, " " * (INDENT + 2), break_long_words=False, break_on_hyphens=False)

@@ -171,7 +171,10 @@ def test_wrong_overrides(write, override, message):
             "algo.kl: 0.1 is not allowed; give a mapping (indented `key: value` lines); its keys are "
             "coef, estimator, place",
         ),
-        ("stage: rll", "stage: 'rll' is not allowed; did you mean rl? give one of sft, rl, generate, distil (default 'rl')"),
+        (
+            "stage: rll",
+            "stage: 'rll' is not allowed; did you mean rl? give one of sft, rl, generate, distil (default 'rl')",
+        ),
         ("algo: {loss: ppo}", "algo.loss: 'ppo' is not allowed; give one of clipped, gspo, cispo (default 'clipped')"),
         ("name: a/b", "name: given twice (first at r.yaml:1); remove one"),
         # impossible together

@@ -24,7 +24,7 @@ ROWS = (
     ("rewards",),
     ("train", "rollout"),
     ("recipe",),
-    ("evaluate", "explain_phases"),
+    ("evaluate", "explain_phases", "notices"),
     ("rl", "sft", "serve", "evals", "sinks", "explain_stages"),
     ("sample", "distil", "onpolicy", "rl_async"),
     ("pipeline", "launch", "report", "doctor", "explain", "inspect", "two_model", "reproduce"),
@@ -135,7 +135,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
     "body",
     [
         "import hone.cli, hone.doctor",
-        "from hone.recipe import load, notices, resolved; r = load('demo'); notices(r); resolved(r)",
+        "from hone.notices import notices\nfrom hone.recipe import load, resolved\nr = load('demo'); notices(r); resolved(r)",
         "import hone.cli; sys.argv = ['hone', 'config', 'show', 'demo']\ntry: hone.cli.main()\nexcept SystemExit: pass",
         "import hone.types, hone.tasks, hone.rewards",
         "from hone.explain import explain; from hone.recipe import load; explain(load('demo'))",

@@ -25,7 +25,8 @@ from hone.evaluate import which_model
 from hone.explain import explain
 from hone.model.config import ModelConfig
 from hone.model.load import load_model
-from hone.recipe import Recipe, load, notices
+from hone.notices import notices
+from hone.recipe import Recipe, load
 from hone.train import jsonl
 from hone.train import reset as resets
 from hone.train.checkpoint import read_state

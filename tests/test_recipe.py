@@ -6,7 +6,8 @@ from pathlib import Path
 import pytest
 
 from hone.config import ConfigError
-from hone.recipe import Pipeline, Recipe, find, load, load_for_task, notices, presets, resolved, schema
+from hone.notices import notices
+from hone.recipe import Pipeline, Recipe, find, load, load_for_task, presets, resolved, schema
 from hone.tasks import TASKS
 
 MINIMAL = "name: x\ntask: {name: knights}\n"

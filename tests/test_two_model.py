@@ -9,8 +9,9 @@ import pytest
 
 from hone.model.config import TinyConfig
 from hone.model.tiny import create
+from hone.notices import notices
 from hone.pipeline import run
-from hone.recipe import load, notices
+from hone.recipe import load
 from hone.rewards.config import PerplexityReward
 from hone.tasks.knights import KnightsConfig, KnightsTask
 from hone.two_model import cli_two_model, grade, mean_perplexity, two_model

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from hone.recipe import Recipe, notices
+from hone.notices import notices
+from hone.recipe import Recipe
 from hone.rollout.config import RolloutConfig, VLLMConfig
 
 TASK = {"name": "knights"}
