@@ -135,7 +135,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
     "body",
     [
         "import hone.cli, hone.doctor",
-        "from hone.notices import notices\nfrom hone.recipe import load, resolved\nr = load('demo'); notices(r); resolved(r)",
+        "from hone import notices, recipe\nr = recipe.load('demo'); notices.notices(r); recipe.resolved(r)",
         "import hone.cli; sys.argv = ['hone', 'config', 'show', 'demo']\ntry: hone.cli.main()\nexcept SystemExit: pass",
         "import hone.types, hone.tasks, hone.rewards",
         "from hone.explain import explain; from hone.recipe import load; explain(load('demo'))",
