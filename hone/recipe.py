@@ -188,6 +188,9 @@ class Recipe(Section):
         for key, unused in (("algo.kl.coef", self.algo.kl.coef), ("algo.refill_rounds", self.algo.refill_rounds)):
             if unused:
                 raise impossible(key, "the advantage is the teacher's log-prob less the student's; set it to 0")
+        if self.rollout.ahead:
+            message = "answers of older weights are for stage rl, which corrects them; set it to false"
+            raise impossible("rollout.ahead", message)
         if self.lora is not None and self.lora.dropout:
             message = "sampler and trainer must be one network, and dropout makes two; set it to 0, or use it in sft"
             raise impossible("lora.dropout", message)

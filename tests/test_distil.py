@@ -368,6 +368,7 @@ def test_validation_of_traces(whole: Path, tmp_path: Path) -> None:
         ("cold.model=stages.answers", "stages.answers is no earlier stage that leaves a model; there are teacher,"),
         ("student.sft.data=no/such/file.jsonl", "sft.data: no file no/such/file.jsonl"),
         ("answers.teacher=http://127.0.0.1:8000/v1", "teacher: http://127.0.0.1:8000/v1 names no model; give an"),
+        ("onpolicy.rollout={engine: vllm, ahead: true}", "rollout.ahead: answers of older weights are for stage rl"),
         ("onpolicy.lora={dropout: 0.1}", "lora.dropout: sampler and trainer must be one network"),
         ("answers.teacher=./nobody", "teacher: ./nobody is no folder here"),
     ],
