@@ -39,8 +39,8 @@ from hone.types import FloatArray, IntArray, Turn
 if TYPE_CHECKING:
     from hone.train.policy import Policy
 
-#: Mean |difference| of log-probs at which two implementations do not hold the same weights, by precision. Differences of
-#: right ones: measured in float32 (docs/rollout.md), estimated in bfloat16, which has not been run.
+#: Mean |difference| of log-probs at which two implementations do not hold the same weights, by precision. Differences
+#: of right ones: measured in float32 (docs/rollout.md), estimated in bfloat16, which has not been run.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08}
 #: An engine is stale if its log-probs are so many times closer to those of older weights.
 CLOSER = 4.0
