@@ -1,0 +1,1 @@
+"""The processes of a run: which there are, and what they add up."""
