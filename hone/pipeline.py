@@ -20,7 +20,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from hone import distil, onpolicy, rl, rl_async, sft
+from hone import card, distil, onpolicy, rl, rl_async, sft
 from hone.chain import MODELLESS, beside
 from hone.config import UserError
 from hone.model import tiny
@@ -74,6 +74,9 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
             base = folder / "base" if sub == stages[0][1] else folder / sub / "base"
             with copying(folder / sub, stage.sinks, f"{recipe.name}-{sub}" if sub.parts else recipe.name):
                 loop(stage)(stage, folder / sub, stage.model.at(str(first_model(stage, folder / sub, base))))
+    for n, (_, sub) in enumerate(stages, start=1):
+        if (folder / sub / "model").exists():
+            card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
     (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
     return folder
 
