@@ -35,7 +35,7 @@ from hone.judge.config import JudgeConfig
 from hone.model.config import LoraConfig, ModelConfig
 from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.rollout.config import VLLM_RANKS, RolloutConfig, SamplingConfig
 from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import RegisteredConfig, registered
 from hone.tasks.registered import load as registered_task
@@ -218,12 +218,19 @@ class Recipe(Section):
             raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
         if self.rollout.ahead:
             self._possible_ahead()
+        most = VLLM_RANKS[-1]
+        if self.rollout.engine == "vllm" and self.rollout.vllm.serves_adapter and self.lora and self.lora.rank > most:
+            message = f"vLLM serves adapters of up to rank {most}; lower it, or set rollout.vllm.lora: merged"
+            raise impossible("lora.rank", message)
         schedules.check(self)
 
     def _possible_ahead(self) -> None:
         if self.rollout.engine == "native":
             message = "the native engine samples from the weights that are being trained; remove it, or give"
             raise impossible("rollout.ahead", f"{message} rollout.engine: vllm or sglang")
+        if self.rollout.engine == "vllm" and self.rollout.vllm.in_process:
+            message = "the engine in this process waits for its answers; remove it, or remove rollout.vllm.in_process"
+            raise impossible("rollout.ahead", message)
         if self.algo.correction.kind == "none":
             message = "rollouts ahead are from older weights, which nothing corrects; give tis or mis"
             raise impossible("algo.correction.kind", message)

@@ -88,6 +88,15 @@ def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
     return head.weight, head.bias
 
 
+def has_plain_head(model: Any) -> bool:
+    """Whether logits are hidden @ weight + bias and nothing else. Others can be sampled from, not trained."""
+    try:
+        output_head(model)
+    except ValueError:
+        return False
+    return True
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -177,6 +186,13 @@ def _chunks(
         if temperature != 1.0:
             logits /= temperature
         yield part, logits
+
+
+def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """hidden [N, D], weight [V, D], bias [V] -> logits [N, V] in float32 or better, as those that log-probs come from:
+    a sampler that rounds them otherwise draws from another distribution than is trained."""
+    logits = _product(hidden.to(weight.dtype), weight.t(), _work_dtype(hidden, weight))
+    return logits if bias is None else logits + bias
 
 
 def _product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
