@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hone.config import UserError
 from hone.recipe import is_data, load_for_task, stages
@@ -188,7 +188,7 @@ def _not_correct(source: Source, rows: Mapping[str, Sequence[Problem]]) -> list[
     faults, traced = [], []
     for p in problems:
         try:
-            traced.append((p, task.trace(p, style, source.seed).text))
+            traced.append((p, cast("TracedTask", task).trace(p, style, source.seed).text))
         except UserError as error:  # a countdown row that has no solution
             faults.append(str(error))
     return faults + [

@@ -1,6 +1,7 @@
 """A frozen answerer on a server: any OpenAI-compatible `/completions` that echoes its prompt with log-probs, as vLLM's.
 
-One request per group, several groups at a time. The key comes from the environment (`OPENAI_API_KEY`) and is never written down.
+One request per group, several groups at a time. The key comes from the environment (`OPENAI_API_KEY`) and is never
+written down.
 """
 
 from __future__ import annotations
