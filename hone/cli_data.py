@@ -27,6 +27,12 @@ SourceArgument = Annotated[
 Ngram = Annotated[int, typer.Option(min=1, help="Words in a row that two questions share.")]
 
 
+def _apart(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """(sources, settings): what reads KEY=VALUE is a setting."""
+    settings = [text for text in arguments if re.match(r"[a-z_]+(\.\w+)*=", text)]
+    return [text for text in arguments if text not in settings], settings
+
+
 @data.command("show")
 def data_show(
     source: SourceArgument,
@@ -71,9 +77,9 @@ def data_check(
     from hone.tasks.knights_rows import check_rows
     from hone.tasks.rows import read_rows
 
-    overrides = [text for text in sources if re.match(r"[a-z_]+(\.\w+)+=", text)]
+    sources, overrides = _apart(sources)
     faults = 0
-    for source in [text for text in sources if text not in overrides]:
+    for source in sources:
         if inspect.is_knights_file(source):
             rows = read_rows(source)
             found = check_rows(rows)
@@ -88,8 +94,10 @@ def data_check(
 
 @data.command("overlap")
 def data_overlap(
-    a: SourceArgument,
-    b: Annotated[str | None, typer.Argument(metavar="[SOURCE]", help="Where to look for them.")] = None,
+    sources: Annotated[
+        list[str],
+        typer.Argument(metavar="A [B] [KEY=VALUE]...", help="Whose problems to look for, and where; settings of both."),
+    ],
     ngram: Ngram = 13,
 ) -> None:
     """Count the problems of A that are also in B; of one source, those of train that are in test.
@@ -97,17 +105,23 @@ def data_overlap(
     The same are questions of the same words, and puzzles under other names or in another order.
     """
     from hone import inspect
+    from hone.config import UserError
     from hone.tasks.knights_rows import overlap
     from hone.tasks.rows import read_rows
 
+    found, overrides = _apart(sources)
+    if not 1 <= len(found) <= 2:
+        raise UserError(f"{len(found)} sources ({', '.join(found)}): give one or two")
+    a, b = found[0], found[1] if len(found) > 1 else None
     if b is not None and inspect.is_knights_file(a) and inspect.is_knights_file(b):
         print("people  rows of A  rows of B  of A in B  with operands in order too")
         for row in overlap(read_rows(a), read_rows(b)):
             print(f"{row.people:6} {row.rows_a:10} {row.rows_b:10} {row.shared:10} {row.shared_exactly:27}")
         return
-    ours = inspect.open_source(a)
+    ours, *others = (inspect.open_source(s, given) for s, given in zip(found, inspect.fitting(found, overrides)))
     if b is not None:
-        pairs = [("", inspect.problems_of(ours), inspect.problems_of(inspect.open_source(b)))]
+        (theirs,) = others
+        pairs = [("", inspect.problems_of(ours), inspect.problems_of(theirs))]
     else:
         splits = {split: [problem for _, problem in rows] for split, rows in ours.rows().items()}
         pairs = inspect.split_pairs(a, splits)
@@ -132,8 +146,10 @@ def data_dedup(
 
     if ngram is not None and against is None:
         raise UserError(f"--ngram {ngram}: has no effect without --against; remove it, or say against what")
-    theirs = inspect.problems_of(inspect.open_source(against)) if against is not None else []
-    rows = inspect.rows_of(inspect.open_source(source, overrides or ()), split)
+    both = [source, *([against] if against is not None else [])]
+    ours, *others = (inspect.open_source(s, given) for s, given in zip(both, inspect.fitting(both, overrides or ())))
+    theirs = [problem for other in others for problem in inspect.problems_of(other)]
+    rows = inspect.rows_of(ours, split)
     total, copies, leaked = inspect.dedup(rows, theirs, ngram, out)
     also = f", {leaked} in {against}" if against is not None else ""
     print(f"{out}: {total - copies - leaked} of {total} rows; left out: {copies} duplicates{also}")

@@ -6,21 +6,23 @@ returns lines; the command line prints them.
 
 from __future__ import annotations
 
+import re
 import statistics
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from hone.config import UserError
-from hone.recipe import load_for_task, stages
+from hone.recipe import is_data, load_for_task, stages
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask, grade_all
 from hone.tasks.corpus import ngrams, question_of, words
 from hone.tasks.dataset import SPLITS, RowsTask, canonical
 from hone.tasks.knights import row_of_problem
 from hone.tasks.rows import SUFFIXES, Row, read_rows, write_rows
+from hone.tasks.sources import read_source
 from hone.types import Problem, Split
 from hone.verify.answers import Unread, read
 from hone.verify.maths import TARGET
@@ -53,10 +55,29 @@ def open_source(source: str, overrides: Sequence[str] = ()) -> Source:
     return Source(source, make_task(recipe.task, recipe.seed), recipe.seed)
 
 
+def fitting(sources: Sequence[str], overrides: Sequence[str]) -> list[list[str]]:
+    """The settings of each source: `task.columns.ROLE=NAME` counts where there is a column NAME, and others everywhere.
+
+    Sources that are compared may have other columns. A name that none has is left, so that it is an error.
+    """
+    named = {text: match[1] for text in overrides if (match := re.match(r"task\.columns\.\w+=(\w+)", text))}
+    if not named or len(sources) < 2:
+        return [list(overrides) for _ in sources]
+    there = [_columns(source) for source in sources]
+    known = {name for columns in there for name in columns}
+    return [[t for t in overrides if named.get(t) not in known or named[t] in columns] for columns in there]
+
+
+def _columns(source: str) -> set[str]:
+    """Names of the columns of a file or folder."""
+    rows = (row for found in read_source(source).values() for row in found) if is_data(source) else ()
+    return {name for row in rows for name in row}
+
+
 def is_knights_file(source: str) -> bool:
     """Whether it is a file of public knights rows, which have checks of their own."""
     path = Path(source)
-    if path.suffix not in SUFFIXES or not path.is_file():
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return False
     rows = read_rows(path)
     return bool(rows) and rows[0].keys() >= KNIGHTS
@@ -158,17 +179,21 @@ def _not_correct(source: Source, rows: Mapping[str, Sequence[Problem]]) -> list[
     """Problems whose own worked answer is not graded correct."""
     task = source.task
     problems = [p for found in rows.values() for p in found]
-    if isinstance(task, RowsTask):
-        if task.grading == "none":
-            return []
-        grades = task.grade_all([(p, task.trace(p, "answer", source.seed).text) for p in problems])
-    elif isinstance(task, TracedTask):
-        grades = grade_all(task, [(p, task.trace(p, task.trace_styles[0], source.seed).text) for p in problems])
+    if isinstance(task, RowsTask):  # first: a look at its attributes, as below, would load it, faults and all
+        style = "answer" if task.grading != "none" else None
     else:
+        style = task.trace_styles[0] if isinstance(task, TracedTask) else None
+    if style is None:
         return []
-    return [
+    faults, traced = [], []
+    for p in problems:
+        try:
+            traced.append((p, cast("TracedTask", task).trace(p, style, source.seed).text))
+        except UserError as error:  # a countdown row that has no solution
+            faults.append(str(error))
+    return faults + [
         f"{p.id}: its own answer {p.answer!r} is {g.verdict}" + (f" ({g.note})" if g.note else "")
-        for p, g in zip(problems, grades)
+        for (p, _), g in zip(traced, grade_all(task, traced))
         if g.verdict != "correct"
     ]
 

@@ -300,7 +300,7 @@ def is_data(source: str) -> bool:
         return not any((path / name).is_file() for name in ("recipe.yaml", "config.resolved.json"))
     if path.suffix == ".json":  # a list of rows, not a recipe
         return path.is_file() and path.read_text(encoding="utf-8-sig", errors="replace").lstrip().startswith("[")
-    return path.suffix in SUFFIXES
+    return path.suffix.lower() in SUFFIXES
 
 
 def find(path: str | Path) -> Path:

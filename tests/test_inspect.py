@@ -57,7 +57,7 @@ def test_check_names_rows_that_cannot_be_used(data, run):  # noqa: F811
     write_rows("bad.jsonl", rows)
     code, out, _ = run("data", "check", "bad.jsonl")
     assert code == 1
-    assert "all row 3: column problem: '' is no question" in out
+    assert "    row 3: column problem: '' is no question" in out
     assert "its own answer '???' is wrong" in out
     assert run("data", "check", "countdown", "task.train=5", "task.test=2", "task.validation=2")[0] == 0
 
@@ -86,3 +86,27 @@ def test_dedup_writes_a_new_file(data, run):  # noqa: F811
     assert "no effect without --against" in run("data", "dedup", "rows", "--out", "x.jsonl", "--ngram", "5")[2]
     run("data", "dedup", "countdown", "task.train=5", "--split", "train", "--out", "c.jsonl")
     assert json.loads(Path("c.jsonl").read_text().splitlines()[0])["answer"]["target"]
+
+
+def test_check_goes_on_after_a_countdown_row_without_a_solution(folder, run):  # noqa: F811
+    write_rows("nums.jsonl", [{"nums": [2, 2, 2], "target": 97}, {"nums": [1, 2, 3], "target": 6}])
+    code, out, _ = run("data", "check", "nums.jsonl")
+    assert code == 1
+    assert "all: 2 problems" in out
+    assert "  1 faults\n    countdown: found no way to make 97 of [2, 2, 2]" in out
+
+
+def test_settings_of_columns_count_for_the_source_that_has_them(data, run):  # noqa: F811
+    write_rows(
+        "mine.jsonl", [{"text": row["question"], "gives": row["answer"]} for row in read_rows("rows/train.jsonl")]
+    )
+    settings = ("task.columns.question=text", "task.columns.answer=gives")
+    code, out, err = run("data", "overlap", "rows/test.jsonl", "mine.jsonl", *settings)
+    assert code == 0, err
+    assert out.splitlines()[1].split() == ["3", "12", "1", "2"]  # 1 of 3 is there, 2 share 13 words or are there
+    code, out, err = run("data", "dedup", "rows/test.jsonl", *settings, "--out", "new.jsonl", "--against", "mine.jsonl")
+    assert (code, out) == (0, "new.jsonl: 2 of 3 rows; left out: 0 duplicates, 1 in mine.jsonl\n"), err
+    code, _, err = run("data", "overlap", "mine.jsonl", "rows", "task.columns.question=txt")
+    assert code == 2
+    assert "no column 'txt'" in err
+    assert run("data", "overlap", "a", "b", "c")[0] == 2

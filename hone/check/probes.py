@@ -16,7 +16,7 @@ from hone.data.parse import completion, parse
 from hone.rewards.base import RewardFn
 from hone.rewards.gold import gold_text, number
 from hone.tasks.base import Task, TracedTask
-from hone.types import Finish, Problem, Reward, Rollout, Turn
+from hone.types import VERIFIER_FAILURES, Finish, Problem, Reward, Rollout, Turn
 
 Kind = Literal["right", "wrong", "none", "hack"]
 
@@ -62,6 +62,17 @@ def writer_of(task: Task, problem: Problem) -> Writer | None:
     return next((w for w in writers(problem).values() if task.grade(problem, w(gold)).verdict == "correct"), None)
 
 
+def best_paid(problem: Problem, reward: RewardFn, count: Callable[[str], int]) -> Writer:
+    """The shape in which the reward pays most for the gold answer: of a task that grades nothing."""
+    gold = gold_text(problem)
+
+    def paid(write: Writer) -> float:
+        (found,) = reward(problem, [rollout_of(problem, Probe("gold", "right", write(gold)), count)])
+        return -np.inf if found.verdict in VERIFIER_FAILURES else found.total
+
+    return max(writers(problem).values(), key=paid)
+
+
 def worked(task: Task, problem: Problem) -> str | None:
     """A worked solution of the task's own that is graded correct, if it has one."""
     texts = [problem.reference or ""]
@@ -78,14 +89,19 @@ def wrong_answer(task: Task, problem: Problem, others: Sequence[Problem], write:
         candidates = [answer for text in tries if (answer := parse(text).answer)] + candidates
     value = number(gold_text(problem))
     candidates += [] if value is None else [str(value + 1)]
+    candidates = [answer for answer in candidates if answer != gold_text(problem)]
     verdicts = {answer: task.grade(problem, write(answer)).verdict for answer in candidates}
     readable = [answer for answer, verdict in verdicts.items() if verdict == "wrong"]
     return readable[0] if readable else next((a for a, v in verdicts.items() if v != "correct"), "no idea")
 
 
-def probes(task: Task, problem: Problem, others: Sequence[Problem]) -> list[Probe]:
-    """Raises UserError if the task says no gold answer, or grades it as correct in no shape."""
-    write, gold = writer_of(task, problem), gold_text(problem)
+def probes(task: Task, problem: Problem, others: Sequence[Problem], write: Writer | None = None) -> list[Probe]:
+    """`write`: the shape of an answer, by default the first that is graded correct.
+
+    Raises UserError if the task says no gold answer, or grades it as correct in no shape.
+    """
+    gold = gold_text(problem)
+    write = write or writer_of(task, problem)
     if write is None:
         shapes = ", ".join(writers(problem))
         raise UserError(f"{problem.id}: the gold answer {gold[:60]!r} is graded correct in none of the shapes {shapes}")
@@ -145,29 +161,51 @@ def score(problem: Problem, chosen: Sequence[Probe], reward: RewardFn, count: Ca
 # --- what to make of it ----------------------------------------------------------------------
 
 
-def judge_scores(rows: Sequence[Probed], by_model: bool = False) -> Iterator[Finding]:
+def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = True) -> Iterator[Finding]:
     """Findings from the scores of one problem.
 
     `by_model`: the reward asks a model what it makes of the reasoning. Then only the best of the right answers, the
-    worked one, has to be ahead of the wrong ones, and the time is the model's.
+    worked one, has to be ahead of the wrong ones, and the time is the model's. Not `graded`: verdicts mean nothing.
     """
+    rows, unscored = _apart(rows)
+    yield from _unscored(unscored)
+    if not any(r.probe.kind == "right" for r in rows) or not any(r.probe.kind != "right" for r in rows):
+        return
     odd = [r.probe.name for r in rows if not np.isfinite(r.reward.total)]
     if odd:
         yield Finding("fail", "finite", f"the reward of {', '.join(odd)} is not a finite number")
         return
     right = [r for r in rows if r.probe.kind == "right"]
     gold = (max if by_model else min)(r.reward.total for r in right)
-    bad = [r for r in right if r.reward.verdict != "correct"]
+    bad = [r for r in right if graded and r.reward.verdict != "correct"]
     for r in bad:
         said = f"{r.probe.name} is graded {r.reward.verdict}: right answers would be punished"
         yield Finding("fail", "gold", said, r.probe.name)
     if not bad:
         least = "; the best of them scores" if by_model else " and score at least"
-        yield Finding("pass", "gold", f"right answers are graded correct{least} {gold:g}")
+        said = f"right answers are graded correct{least}" if graded else "right answers score at least"
+        yield Finding("pass", "gold", f"{said} {gold:g}")
     yield from _cheats(rows, gold)
     yield from _shape(rows, gold)
     if not by_model:
         yield _time(max(rows, key=lambda r: r.seconds))
+
+
+def _apart(rows: Sequence[Probed]) -> tuple[list[Probed], list[Probed]]:
+    """(those with a score, those on which a verifier failed)."""
+    failed = [r.reward.verdict in VERIFIER_FAILURES for r in rows]
+    return [r for r, f in zip(rows, failed) if not f], [r for r, f in zip(rows, failed) if f]
+
+
+def _unscored(rows: Sequence[Probed]) -> Iterator[Finding]:
+    """A right answer without a score is never learned from; of the others it may be meant."""
+    for kind, level in (("right", "fail"), ("other", "warn")):
+        those = [r for r in rows if (r.probe.kind == "right") == (kind == "right")]
+        if those:
+            names, first = ", ".join(r.probe.name for r in those), those[0].reward
+            said = f"no score for {names}, which training would leave out: {first.verdict}: {first.note}"
+            repair = "; repair the reward" if level == "fail" else ""
+            yield Finding("fail" if level == "fail" else "warn", "scored", f"{said}{repair}", kind)
 
 
 def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
@@ -189,6 +227,8 @@ def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
 def _shape(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
     """Is a wrong answer in the right shape, with thinking that says nothing, worth learning?"""
     by_name = {r.probe.name: r.reward.total for r in rows}
+    if not by_name.keys() >= {"empty", "dummy thinking, wrong", "wrong answer"}:  # one has no score
+        return
     empty, dummy, wrong = (by_name[name] for name in ("empty", "dummy thinking, wrong", "wrong answer"))
     share, missed = ((x / (gold - empty) if gold > empty else 0.0) for x in (dummy - empty, wrong - dummy))
     said = f"a wrong answer after dummy thinking is worth {share:.0%} of the way from nothing to a right answer"

@@ -132,6 +132,9 @@ def tokenizer_of(stage: Recipe) -> Any:
 def _data(task: Task) -> Iterator[Finding]:
     """Can every gold answer be read by the grader that will judge the model's?"""
     problems = task.problems("train")[:SCANNED]
+    if not is_graded(task):
+        yield Finding("pass", "data", "task.grading is none: no answer is graded, only your reward judges")
+        return
     unread = [(p, why) for p in problems if (why := _unreadable_gold(task, p))]
     if unread:
         problem, why = unread[0]
@@ -180,17 +183,25 @@ def _rewards(stage: Recipe, task: Task, renderer: Renderer, frozen: Answerer | N
         return
     reward = make_reward(stage.reward.model_copy(update={"parts": parts}), task, frozen)
     findings: list[Finding] = []
+    count = counter(renderer)
     for n, problem in enumerate(task.problems("train")[:PROBED]):
         try:
-            chosen = probes.probes(task, problem, task.problems("train")[1:])
+            write = None if is_graded(task) else probes.best_paid(problem, reward, count)
+            chosen = probes.probes(task, problem, task.problems("train")[1:], write)
         except UserError as error:
-            findings.append(Finding("fail", "gold", str(error)))
+            findings.append(Finding("fail" if is_graded(task) else "warn", "gold", str(error)))
             continue
-        rows = probes.score(problem, chosen, reward, counter(renderer))
-        findings += probes.judge_scores(rows, by_model=bool(asks) and frozen is not None)
+        rows = probes.score(problem, chosen, reward, count)
+        by_model = bool(asks) and frozen is not None
+        findings += probes.judge_scores(rows, by_model, is_graded(task))
         if n == 0:
             result.scores = [_row(row) for row in rows]
     result.findings += findings
+
+
+def is_graded(task: Task) -> bool:
+    """Whether the task has a grader: rows with `grading: none` have only the user's reward."""
+    return getattr(task, "grading", "") != "none"
 
 
 def counter(renderer: Renderer) -> Callable[[str], int]:

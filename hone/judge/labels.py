@@ -69,7 +69,8 @@ def label(
         }
     aside = file.with_name(file.name + ".writing")
     aside.parent.mkdir(parents=True, exist_ok=True)
-    aside.write_text("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in there.values()))
+    written = (json.dumps(row, ensure_ascii=False) + "\n" for row in there.values())
+    aside.write_text("".join(written), encoding="utf-8")
     os.replace(aside, file)
     mine = [there[problem.id] for problem in problems]
     return Counter(row["domain"] for row in mine), Counter(row["by"] for row in mine)
@@ -121,7 +122,8 @@ def _rows(file: Path) -> list[dict[str, Any]]:
     if not file.exists():
         return []
     try:
-        rows = [json.loads(line) for line in file.read_text().splitlines() if line.strip()]
+        # Not splitlines: a question may hold a line separator of Unicode.
+        rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
         return [{name: row[name] for name in ("id", "question", "domain", "by")} for row in rows]
     except (OSError, ValueError, LookupError, TypeError) as error:
         raise UserError(f"{file}: is no file of labels ({error}); give another, or move it away") from None

@@ -1,6 +1,7 @@
 """A frozen answerer on a server: any OpenAI-compatible `/completions` that echoes its prompt with log-probs, as vLLM's.
 
-One request per group. The key comes from the environment (`OPENAI_API_KEY`) and is never written down.
+One request per group, several groups at a time. The key comes from the environment (`OPENAI_API_KEY`) and is never
+written down.
 """
 
 from __future__ import annotations
@@ -11,28 +12,41 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
 from hone.data.config import PromptConfig
-from hone.rewards.perplexity import AnswererError, answer_prompt
+from hone.rewards.perplexity import Answerer, AnswererError, Asked, answer_prompt
 from hone.types import FloatArray, Problem
 
 TIMEOUT = 120.0  # seconds for a request
 TRIES = 4
+CONCURRENT = 16  # requests at the same time
 RETRIED = (408, 409, 429, 500, 502, 503, 504)  # HTTP status that may pass
 
 
-class AnswerServer:
-    """An `Answerer`. Questions are put in the raw `prompt.template`: the interface knows no chat templates."""
+class AnswerServer(Answerer):
+    """Questions are put in the raw `prompt.template`: the interface knows no chat templates."""
 
     def __init__(self, address: str, model: str, prompt: PromptConfig, system: str, pause: float = 1.0) -> None:
         self.url = address.rstrip("/") + "/completions"
         self.model, self.prompt, self.system, self.pause = model, prompt, system, pause
 
-    def logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
+    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
         """See `hone.rewards.perplexity.Answerer`."""
+
+        def one(group: Asked) -> list[FloatArray] | AnswererError:
+            try:
+                return self._logprobs(group.problem, group.contexts, cue, group.answer)
+            except AnswererError as error:
+                return error
+
+        with ThreadPoolExecutor(CONCURRENT) as threads:
+            return list(threads.map(one, asked))
+
+    def _logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
         different = list(dict.fromkeys(contexts))
         system = self.system if self.prompt.system is None else self.prompt.system
         question = self.prompt.template.format(system=system, user=problem.messages[-1]["content"])

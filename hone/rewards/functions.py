@@ -16,6 +16,8 @@ from __future__ import annotations
 
 import math
 import numbers
+import sys
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -56,6 +58,7 @@ class UserFunction(Part):
         source = read_target(target)
         self.function: Callable[..., Any] | None = None
         self.workers: Workers | None = None
+        self.told = False  # that a call takes long
         if self.settings.isolate:
             given = self.settings
             self.workers = Workers(target, count=given.workers, deadline=given.deadline, memory_mb=given.memory_mb)
@@ -80,14 +83,20 @@ class UserFunction(Part):
             return "dict" in hint.lower()
         return any(f"{opened}content{closed}" in looks["source"] for opened, closed in (('["', '"]'), ("['", "']")))
 
-    def check(self, problem: Problem) -> None:
-        """Raises UserError if the function wants an argument that there is not."""
-        wanted = [name for name, required in self.parameters if required]
-        offered = self._offered([(problem, Rollout(problem.id, 0, (), ""))])
-        if missing := [name for name in wanted if name not in offered]:
+    def check(self, problems: Sequence[Problem]) -> None:
+        """Raises UserError if the function wants an argument that no problem has."""
+        missing = [name for name, required in self.parameters if required]
+        offered: dict[str, Any] = {}
+        for problem in problems:
+            offered |= self._offered([(problem, Rollout(problem.id, 0, (), ""))])
+            missing = [name for name in missing if name not in offered]
+            if not missing:
+                return
+        if problems and missing:
             raise UserError(
-                f"reward {self.target}: asks for {', '.join(missing)}, which problems of {problem.task} do not have; "
-                f"there are {', '.join(sorted(offered))}. Give the parameter a default, or the problems that column"
+                f"reward {self.target}: asks for {', '.join(missing)}, which problems of {problems[0].task} do not "
+                f"have; there are {', '.join(sorted(offered))}. Give the parameter a default, or the problems "
+                "that column"
             )
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
@@ -111,16 +120,33 @@ class UserFunction(Part):
         results: list[Any] = []
         for call in calls:
             details: dict[str, list[float]] = {}
+            arguments = self._arguments(call, details)
+            watch = threading.Timer(self.settings.deadline, self._tell_that_it_hangs)
+            watch.daemon = True
+            watch.start()
             try:
-                said = self.function(**self._arguments(call, details))
+                said = self.function(**arguments)
             except (Exception, SystemExit) as error:  # user code: this call has no score, the others have theirs
                 said = Failure("verifier_error", describe(error))
+            finally:
+                watch.cancel()
             results.append(_Logged(said, details))
         waiting = [i for i, result in enumerate(results) if hasattr(result.said, "__await__")]
         if waiting:  # not before: a plain function may start a loop of its own
             for i, said in zip(waiting, finished(self._await([results[i].said for i in waiting])), strict=True):
                 results[i] = results[i]._replace(said=said)
         return results
+
+    def _tell_that_it_hangs(self) -> None:
+        """Once; nothing can stop a plain function in this process, but whoever waits should know for what."""
+        if not self.told:
+            self.told = True
+            print(
+                f"reward {self.target}: no result after {self.settings.deadline:g} s (reward.functions.deadline), and "
+                "still waiting. With reward.functions.isolate: true such a call is stopped, and its sample left out",
+                file=sys.stderr,
+                flush=True,
+            )
 
     async def _await(self, coroutines: Sequence[Awaitable[Any]]) -> list[Any]:
         import asyncio  # not at the top: most recipes have no function, and every recipe is validated
@@ -143,6 +169,13 @@ class UserFunction(Part):
         if details is not None and self.signature == "trl":  # what it logs becomes details of its score
             offered["log_metric"] = lambda name, value: details.__setitem__(name, [float(value)] * len(call))
             offered["log_extra"] = lambda name, values: _keep_numbers(details, name, values, len(call))
+        if self.signature == "trl":  # a column that only other rows have: `check` has seen that there is one
+            missing = [name for name, required in self.parameters if required and name not in offered]
+            offered |= {name: [None] * len(call) for name in missing}
+        if self.signature == "trl":  # a column that only other rows have: `check` has seen that there is one
+            offered |= {
+                name: [None] * len(call) for name, required in self.parameters if required and name not in offered
+            }
         if self.takes_all:
             return offered
         return {name: offered[name] for name, _ in self.parameters if name in offered}

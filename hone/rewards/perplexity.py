@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 import unicodedata
 from collections.abc import Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
@@ -31,15 +31,30 @@ class AnswererError(Exception):
     """The answerer did not answer: a failure of the verifier, which says nothing about the sample."""
 
 
+class Asked(NamedTuple):
+    """What an answerer is asked about one group."""
+
+    problem: Problem
+    contexts: Sequence[str]  # [S]; "" is no context
+    answer: str  # the gold one
+
+
 class Answerer(Protocol):
     """A frozen model that reads question, context and cue, and is asked about the gold answer."""
 
-    def logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
-        """[S] log-probs [Ly] of each token of the answer after each context; "" is no context.
+    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
+        """[P][S] log-probs [Ly] of each token of the answer after each context; of a group that failed, why.
 
-        Equal contexts have equal results, to the bit. Raises AnswererError.
+        Equal contexts of a group have equal results, to the bit.
         """
         ...
+
+    def logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
+        """The same of one group. Raises AnswererError."""
+        (found,) = self.logprobs_all([Asked(problem, contexts, answer)], cue)
+        if isinstance(found, AnswererError):
+            raise found
+        return found
 
 
 class Perplexity(NeedsGold):
@@ -55,14 +70,26 @@ class Perplexity(NeedsGold):
         self.answerer = answerer
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
-        config, gold = self.config.perplexity, gold_text(problem)
-        contexts = [context_of(one, config.context).strip() for one in group]
+        return self.score_all([(problem, group)])[0]
+
+    def score_all(self, groups: Sequence[tuple[Problem, Sequence[Judged]]]) -> list[list[Score]]:
+        config = self.config.perplexity
+        contexts = [[context_of(one, config.context).strip() for one in group] for _, group in groups]
+        asked = [Asked(p, ["", *given], gold_text(p)) for (p, _), given in zip(groups, contexts, strict=True)]
+        return [
+            self._group(one, said)
+            for one, said in zip(asked, self.answerer.logprobs_all(asked, config.cue), strict=True)
+        ]
+
+    def _group(self, asked: Asked, said: list[FloatArray] | AnswererError) -> list[Score]:
         try:
-            said = self.answerer.logprobs(problem, ["", *contexts], config.cue, gold)
+            if isinstance(said, AnswererError):
+                raise said
             base, *given = (perplexity(logprobs) for logprobs in said)
         except AnswererError as error:  # a server, the network: every sample of the group goes without a score
-            return [Score(0.0, failure="verifier_error", note=str(error)) for _ in group]
-        return [score(ppl, base, leaks(c, gold), config) for ppl, c in zip(given, contexts, strict=True)]
+            return [Score(0.0, failure="verifier_error", note=str(error)) for _ in asked.contexts[1:]]
+        pairs = zip(given, asked.contexts[1:], strict=True)
+        return [score(ppl, base, leaks(context, asked.answer), self.config.perplexity) for ppl, context in pairs]
 
 
 def answer_prompt(question: str, context: str, cue: str) -> str:

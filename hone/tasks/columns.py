@@ -93,10 +93,11 @@ def recognise(rows: Sequence[Row], given: Mapping[Role, str] | None = None, need
     if "question" in found and "messages" in found and found.keys() - given.keys() >= {"question", "messages"}:
         _same_prompt(found, sample)
         del found["messages"]
-    if "question" not in found and "messages" not in found:
-        raise _missing("question", present)
-    if need_answer and "answer" not in found and "solution" not in found and "messages" not in found:
-        raise _missing("answer", present)
+    lacking: list[Role] = [] if "question" in found or "messages" in found else ["question"]
+    if need_answer and not found.keys() & {"answer", "solution", "messages"}:
+        lacking.append("answer")
+    if lacking:
+        raise _missing(lacking, present, sample)
     return Columns("text", found)
 
 
@@ -115,6 +116,29 @@ def _present(rows: Sequence[Row]) -> set[str]:
 def is_messages(found: Any) -> bool:
     """A list of {"role", "content"} (or ShareGPT's {"from", "value"})."""
     return isinstance(found, list) and all(isinstance(m, Mapping) and ({"role", "from"} & m.keys()) for m in found)
+
+
+def read_messages(found: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Messages as {"role", "content"}. Raises ValueError for one that holds something else than text."""
+    roles = {"human": "user", "gpt": "assistant"}
+    made = []
+    for message in found:
+        role = str(message.get("role") or message.get("from"))
+        content = message.get("content") if "content" in message else message.get("value")
+        made.append({"role": roles.get(role, role), "content": _content_text(content)})
+    return made
+
+
+def _content_text(content: Any) -> str:
+    """What a message says: text, or a list of parts such as {"type": "text", "text": ...}."""
+    parts = content if isinstance(content, list) else [content or ""]
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            raise ValueError(f"a message holds {repr(part)[:80]}; only text can be read")
+        texts.append(text)
+    return "".join(texts)
 
 
 def _fits(role: Role, found: Any) -> bool:
@@ -167,10 +191,22 @@ def _same_prompt(found: Mapping[Role, str], rows: Sequence[Row]) -> None:
             )
 
 
-def _missing(role: Role, present: set[str]) -> UserError:
-    columns = ", ".join(sorted(present))
-    hint = "; or task.grading=none if only your own reward needs it" if role == "answer" else ""
-    return UserError(
-        f"no column is known to be the {role} (known: {', '.join(NAMES[role])}); there are {columns}. "
-        f"Say which with task.columns.{role}=NAME{hint}"
-    )
+def _missing(roles: Sequence[Role], present: set[str], rows: Sequence[Row]) -> UserError:
+    """Which names would have been known, what there is, and why a column of such a name does not do."""
+    lines = []
+    for role in roles:
+        lines.append(f"no column is known to be the {role} (known: {', '.join(NAMES[role])})")
+        for name in (name for name in NAMES[role] if name in present):
+            cell = next(cell for row in rows if (cell := value(row, name)) is not None and not _fits(role, cell))
+            lines.append(f"  {name} is there, but {_WANTED[role]}; it holds {repr(cell)[:80]}")
+    lines.append(f"there are {', '.join(sorted(present)) or 'no columns that hold anything'}")
+    lines.append("say which with " + " ".join(f"task.columns.{role}=NAME" for role in roles))
+    if "answer" in roles:
+        lines.append("or give task.grading=none if only your own reward needs the answer")
+    return UserError("\n".join(lines))
+
+
+_WANTED: Mapping[Role, str] = {
+    "question": "a question is text, or a list of messages",
+    "answer": "an answer is text, a number or a list of one of them",
+}

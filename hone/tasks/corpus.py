@@ -18,7 +18,9 @@ from hone.types import Problem, Split
 #: What is held out if nobody says how many: this share of what it is cut from, and at most so many.
 SHARE, MOST = 0.1, 500
 
-_PIECE = re.compile(r"\w+|[-+*/^=<>%|&~≤≥≠√∞∪∩]")
+#: Brackets and factorials too: without them 2 * (3 + 4) would be 2 * 3 + 4.
+_PIECE = re.compile(r"\w+|[-+*/^=<>%|&~≤≥≠√∞∪∩()\[\]{}]|(?<=[\w)])!(?=\s*[-+*/^=)])")
+_WORD = re.compile(r"\w|[-+*/^=<>%|&~≤≥≠√∞∪∩]")
 
 Form = Callable[[Problem], str]
 
@@ -30,13 +32,13 @@ class Corpus:
 
 
 def canonical_text(text: str) -> str:
-    """The words, numbers and operators of a text, in one case: wording decides, not blanks, punctuation or dollars."""
+    """The words, numbers, operators and brackets of a text, in one case; not blanks, punctuation, dollars."""
     return " ".join(_PIECE.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
 def words(text: str) -> list[str]:
-    """The words of the canonical form."""
-    return canonical_text(text).split()
+    """The words of the canonical form, without brackets."""
+    return [piece for piece in canonical_text(text).split() if _WORD.match(piece)]
 
 
 def ngrams(text: str, n: int) -> set[tuple[str, ...]]:

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import re
 import sys
 from collections.abc import Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any, Literal
 from pydantic import Field, NonNegativeInt, model_validator
 
 from hone.config import Section, UserError
-from hone.tasks.columns import Columns, Role, recognise
+from hone.tasks.columns import Columns, Role, read_messages, recognise
 from hone.tasks.corpus import Corpus, build, canonical_text, question_of
 from hone.tasks.countdown import CountdownConfig, CountdownTask, numbers_of
 from hone.tasks.countdown import canonical_form as countdown_form
@@ -147,12 +148,15 @@ class RowsTask:
         read = self.read()
         if read.faults:
             more = f"\n(and {len(read.faults) - 1} more rows; hone data check lists them)" if read.faults[1:] else ""
-            raise UserError(f"{self.name}: {self.config.source or ''} {read.faults[0]}{more}")
+            raise UserError(f"{self.name}: {self.config.source or ''} {read.faults[0]}; repair or remove it{more}")
         problems = {split: [problem for _, problem in found] for split, found in read.rows.items()}
         config = self.config
         corpus = build(
             self.name, problems, canonical, train=config.train, validation=config.validation, test=config.test
         )
+        if not corpus.splits["train"] and problems.keys() == {"test"} and config.train != 0:
+            note = f"{self.name}: by its name all this is test, none train; rename it, or give task.train_file"
+            corpus = replace(corpus, report=(*corpus.report, note))
         if not all(problem.reference for problem in corpus.splits["train"]):
             self.trace_styles = ("answer",)
         print("\n".join([*read.report, *corpus.report]), file=sys.stderr)
@@ -175,7 +179,8 @@ class RowsTask:
                 try:
                     problem = _labelled(self._problem(row, columns), domains)
                 except (ValueError, KeyError, TypeError) as error:  # a cell that is missing or of another kind
-                    faults.append(f"{split} row {number}: {error}")
+                    place = "row" if split == "all" else f"{split} row"
+                    faults.append(f"{place} {number}: {error}")
                     continue
                 if self.wanted(problem):
                     made[split].append((row, problem))
@@ -281,7 +286,9 @@ def answer_of(recorded: Any, solution: Any = None) -> tuple[str, str | None]:
         if isinstance(recorded, str) and "####" not in recorded and boxed(recorded) is None:
             raise ValueError("no answer: the solution has neither #### nor \\boxed{}")
     if isinstance(recorded, bool) or not isinstance(recorded, str | int | float):
-        raise ValueError(f"the answer is {recorded!r}, and has to be text or a number")
+        raise ValueError(f"the answer is {repr(recorded)[:80]}, and has to be text or a number")
+    if isinstance(recorded, float) and not math.isfinite(recorded):
+        raise ValueError(f"the answer is {recorded}, which is no number")
     text = str(recorded).strip()
     worked, mark, last = text.rpartition("####")
     inside = boxed(text)
@@ -298,13 +305,7 @@ def _messages(row: Row, columns: Columns) -> tuple[tuple[Mapping[str, str], ...]
         if not isinstance(question, str) or not question.strip():
             raise ValueError(f"column {columns.of['question']}: {question!r} is no question")
         return ({"role": "user", "content": question.strip()},), None
-    found = columns.get(row, "messages")
-    roles = {"human": "user", "gpt": "assistant"}
-    made: list[dict[str, str]] = []
-    for message in found or ():
-        role = str(message.get("role") or message.get("from"))
-        content = message.get("content") if "content" in message else message.get("value")
-        made.append({"role": roles.get(role, role), "content": str(content or "")})
+    made = read_messages(columns.get(row, "messages") or ())
     said = made.pop()["content"] if made and made[-1]["role"] == "assistant" else None
     if not any(m["role"] == "user" and m["content"].strip() for m in made):
         raise ValueError(f"column {columns.of['messages']}: no message of the user")

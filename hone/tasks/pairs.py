@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from hone.config import UserError
-from hone.tasks.columns import is_messages
+from hone.tasks.columns import is_messages, read_messages
 from hone.tasks.corpus import canonical_text, question_of, rank
 from hone.tasks.rows import Row
 from hone.tasks.sources import read_source
@@ -24,8 +24,6 @@ from hone.types import Example, Problem
 PROMPTS = ("prompt", "question", "instruction", "problem", "query", "input")
 COMPLETIONS = ("completion", "response", "output", "answer", "solution", "chosen")
 CONVERSATIONS = ("messages", "conversations", "conversation")
-
-_ROLES = {"human": "user", "gpt": "assistant"}
 
 
 def read_pairs(source: str) -> dict[str, list[Example]]:
@@ -46,28 +44,19 @@ def pair(row: Row) -> Example:
     """Raises ValueError if the row has no prompt or no completion."""
     for name in CONVERSATIONS:
         if is_messages(row.get(name)) and not _first(row, COMPLETIONS[:2]):
-            return _example(row, _messages(row[name]))
+            return _example(row, read_messages(row[name]))
     prompt, completion = _first(row, PROMPTS) or _first(row, CONVERSATIONS), _first(row, COMPLETIONS)
     if not prompt or not completion:
         what = "prompt" if not prompt else "completion"
         names = (*PROMPTS, *CONVERSATIONS) if not prompt else COMPLETIONS
         raise ValueError(f"no {what}: none of {', '.join(names)} among its columns {', '.join(row)}")
-    said = _messages(completion) if is_messages(completion) else [{"role": "assistant", "content": str(completion)}]
-    asked = _messages(prompt) if is_messages(prompt) else [{"role": "user", "content": str(prompt)}]
+    said = read_messages(completion) if is_messages(completion) else [{"role": "assistant", "content": str(completion)}]
+    asked = read_messages(prompt) if is_messages(prompt) else [{"role": "user", "content": str(prompt)}]
     return _example(row, [*asked, *said])
 
 
 def _first(row: Row, names: Sequence[str]) -> Any:
     return next((row[name] for name in names if row.get(name)), None)
-
-
-def _messages(found: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    made = []
-    for message in found:
-        role = str(message.get("role") or message.get("from"))
-        content = message.get("content") if "content" in message else message.get("value")
-        made.append({"role": _ROLES.get(role, role), "content": str(content or "")})
-    return made
 
 
 def _example(row: Row, messages: Sequence[Mapping[str, str]]) -> Example:

@@ -22,6 +22,9 @@ SPLIT_NAMES = {
     **dict.fromkeys(("test", "testing", "eval"), "test"),
 }
 
+#: Files of the package datasets and of the hub that hold no rows.
+DESCRIPTIONS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
+
 Rows = dict[str, list[Row]]  # by split: train, validation, test or all
 
 
@@ -30,7 +33,7 @@ def read_source(source: str, subset: str | None = None) -> Rows:
     path = Path(source).expanduser()
     if path.is_dir():
         return _read_folder(path, subset)
-    if path.is_file() or path.suffix in SUFFIXES or source.startswith((".", "/", "~")):
+    if path.is_file() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
         if subset is not None:
             raise UserError(f"subset: {subset}: has no effect, since {source} is a file; remove it")
         return {split_of_name(path.stem) or "all": read_rows(path)}
@@ -45,10 +48,13 @@ def split_of_name(stem: str) -> str | None:
 
 def _read_folder(folder: Path, subset: str | None) -> Rows:
     place = folder / subset if subset else folder
-    files = sorted(p for p in place.rglob("*") if p.suffix in SUFFIXES and not _hidden(p.relative_to(place)))
+    files = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not _hidden(p.relative_to(place)))
+    files = [file for file in files if file.name not in DESCRIPTIONS]
     if not files:
         inside = ", ".join(sorted(p.name for p in folder.iterdir())[:10]) or "nothing"
-        raise UserError(f"{place}: no {', '.join(SUFFIXES)} file below it; {folder} holds {inside}")
+        arrow = next(place.rglob("*.arrow"), None)
+        remedy = "; write .arrow files anew with to_parquet or to_json of the package datasets" if arrow else ""
+        raise UserError(f"{place}: no {', '.join(SUFFIXES)} file below it; {folder} holds {inside}{remedy}")
     rows: Rows = {}
     for file in files:
         named = split_of_name(file.stem) or split_of_name(file.parent.name if file.parent != place else "") or "all"

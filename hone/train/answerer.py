@@ -1,4 +1,4 @@
-"""The frozen model of the perplexity reward, in this process: one packed forward pass for a whole group.
+"""The frozen model of the perplexity reward, in this process: the groups of a step packed, as in training.
 
 answerer = load_answerer(recipe.reward, model, recipe.prompt, task.system)      # None unless it is asked for
 answerer.logprobs(problem, ["", "A context."], cue, "42")                       # [2] arrays, one value per token
@@ -19,7 +19,7 @@ from hone.model.config import ModelConfig
 from hone.model.load import load_model, load_tokenizer
 from hone.rewards.answer_server import AnswerServer
 from hone.rewards.config import RewardConfig
-from hone.rewards.perplexity import Answerer, answer_prompt
+from hone.rewards.perplexity import Answerer, AnswererError, Asked, answer_prompt
 from hone.train.policy import frozen_logprobs, split_by_sample
 from hone.types import FloatArray, IntArray, Problem, Sample
 
@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class LocalAnswerer:
-    """An `Answerer`; `model` is never changed."""
+class LocalAnswerer(Answerer):
+    """In this process; `model` is never changed."""
 
     def __init__(self, model: PreTrainedModel, renderer: Renderer, tokens_per_microbatch: int = 16384) -> None:
         self.model, self.renderer, self.tokens_per_microbatch = model, renderer, tokens_per_microbatch
@@ -38,19 +38,23 @@ class LocalAnswerer:
                 "stand in the text, so the answer cannot be told from the prompt; choose a model with a fast one"
             )
 
-    def logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
-        """See `hone.rewards.perplexity.Answerer`. What the sequences have in common at their start is computed once."""
-        different = list(dict.fromkeys(contexts))
-        question = self._question(problem)
-        encoded = [self._encode(question, context, cue, answer) for context in different]
-        # At least one token is given, and none that is asked about is part of the shared prompt.
-        shared = max(1, min(min(_common(encoded[0][0], ids), first) for ids, first in encoded))
-        samples = [_sample(problem.id, ids, first, shared) for ids, first in encoded]
-        batches = pack(samples, [0.0] * len(samples), self.tokens_per_microbatch)
-        found: dict[str, FloatArray] = {}
+    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
+        """See `hone.rewards.perplexity.Answerer`. The start that the sequences of a group share is computed once."""
+        places: list[tuple[int, str]] = []  # of each sample: its group and context; equal contexts are one sample
+        samples: list[Sample] = []
+        for n, one in enumerate(asked):
+            question = self._question(one.problem)
+            different = list(dict.fromkeys(one.contexts))
+            encoded = [self._encode(question, context, cue, one.answer) for context in different]
+            # At least one token is given, and none that is asked about is part of the shared prompt.
+            shared = max(1, min((min(_common(encoded[0][0], ids), first) for ids, first in encoded), default=1))
+            samples += [_sample(str(n), ids, first, shared) for ids, first in encoded]
+            places += [(n, context) for context in different]
+        batches = pack(samples, [0.0] * len(samples), self.tokens_per_microbatch) if samples else []
+        found: dict[tuple[int, str], FloatArray] = {}
         for batch, values in zip(batches, frozen_logprobs(self.model, batches, 1.0), strict=True):
-            found |= {different[i]: part for i, part in split_by_sample(batch, values)}
-        return [found[context] for context in contexts]
+            found |= {places[i]: part for i, part in split_by_sample(batch, values)}
+        return [[found[n, context] for context in one.contexts] for n, one in enumerate(asked)]
 
     def prompt_ids(self, problem: Problem, context: str, cue: str) -> IntArray:
         """[Lp] of the prompt alone, for the answerer to go on from. Blanks at its end belong to the next token."""

@@ -99,11 +99,28 @@ def looks_of(function: Callable[..., Any]) -> dict[str, Any]:
     parameters = [
         (p.name, p.kind.name, p.default is empty, "" if p.annotation is empty else str(p.annotation)) for p in found
     ]
+    return {"parameters": parameters, "source": "\n".join(_sources(inspect.unwrap(function), set()))}
+
+
+def _sources(function: Any, seen: set[str]) -> list[str]:
+    """The source of a function, and of the functions of its module that it names: what it does may be in a helper."""
+    import inspect
+
     try:
-        source = inspect.getsource(function)
+        own = inspect.getsource(function)
     except (OSError, TypeError):
-        source = ""
-    return {"parameters": parameters, "source": source}
+        return []
+    there = getattr(function, "__globals__", {})
+    named = [there.get(name) for name in _names(getattr(function, "__code__", None)) if name not in seen]
+    helpers = [f for f in named if inspect.isfunction(f) and f.__module__ == getattr(function, "__module__", None)]
+    seen.update(f.__name__ for f in helpers)
+    return [own, *(text for helper in helpers for text in _sources(helper, seen))]
+
+
+def _names(code: Any) -> dict[str, None]:
+    """Names that code mentions, those in comprehensions and inner functions too."""
+    inner = [_names(constant) for constant in getattr(code, "co_consts", ()) if isinstance(constant, types.CodeType)]
+    return dict.fromkeys([*getattr(code, "co_names", ()), *(name for names in inner for name in names)])
 
 
 def finished(result: Any) -> Any:

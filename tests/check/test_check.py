@@ -122,6 +122,50 @@ def test_a_task_that_refuses_its_own_gold_answer():
         probes(task, task.problems("train")[0], [])
 
 
+def failing(verdict, note, names):
+    """Probes of which those named have no score."""
+    return [
+        Probed(p.probe, Reward(0.0, {}, verdict, note=note), 0.0) if p.probe.name in names else p
+        for p in rows(RewardConfig())
+    ]
+
+
+def test_an_answer_without_a_score_is_no_answer_that_scores_0():
+    """Of a right one it is a failure that says why; of others it may be meant. Neither is a hack, or a punishment."""
+    found = list(judge_scores(failing("verifier_error", "f: IndexError", {"gold answer", "empty", "tags only"})))
+    told = {(f.level, f.subject): f.message for f in found if f.name == "scored"}
+    assert told["fail", "right"].startswith("no score for gold answer, which training would leave out: verifier_error")
+    assert "f: IndexError; repair the reward" in told["fail", "right"]
+    assert told["warn", "other"].startswith("no score for empty, tags only, ")
+    assert levels(found)["hack"] == levels(found)["gold"] == "pass"
+    everything = {p.probe.name for p in rows(RewardConfig())}
+    found = list(judge_scores(failing("verifier_timeout", "no result within 1 s", everything)))
+    assert [f.name for f in found] == ["scored", "scored"]
+
+
+def test_a_task_that_grades_nothing_is_judged_by_its_reward(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(20)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text(
+        "def last(completions, answer):\n"
+        "    return [float(c.split()[-1:] == [str(a)]) for c, a in zip(completions, answer)]\n"
+        "def anywhere(completions, answer): return [float(str(a) in c) for c, a in zip(completions, answer)]\n"
+    )
+    (tmp_path / "r.yaml").write_text(
+        "name: r\nruns: runs\nmodel: {path: tiny}\ntask: {name: dataset, source: rows.jsonl, grading: none}\n"
+        "reward: {parts: {mine.py:NAME: 1.0}}\nsteps: 1\n"
+    )
+    text = (tmp_path / "r.yaml").read_text()
+    results = {}
+    for name in ("last", "anywhere"):
+        (tmp_path / "r.yaml").write_text(text.replace("NAME", name))
+        results[name] = check(load("r.yaml"), with_model=False)
+    assert not results["last"].failed, results["last"].findings
+    assert {f.name for f in results["anywhere"].findings if f.level == "fail"} == {"hack"}
+    assert any(f.message.startswith("task.grading is none") for f in results["last"].findings)
+
+
 def test_what_is_slow_or_not_finite_is_said():
     good = Probed(Probe("gold answer", "right", ""), Reward(1.0, {}, "correct"), 0.001)
     others = [

@@ -22,7 +22,7 @@ from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.rewards.judge import CORRECT, opinion_line, question, second_opinion
 from hone.tasks.countdown import CountdownConfig, CountdownTask
-from hone.types import Rollout, Turn
+from hone.types import Problem, Rollout, Turn
 from hone.verify.workers import Failure
 from tests.judge.server import completion, says, serving
 
@@ -354,6 +354,13 @@ def test_labels_by_a_judge_are_kept_in_the_file(tmp_path):
     (tmp_path / "other.jsonl").write_text("{}\n")
     with pytest.raises(UserError, match="is no file of labels"):
         label(some, names, None, tmp_path / "other.jsonl")
+
+
+def test_a_question_with_a_line_separator_stays_one_row(tmp_path):
+    file = tmp_path / "labels.jsonl"
+    some = [Problem("a", "t", ({"role": "user", "content": "a triangle\u2028and\x85a circle"},), "1")]
+    label(some, ("Geometry", OTHER), None, file)
+    assert label(some, ("Geometry", OTHER), None, file)[0] == {"Geometry": 1}
 
 
 def test_labels_on_the_command_line(tmp_path):

@@ -10,14 +10,16 @@ from pydantic import ValidationError
 
 import hone.rewards
 from hone.config import ConfigError, UserError
+from hone.data.parse import parse
 from hone.recipe import load, resolved
 from hone.rewards import make_reward
-from hone.rewards.base import Part, Score, failures
+from hone.rewards.base import Judged, Part, Score, failures
 from hone.rewards.config import RewardConfig
+from hone.rewards.functions import UserFunction
 from hone.rollout.collect import score
 from hone.tasks.countdown import CountdownConfig, CountdownTask
 from hone.train.run import user_files
-from hone.types import Rollout, Turn
+from hone.types import Grade, Problem, Rollout, Turn
 
 TASK = CountdownTask(CountdownConfig())
 PROBLEM = replace(
@@ -329,3 +331,35 @@ def test_groups_of_a_step_are_scored_at_once(reward, tmp_path):
     groups = score([PROBLEM, other, PROBLEM], [tuple(GROUP), (GROUP[1],), ()], composed)
     assert seen == [3]
     assert [[r.total for r in group.rewards] for group in groups] == [[1.0, 0.0], [1.0], []]
+
+
+HELPER = """
+def _said(completion): return completion[0]["content"]
+def _right(completion, answer): return float(answer in _said(completion))
+def f(completions, answer): return [_right(c, a) for c, a in zip(completions, answer)]
+"""
+
+
+@pytest.mark.parametrize("isolate", [False, True])
+def test_messages_are_given_if_a_helper_reads_them(reward, isolate):
+    assert totals(reward(HELPER, **({"isolate": True} if isolate else {}))) == [1.0, 0.0]
+
+
+def test_a_column_that_some_rows_have_is_none_for_the_others(tmp_path):
+    (tmp_path / "mine.py").write_text("def f(completions, colour): return [float(c == 'red') for c in colour]")
+    base = {"task": "t", "messages": (), "answer": "1"}
+    part = UserFunction(RewardConfig(), f"{tmp_path}/mine.py:f", "f")
+    plain, red = Problem("a", **base), Problem("b", **base, extra={"colour": "red"})
+    part.check([plain, red])
+    with pytest.raises(UserError, match="asks for colour"):
+        part.check([plain])
+    groups = [(p, [Judged(rollout("x"), parse("x"), Grade("wrong"))]) for p in (plain, red)]
+    assert [[s.value for s in group] for group in part.score_all(groups)] == [[0.0], [1.0]]
+
+
+def test_a_plain_function_that_takes_long_says_what_is_waited_for(reward, capsys):
+    slow = reward("import time\ndef f(completions): time.sleep(0.3); return [1.0] * len(completions)", deadline=0.05)
+    assert totals(slow) == totals(slow) == [1.0, 1.0]  # it is not stopped
+    err = capsys.readouterr().err
+    assert err.count("no result after 0.05 s") == 1
+    assert "reward.functions.isolate: true" in err

@@ -218,3 +218,12 @@ def test_only_the_number_itself_is_paid(text):
     """Where no digit of the answer's stands, nothing is correct; nothing raises."""
     for name, worst in (("boxed_numeric", -1.0), ("gsm8k_strict", 0.0), ("gsm8k_flexible", 0.0)):
         assert scored(name, text.replace("7", ""), answer="777").total == worst
+
+
+@pytest.mark.parametrize("name", ["boxed_numeric", "gsm8k_strict", "gsm8k_flexible"])
+def test_every_gold_answer_has_to_be_a_number(name):
+    """With one that is none, every answer to it would be wrong, and nothing would say so."""
+    task = Sums("12")
+    task.problems = lambda split: [task.problem, Problem("q", "sums", task.problem.messages, "x + 1")]
+    with pytest.raises(UserError, match="q: the gold answer 'x \\+ 1' is not a number"):
+        make_reward(RewardConfig(parts={name: 1.0}), task)

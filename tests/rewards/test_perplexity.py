@@ -3,6 +3,7 @@
 import json
 import math
 import threading
+import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import numpy as np
@@ -23,7 +24,7 @@ from hone.rewards import make_reward
 from hone.rewards.answer_server import AnswerServer, tail
 from hone.rewards.config import PerplexityReward, RewardConfig
 from hone.rewards.gold import gold_text
-from hone.rewards.perplexity import AnswererError, leaks, perplexity, relative_improvement, score, vr_cli
+from hone.rewards.perplexity import AnswererError, Asked, leaks, perplexity, relative_improvement, score, vr_cli
 from hone.tasks.countdown import CountdownConfig, CountdownTask
 from hone.tasks.knights import KnightsConfig, KnightsTask
 from hone.train.answerer import LocalAnswerer, load_answerer
@@ -159,6 +160,22 @@ def test_the_group_is_one_forward_pass(answerer, monkeypatch):
         len(answerer._encode(answerer._question(problem), c, CUE, gold_text(problem))[0]) for c in CONTEXTS
     )
     assert calls[0] < separately  # the question once, and equal contexts once; padded to a multiple of 128
+
+
+def test_the_groups_of_a_step_are_one_forward_pass_and_equal_one_group_at_a_time(answerer, monkeypatch):
+    """Packed together they are the same to 1e-5: no group sees another, not even one of the same problem."""
+    problems = [*KNIGHTS.problems("train")[:3], KNIGHTS.problems("train")[0]]
+    asked = [Asked(p, CONTEXTS[n : n + 3], gold_text(p)) for n, p in enumerate(problems)]
+    alone = [answerer.logprobs(*one[:2], CUE, one.answer) for one in asked]
+    calls = []
+    inner = answerer.model.base_model.forward
+    monkeypatch.setattr(answerer.model.base_model, "forward", lambda *a, **k: calls.append(1) or inner(*a, **k))
+    together = answerer.logprobs_all(asked, CUE)
+    assert len(calls) == 1
+    for ours, theirs in zip(together, alone, strict=True):
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+    assert answerer.logprobs_all([], CUE) == []
 
 
 def test_the_boundary_is_that_of_the_whole_text(answerer):
@@ -309,8 +326,17 @@ def test_a_leak_in_a_sample_is_counted_and_can_be_worth_nothing(answerer):
 
 
 class Broken:
-    def logprobs(self, problem, contexts, cue, answer):
-        raise AnswererError("no connection")
+    """Fails on the groups that are asked for, at their places in the step."""
+
+    def __init__(self, at=(0,)):
+        self.at = at
+
+    def logprobs_all(self, asked, cue):
+        fine = np.full(1, -1.0, np.float32)
+        return [
+            AnswererError("no connection") if n in self.at else [fine for _ in one.contexts]
+            for n, one in enumerate(asked)
+        ]
 
 
 def test_an_answerer_that_fails_is_a_verdict_and_never_a_zero():
@@ -319,6 +345,15 @@ def test_an_answerer_that_fails_is_a_verdict_and_never_a_zero():
     assert [r.note for r in found] == ["perplexity: no connection"] * 2
     assert [r.verdict for r in found] == ["verifier_error"] * 2
     assert [r.parts for r in found] == [{}, {}]
+
+
+def test_a_group_that_fails_does_not_take_the_others_of_the_step_with_it():
+    reward = make_reward(RewardConfig(parts={"perplexity": 1.0}), KNIGHTS, Broken(at=(1,)))
+    found = reward.score_all(KNIGHTS.problems("train")[:3], [[rollout("a"), rollout("b")]] * 3)
+    assert [[r.verdict for r in group] for group in found] == [
+        ["malformed"] * 2, ["verifier_error"] * 2, ["malformed"] * 2
+    ]  # fmt: skip
+    assert found[0][0].total == pytest.approx(0.5 / math.e)  # PPL e with and without: nothing relative, 1/e absolute
 
 
 def test_gold_answers_are_text():
@@ -364,8 +399,13 @@ class Echo(BaseHTTPRequestHandler):
 
     failures: list = []
     wishes: list = []
+    now = most = 0  # requests at the same time
 
     def do_POST(self):
+        Echo.now += 1
+        Echo.most = max(Echo.most, Echo.now)
+        time.sleep(0.02)
+        Echo.now -= 1
         wish = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         self.wishes.append(wish)
         if self.failures:
@@ -406,6 +446,15 @@ def test_a_server_is_asked_once_for_a_group_and_the_answer_is_at_the_end(server)
     assert found[2] is found[0]
     (wish,) = Echo.wishes
     assert (len(wish["prompt"]), wish["echo"], wish["max_tokens"]) == (2, True, 0)
+
+
+def test_groups_are_sent_to_a_server_at_the_same_time_and_come_back_in_order(server):
+    Echo.failures = [400]
+    groups = [Asked(question("4" * n), ["x" * n], "4" * n) for n in range(1, 30)]
+    found = server.logprobs_all(groups, "A: ")
+    assert [type(f) for f in found].count(AnswererError) == 1
+    assert all(isinstance(f, AnswererError) or len(f[0]) == n for n, f in enumerate(found, start=1))
+    assert Echo.most > 1
 
 
 def test_a_server_that_fails_for_a_while_is_asked_again(server):

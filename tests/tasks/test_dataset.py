@@ -142,19 +142,58 @@ def test_columns_that_say_the_same_are_no_ambiguity():
 
 
 def test_what_is_missing_is_named():
-    with pytest.raises(UserError, match=r"no column is known to be the question .*; there are answer, text\."):
+    with pytest.raises(
+        UserError, match=r"(?s)no column is known to be the question .*\nthere are answer, text\nsay which"
+    ):
         recognise([{"text": "a?", "answer": "1"}])
-    with pytest.raises(UserError, match=r"to be the answer .*task\.columns\.answer=NAME; or task\.grading=none"):
+    with pytest.raises(
+        UserError, match=r"(?s)to be the answer .*task\.columns\.answer=NAME\nor give task\.grading=none"
+    ):
         recognise([{"question": "a?", "note": "1"}])
     with pytest.raises(UserError, match=r"task\.columns\.answer: no column 'anser'; there are answer, question"):
         recognise([{"question": "a?", "answer": "1"}], {"answer": "anser"})
     assert recognise([{"question": "a?"}], need_answer=False).of == {"question": "question"}
+    with pytest.raises(UserError, match=r"task\.columns\.question=NAME task\.columns\.answer=NAME"):
+        recognise([{"text": "a?", "gives": "1"}])
+
+
+@pytest.mark.parametrize("cell", [["1", "2"], {"value": "1"}, [{"value": "1"}, 2]])
+def test_a_column_with_a_usual_name_that_does_not_do_is_shown(cell):
+    """Not "no column is known to be the answer; there are answer, question"."""
+    with pytest.raises(UserError) as caught:
+        recognise([{"question": "a?", "answer": cell}] * 3)
+    assert f"answer is there, but an answer is text, a number or a list of one of them; it holds {cell!r}" in str(
+        caught.value
+    )
+    with pytest.raises(UserError, match=r"question is there, but a question is text.*it holds 7"):
+        recognise([{"question": 7, "answer": "1"}])
+
+
+def test_messages_in_parts_are_read_and_images_are_not(tmp_path):
+    text = [{"type": "text", "text": "What is "}, {"type": "text", "text": "2 + 3?"}]
+    rows = [{"prompt": [{"role": "user", "content": text}], "answer": 5}]
+    assert task_of(tmp_path, rows).problems("train")[0].messages == ({"role": "user", "content": "What is 2 + 3?"},)
+    rows[0]["prompt"][0]["content"] = [*text, {"type": "image", "url": "x.png"}]
+    with pytest.raises(UserError, match=r"row 1: a message holds \{'type': 'image'.*only text can be read"):
+        task_of(tmp_path, rows).problems("train")
+
+
+def test_brackets_tell_problems_apart(tmp_path):
+    rows = [{"question": f"What is {q}?", "answer": a} for q, a in (("(1+2)*3", 9), ("1+(2*3)", 7), ("(4)!+1", 25))]
+    rows.append({"question": "what is ( 1 + 2 ) * 3", "answer": 9})
+    assert [p.answer for p in task_of(tmp_path, rows).problems("train")] == ["9", "7", "25"]
+    assert canonical_text("3! + 1") != canonical_text("3 + 1")
+    assert canonical_text("So many!") == canonical_text("so many")
+    assert ngrams("f (a) + b", 2) == {("f", "a"), ("a", "+"), ("+", "b")}  # of words, brackets or not
 
 
 def test_faulty_rows_are_counted_and_named(tmp_path):
     bad = [(" ", "1"), ("x?", None), ("y?", "")]
     rows = [*sums(2), *({"question": question, "answer": answer} for question, answer in bad)]
-    with pytest.raises(UserError, match=r"all row 3: column question: ' ' is no question\n\(and 2 more rows; hone"):
+    with pytest.raises(
+        UserError,
+        match=r"jsonl row 3: column question: ' ' is no question; repair or remove it\n\(and 2 more rows; hone",
+    ):
         task_of(tmp_path, rows).problems("train")
 
 
@@ -171,6 +210,12 @@ def test_faulty_rows_are_counted_and_named(tmp_path):
 )
 def test_answers_of_rows(recorded, solution, expected):
     assert answer_of(recorded, solution) == expected
+
+
+@pytest.mark.parametrize("recorded", [True, None, {"a": 1}, float("nan"), float("inf"), "", " #### "])
+def test_what_is_no_answer(recorded):
+    with pytest.raises(ValueError, match=r"the answer is"):
+        answer_of(recorded)
 
 
 # --- sources ---------------------------------------------------------------------------------
@@ -195,6 +240,9 @@ def test_every_kind_of_file_is_read(tmp_path):
         ("a.json", '[{"a": 1}, 2]', r"entry 2 of the list is no JSON object"),
         ("a.json", '[{"a": 1},', r"a\.json:1: not JSON"),
         ("a.jsonl", "{", r"a\.jsonl:1: not JSON"),
+        ("a.jsonl", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", r"a\.jsonl:1: not JSON that can be read"),
+        ("a.jsonl", '{"a": 1}\n{"a": ' + "9" * 5000 + "}", r"a\.jsonl:2: not JSON that can be read: Exceeds the limit"),
+        ("a.json", '{\n"data": []}', r"a\.json:1: not JSON .*is a list of objects, or one object per line"),
         ("a.parquet", "x", r"not a parquet file"),
         ("a.txt", "x", r"expected a \.jsonl"),
     ],
@@ -203,6 +251,45 @@ def test_broken_files_are_named(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         read_rows(tmp_path / name)
+
+
+def test_cells_that_a_format_cannot_hold_are_said_and_nothing_is_lost(tmp_path):
+    from datetime import date
+
+    file = tmp_path / "a.jsonl"
+    file.write_text("before\n")
+    with pytest.raises(UserError, match=r"a cell cannot be written: .*date.*; write a \.parquet file"):
+        write_rows(file, [{"a": 1}, {"a": date(2020, 1, 1)}])
+    with pytest.raises(UserError, match=r"a cell cannot be written: .*write a \.jsonl file"):
+        write_rows(tmp_path / "a.parquet", [{"a": 1}, {"a": "x"}])
+    assert [p.name for p in tmp_path.iterdir()] == ["a.jsonl"]
+    assert file.read_text() == "before\n"
+    write_rows(tmp_path / "b.parquet", [{"a": 1}, {"b": 2}])  # no column is lost
+    assert read_rows(tmp_path / "b.parquet") == [{"a": 1, "b": None}, {"a": None, "b": 2}]
+
+
+def test_bytes_before_ends_of_lines_and_capitals(tmp_path):
+    text = "".join(json.dumps(row) + "\r\n" for row in sums(3))
+    (tmp_path / "ROWS.JSONL").write_bytes(b"\xef\xbb\xbf" + text.encode())
+    assert read_rows(tmp_path / "ROWS.JSONL") == sums(3)
+    (tmp_path / "a.jsonl").write_bytes(text.encode("utf-16"))
+    with pytest.raises(UserError, match=r"a\.jsonl: not UTF-8 text .* at byte 0\); save it as UTF-8"):
+        read_rows(tmp_path / "a.jsonl")
+
+
+def test_what_describes_a_data_set_is_no_row_of_it(tmp_path):
+    write_rows(tmp_path / "train.jsonl", sums(3))
+    (tmp_path / "dataset_infos.json").write_text('{"default": {}}')
+    assert read_source(str(tmp_path)) == {"train": sums(3)}
+    (tmp_path / "train.jsonl").rename(tmp_path / "data-00000-of-00001.arrow")
+    with pytest.raises(UserError, match=r"write \.arrow files anew with to_parquet or to_json"):
+        read_source(str(tmp_path))
+
+
+def test_a_source_that_is_all_test_says_so(tmp_path, capsys):
+    write_rows(tmp_path / "test.jsonl", sums(3))
+    assert not DatasetTask(DatasetConfig(source=str(tmp_path / "test.jsonl"))).problems("train")
+    assert "by its name all this is test, none train; rename it, or give task.train_file" in capsys.readouterr().err
 
 
 def test_folders_are_read_by_the_names_of_their_files(tmp_path):

@@ -239,7 +239,7 @@ def test_a_failing_verifier_is_no_score_of_zero(target, body, verdict):
     """The samples that need no library keep their verdicts, and the pool works on; see verl#3407, verl#2507."""
     target(body)
     pairs = [("1/2", "0.5"), ("\\cot x", "\\tan x"), ("1/2", "2"), ("\\cot x", "\\sin x"), ("\\cot x", "\\cos x")]
-    with Maths(count=2, deadline=0.5) as maths:
+    with Maths(count=2, deadline=0.5 if verdict == "verifier_timeout" else 20.0) as maths:
         start = time.monotonic()
         grades = maths._compare(pairs)
         assert time.monotonic() - start < 20
