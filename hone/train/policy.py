@@ -2,86 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from hone.algo.config import AlgoConfig, ValueConfig
 from hone.algo.losses import value_loss
 from hone.algo.objective import METRICS, objective
 from hone.config import UserError
+from hone.dist.world import ALONE, World
 from hone.model import lora as adapters
 from hone.model.config import LoraConfig, ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.model.logprobs import head_logprobs
+from hone.model.parallel import as_forward
 from hone.train.config import LayersConfig, OptimConfig
+from hone.train.forward import frozen_logprobs as frozen_logprobs
+from hone.train.forward import look, mine, packed_hidden, score, to_device
 from hone.train.master import master_weights, publish
 from hone.train.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
 from hone.train.totals import Totals, merge_stats
 from hone.train.totals import split_by_sample as split_by_sample
-from hone.types import Block, MicroBatch, StepStats
+from hone.types import MicroBatch, StepStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Packed lengths are rounded up to a multiple of this. Kernels are built per shape and kept: few shapes take less
-#: time to build and less memory to keep.
-LENGTH_MULTIPLE = 128
-
 #: What to minimise over one micro-batch: (batch, logprobs [N], entropy [N]) -> (loss, sums of METRICS).
 LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-    """The last hidden states [N, D] from which the trained tokens are predicted."""
-    spare = -len(batch.inputs) % LENGTH_MULTIPLE  # one more sequence, which nobody asks anything of
-    layout = (*batch.layout, Block(0, (spare,))) if spare else batch.layout
-    inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
-    out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
-    hidden: torch.Tensor = out.last_hidden_state[0][batch.sources]
-    return hidden
-
-
-@contextmanager
-def looking(model: PreTrainedModel) -> Iterator[None]:
-    """No gradient, and nothing that only training needs, for the duration."""
-    training = model.training
-    try:
-        with torch.no_grad(), onednn(model.eval()):
-            yield
-    finally:
-        model.train(training)
-
-
-def frozen_logprobs(model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
-    """[N] per micro-batch, without gradient: old log-probs, and those of a reference model."""
-    result = []
-    with looking(model):
-        for batch in (to_device(b, model.device) for b in batches):
-            values, _ = head_logprobs(model, packed_hidden(model, batch), batch.targets, temperature)
-            result.append(values.float().cpu().numpy())
-    return result
-
-
-def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    """The same micro-batch with its tensors on `device`."""
-    if batch.inputs.device == device:
-        return batch
-    moved: dict[str, Any] = {
-        f.name: value.to(device, non_blocking=True)
-        for f in fields(batch)
-        if isinstance(value := getattr(batch, f.name), torch.Tensor)
-    }
-    return replace(batch, **moved)
 
 
 class Policy:
@@ -105,7 +59,9 @@ class Policy:
         reference: PreTrainedModel | None = None,
         base: str = "",
         seed: int = 0,
+        world: World = ALONE,
     ) -> None:
+        self.world = world
         self.model = model
         self.tokenizer = tokenizer
         self.total_updates = total_updates
@@ -136,6 +92,7 @@ class Policy:
         layers: LayersConfig = LayersConfig(),  # noqa: B008
         reference: bool = False,
         seed: int = 0,
+        world: World = ALONE,
     ) -> Policy:
         """`reference`: keep the model as it is now for a KL penalty."""
         if lora is not None:
@@ -155,6 +112,7 @@ class Policy:
             reference=frozen,
             base=model.path,
             seed=seed,
+            world=world,
         )
 
     def _begin(self, optim: OptimConfig, layers: LayersConfig) -> None:
@@ -207,6 +165,18 @@ class Policy:
     def _adapter_seed(self) -> int:
         return self.seed * 1_000_003 + len(self.resets)
 
+    def whole(self) -> PreTrainedModel:
+        """The model in one piece, in this process."""
+        return self.model
+
+    def alone(self) -> Policy:
+        """The policy as this process alone sees it, to be served: passes of it wait for nobody."""
+        if self.world.size == 1:
+            return self
+        other = copy.copy(self)
+        other.world = ALONE
+        return other
+
     @property
     def device(self) -> torch.device:
         return self.parameters[0].device
@@ -220,14 +190,18 @@ class Policy:
 
     def logprobs(self, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
         """[N] per micro-batch, without gradient."""
-        return frozen_logprobs(self.model, batches, temperature)
+        return frozen_logprobs(self.model, batches, temperature, self.world)
 
     def values(self, batches: Iterable[MicroBatch]) -> list[np.ndarray]:
         """[N] per micro-batch, without gradient: what the value head expects at each trained token."""
         assert self.value_head is not None, "a policy without a value head"
-        with looking(self.model):
-            moved = (to_device(batch, self.device) for batch in batches)
-            return [self.value_head(packed_hidden(self.model, b).float())[:, 0].cpu().numpy() for b in moved]
+        head = self.value_head
+
+        def forward(batch: MicroBatch) -> torch.Tensor:
+            hidden = as_forward(self.model, lambda: packed_hidden(self.model, batch))
+            return head(hidden.float())[:, 0]  # type: ignore[no-any-return]
+
+        return look(self.model, list(batches), self.world, forward)
 
     # --- update -------------------------------------------------------------------------------
 
@@ -258,22 +232,23 @@ class Policy:
         if self.lora is None or not self.lora.dropout:
             return self._step(batches, loss_fn, 1.0)
         with torch.random.fork_rng():  # what is dropped depends on the seed and the update alone
-            torch.manual_seed(self.seed * 1_000_003 + self.updates)
+            torch.manual_seed(self.seed * 1_000_003 + self.updates + (self.world.data_rank << 40))
             return self._step(batches, loss_fn, 1.0)
 
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
         total = Totals()
         with onednn(self.model):  # around the way back too, which may compute parts of the way there again
-            for batch in (to_device(b, self.device) for b in batches):
-                hidden = packed_hidden(self.model, batch)
+            for batch in (to_device(b, self.device) for _, b in mine(batches, self.world)):
+                hidden, logprobs, entropy = score(self.model, batch, temperature, want_entropy=True)
                 hidden.retain_grad()
-                logprobs, entropy = head_logprobs(self.model, hidden, batch.targets, temperature, want_entropy=True)
                 assert entropy is not None
                 part, sums = loss_fn(batch, logprobs, entropy)
                 value_part = self._value_loss(batch, hidden)
                 (part + value_part).backward()
                 total.add(batch, hidden, logprobs, entropy, part, value_part, sums)
+        total = total.gathered(self.world)
+        self._sum_gradients()
         norm = self._clip(self.masters)
         # The value head on its own: its gradient says nothing of how far the policy may go.
         value_norm = 0.0 if self.value_head is None else self._clip(list(self.value_head.parameters()))
@@ -290,6 +265,13 @@ class Policy:
         if self.value_head is not None:
             more |= {"value/loss": total.value_loss, "value/grad_norm": value_norm}
         return total.stats(norm, more)
+
+    def _sum_gradients(self) -> None:
+        """Over all processes: weights of the loss are those of the whole batch, so it is a sum, never a mean."""
+        self.world.sum([m.grad for m in self.masters if m.grad is not None], "replicate")
+        if self.value_head is not None:
+            grads = [p.grad for p in self.value_head.parameters() if p.grad is not None]
+            self.world.sum(grads, "replicate", "shard")
 
     def _clip(self, parameters: Sequence[torch.Tensor]) -> float:
         """The norm over all these gradients, before it is cut to `grad_clip`."""
@@ -316,10 +298,14 @@ class Policy:
 
     def export_adapter(self, folder: Path) -> None:
         """The adapter alone, in peft's format, with the tokenizer."""
+        if not self.world.main:
+            return
         adapters.save_adapter(self.model, folder, self.base)
         self.tokenizer.save_pretrained(folder)
 
     def _export(self, folder: Path) -> None:
+        if not self.world.main:
+            return
         self.model.save_pretrained(folder, max_shard_size="1000GB")  # one file: `restore` reads it back
         self.tokenizer.save_pretrained(folder)
 
@@ -332,7 +318,9 @@ class Policy:
             self._export(folder / "model")
         else:
             self.export_adapter(folder / "model")
-        save_file(self._state_tensors(), folder / "optimizer.safetensors")
+        tensors = self._state_tensors()
+        if self.world.main:
+            save_file(tensors, folder / "optimizer.safetensors")
         return {
             "updates": self.updates,
             "fresh_at": self.fresh_at,
