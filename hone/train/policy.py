@@ -21,11 +21,11 @@ from hone.model import lora as adapters
 from hone.model.config import LoraConfig, ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.model.parallel import as_forward
+from hone.model.parallel import as_forward, assemble, fill, own_part, part_of, spread, whole_tensor
 from hone.train.config import LayersConfig, OptimConfig
 from hone.train.forward import frozen_logprobs as frozen_logprobs
 from hone.train.forward import look, mine, packed_hidden, score, to_device
-from hone.train.master import master_weights, publish
+from hone.train.master import clip_gradients, collect_gradients, master_weights, publish
 from hone.train.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
 from hone.train.totals import Totals, merge_stats
 from hone.train.totals import split_by_sample as split_by_sample
@@ -69,16 +69,18 @@ class Policy:
         self.fresh_at = 0  # the update that was the first of this optimizer
         self.resets: list[dict[str, Any]] = []  # hard resets so far: the step before which, and why
         self.stop_ids = stop_token_ids(model, tokenizer)
-        self.value = value
-        self.value_head = None if value is None else new_value_head(model)
         self.lora, self.base, self.seed = lora, base, seed
         if lora is not None:
             adapters.attach(model, lora, self._adapter_seed())
             if lora.path is not None:
                 adapters.load_adapter(model, Path(lora.path))
+        if world.cut and reference is not None and reference is not model:
+            spread(reference, world)
         self.reference = reference
+        self._take(model)
+        self.value = value
+        self.value_head = None if value is None else new_value_head(model)
         self._begin(optim, layers)
-        model.train()
 
     @classmethod
     def load(
@@ -115,11 +117,19 @@ class Policy:
             world=world,
         )
 
+    def _take(self, model: PreTrainedModel) -> None:
+        """The model to train from now on; with `parallel.shard` or `parallel.tensor` this process keeps its part."""
+        self._cut = spread(model, self.world) if self.world.cut else None
+        self._whole: PreTrainedModel | None = None
+        self.model = model
+        model.train()
+
     def _begin(self, optim: OptimConfig, layers: LayersConfig) -> None:
         """What can be trained, and an optimizer that has seen nothing."""
         depth = depths(self.model)
-        trained = {p: depth[name] for name, p in self.model.named_parameters() if p.requires_grad}
-        self.parameters = list(trained)
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        trained = {p: depth[name] for name, p in named.items()}
+        self.names, self.parameters = list(named), list(trained)
         self.masters = master_weights(self.parameters)
         self._depths = trained
         self._fresh_optimizer(optim, layers)
@@ -157,24 +167,31 @@ class Policy:
             self._fresh_optimizer(optim, layers)
             return
         assert lora is not None, "a schedule neither adds an adapter nor drops it"
-        adapters.merge(self.model)
-        adapters.attach(self.model, lora, self._adapter_seed())
+        model = self.whole()
+        adapters.merge(model)
+        adapters.attach(model, lora, self._adapter_seed())
         self.lora = lora
+        if self.reference is not None:
+            self.reference = model
+        self._take(model)
         self._begin(optim, layers)
 
     def _adapter_seed(self) -> int:
         return self.seed * 1_000_003 + len(self.resets)
 
     def whole(self) -> PreTrainedModel:
-        """The model in one piece, in this process."""
-        return self.model
+        """The model as it is now in one piece: itself, or a copy where processes hold parts. Every process calls."""
+        if self._cut is None:
+            return self.model
+        self._whole = assemble(self.model, self._cut, self._whole)
+        return self._whole
 
     def alone(self) -> Policy:
         """The policy as this process alone sees it, to be served: passes of it wait for nobody."""
         if self.world.size == 1:
             return self
         other = copy.copy(self)
-        other.world = ALONE
+        other.world, other.model, other._cut = ALONE, self.whole(), None
         return other
 
     @property
@@ -249,9 +266,10 @@ class Policy:
                 total.add(batch, hidden, logprobs, entropy, part, value_part, sums)
         total = total.gathered(self.world)
         self._sum_gradients()
-        norm = self._clip(self.masters)
-        # The value head on its own: its gradient says nothing of how far the policy may go.
-        value_norm = 0.0 if self.value_head is None else self._clip(list(self.value_head.parameters()))
+        norm = clip_gradients(self.masters, self.parameters, self.optim.grad_clip, self.world)
+        value_norm = 0.0
+        if self.value_head is not None:  # on its own: its gradient says nothing of how far the policy may go
+            value_norm = float(torch.nn.utils.clip_grad_norm_(self.value_head.parameters(), self.optim.grad_clip))
         finite = all(map(math.isfinite, (norm, value_norm, total.loss, total.value_loss)))
         factor = self.optim.schedule(self.updates, self.total_updates, self.fresh_at)
         if finite:
@@ -268,14 +286,15 @@ class Policy:
 
     def _sum_gradients(self) -> None:
         """Over all processes: weights of the loss are those of the whole batch, so it is a sum, never a mean."""
-        self.world.sum([m.grad for m in self.masters if m.grad is not None], "replicate")
+        collect_gradients(self.masters, self.parameters)
+        named = zip(self.names, self.masters, strict=True)
+        grads = {name: m.grad for name, m in named if m.grad is not None}
+        self.world.sum(list(grads.values()), "replicate")
+        if self._cut is not None:
+            self.world.sum([grad for name, grad in grads.items() if name in self._cut.partial], "tensor")
         if self.value_head is not None:
             grads = [p.grad for p in self.value_head.parameters() if p.grad is not None]
             self.world.sum(grads, "replicate", "shard")
-
-    def _clip(self, parameters: Sequence[torch.Tensor]) -> float:
-        """The norm over all these gradients, before it is cut to `grad_clip`."""
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self.optim.grad_clip))
 
     def _value_loss(self, batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
         """Of this micro-batch's share of the batch; it trains the head only."""
@@ -288,25 +307,28 @@ class Policy:
 
     def export(self, folder: Path) -> None:
         """An ordinary Hugging Face checkpoint; an adapter is merged in."""
-        with adapters.merged(self.model):
-            self._export(folder)
+        model = self.whole()
+        with adapters.merged(model):
+            self._export(model, folder)
 
     def export_base(self, folder: Path) -> None:
         """The model without its adapter, likewise."""
-        with adapters.adapter_off(self.model):
-            self._export(folder)
+        model = self.whole()
+        with adapters.adapter_off(model):
+            self._export(model, folder)
 
     def export_adapter(self, folder: Path) -> None:
         """The adapter alone, in peft's format, with the tokenizer."""
+        model = self.whole()
         if not self.world.main:
             return
-        adapters.save_adapter(self.model, folder, self.base)
+        adapters.save_adapter(model, folder, self.base)
         self.tokenizer.save_pretrained(folder)
 
-    def _export(self, folder: Path) -> None:
+    def _export(self, model: PreTrainedModel, folder: Path) -> None:
         if not self.world.main:
             return
-        self.model.save_pretrained(folder, max_shard_size="1000GB")  # one file: `restore` reads it back
+        model.save_pretrained(folder, max_shard_size="1000GB")  # one file: `restore` reads it back
         self.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -315,7 +337,7 @@ class Policy:
         With an adapter these are its weights alone: its base is the stage's model, or that of the last reset.
         """
         if self.lora is None:
-            self._export(folder / "model")
+            self._export(self.whole(), folder / "model")
         else:
             self.export_adapter(folder / "model")
         tensors = self._state_tensors()
@@ -352,34 +374,45 @@ class Policy:
             if base is not None and self.reference is not None:
                 self._load_weights(self.reference, base)
         for master, p in zip(self.masters, self.parameters, strict=True):
-            master.data.copy_(p)  # unless the checkpoint has something more precise, below
+            master.data.copy_(own_part(p))  # unless the checkpoint has something more precise, below
         tensors = load_file(folder / "optimizer.safetensors")
-        for i, stepped in enumerate(self._stepped()):
+        for i, (stepped, p) in enumerate(self._stepped_for()):
             if f"{i}.weight" in tensors:
-                stepped.data.copy_(tensors[f"{i}.weight"])
+                stepped.data.copy_(part_of(tensors[f"{i}.weight"], p))
             if f"{i}.step" in tensors:
+                moments = {key: part_of(tensors[f"{i}.{key}"], p) for key in ("exp_avg", "exp_avg_sq")}
                 self.optimizer.state[stepped] = {
-                    key: tensors[f"{i}.{key}"].to(stepped.device) for key in ("step", "exp_avg", "exp_avg_sq")
+                    key: value.to(stepped.device).contiguous()
+                    for key, value in {"step": tensors[f"{i}.step"], **moments}.items()
                 }
         self.updates, self.fresh_at = int(state["updates"]), int(state.get("fresh_at", 0))
 
     @staticmethod
     def _load_weights(model: PreTrainedModel, folder: Path) -> None:
-        missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        tensors = load_file(folder / "model.safetensors")
+        own = {name for name, _ in model.named_parameters()}
         tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-        if set(missing) - tied or unexpected:
+        missing, unexpected = own - tensors.keys() - tied, tensors.keys() - own - tied
+        if missing or unexpected:
             raise ValueError(f"{folder}: weights do not fit the model (missing {missing}, unexpected {unexpected})")
+        fill(model, tensors)
 
     def _stepped(self) -> list[torch.Tensor]:
         """Everything that the optimizer steps, in a fixed order."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
+    def _stepped_for(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The same, each with the parameter that it is, or that it is a part or a more precise copy of."""
+        of = {id(m): p for m, p in zip(self.masters, self.parameters, strict=True)}
+        return [(stepped, of.get(id(stepped), stepped)) for stepped in self._stepped()]
+
     def _state_tensors(self) -> dict[str, torch.Tensor]:
         """Moments, and the weights that the exported model does not hold: masters that are copies, the value head."""
-        exported = {id(p) for p in self.parameters}  # the adapter's, if there is one
+        exported = {id(p) for p in self.parameters if p.dtype == torch.float32}  # the adapter's, if there is one
         tensors: dict[str, torch.Tensor] = {}
-        for i, p in enumerate(self._stepped()):
-            tensors |= {f"{i}.{key}": value.contiguous() for key, value in self.optimizer.state.get(p, {}).items()}
+        for i, (stepped, p) in enumerate(self._stepped_for()):
+            for key, value in self.optimizer.state.get(stepped, {}).items():
+                tensors[f"{i}.{key}"] = (whole_tensor(p, value) if value.ndim else value).contiguous()
             if id(p) not in exported:
-                tensors[f"{i}.weight"] = p.detach().contiguous()
+                tensors[f"{i}.weight"] = whole_tensor(p, stepped.detach()).contiguous()
         return tensors
