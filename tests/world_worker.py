@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.fsdp import FSDPModule
 
 from hone.algo.config import AlgoConfig
 from hone.data.pack import pack
@@ -26,6 +27,8 @@ STEPS = 5
 def five_steps(case: dict[str, Any]) -> dict[str, Any]:
     """Losses, gradient norms and weights after `STEPS` updates on fixed groups; the same on every process."""
     world = World.from_env(ParallelConfig(**case.get("parallel", {})))
+    if case.get("mean"):
+        averaging(world)
     algo = AlgoConfig(**{"kl": {"coef": 0.05}, "entropy_coef": 0.01, **case.get("algo", {})})
     lora = LoraConfig(rank=4, targets=case["lora"]) if case.get("lora") else None
     policy = Policy.load(
@@ -54,6 +57,12 @@ def five_steps(case: dict[str, Any]) -> dict[str, Any]:
             found[name].append([torch.as_tensor(values[i]) for i in sorted(values)])
     found["weights"] = {n: p.detach().clone() for n, p in policy.whole().named_parameters()}
     return found
+
+
+def averaging(world: World) -> None:
+    """The fault that frameworks have by default: gradients averaged over processes."""
+    fsdp = FSDPModule.set_gradient_divide_factor
+    FSDPModule.set_gradient_divide_factor = lambda self, _: fsdp(self, world.shard)  # type: ignore[method-assign]
 
 
 def main(cases: str, out: str) -> None:

@@ -361,13 +361,17 @@ class Policy:
             raise UserError(f"{folder} has {has} and the recipe wants {wants}; resume with lora as it was")
         self.resets = list(state.get("resets", ()))
         if kept is not None:
-            adapters.remove(self.model)
+            model = self.whole()
+            adapters.remove(model)
             if base is not None:
-                self._load_weights(self.model, base)
+                self._load_weights(model, base)
                 self.base = str(base)
             self.lora = LoraConfig.model_validate(kept)
-            adapters.attach(self.model, self.lora, self._adapter_seed())
-            adapters.load_adapter(self.model, folder / "model")
+            adapters.attach(model, self.lora, self._adapter_seed())
+            adapters.load_adapter(model, folder / "model")
+            if self.reference is not None:
+                self.reference = model
+            self._take(model)
             self._begin(self.optim, self.layers)
         else:
             self._load_weights(self.model, folder / "model")
