@@ -28,6 +28,7 @@ from hone.chain import PREFIX
 from hone.config import UserError
 from hone.data.render import Renderer
 from hone.data.stream import decoder
+from hone.dist.world import World
 from hone.evals import hosted
 from hone.model.config import ModelConfig
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
@@ -67,29 +68,39 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
 
     Raises UserError if the folder holds answers of another teacher, or if no answer is right.
     """
+    world = World.from_env(recipe.parallel)
     task = make_task(recipe.task, recipe.seed)
     problems = task.problems("train")[: recipe.generate.problems]
     if not problems:
         raise UserError(f"generate: the train split of task {task.name} is empty; give it a size, e.g. 1000")
-    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
+    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
     name = teacher_name(recipe)
     per_shard, samples = recipe.generate.problems_per_shard, recipe.samples_per_prompt
     shards = [range(at, min(at + per_shard, len(problems))) for at in range(0, len(problems), per_shard)]
     paths = [run.path("samples") / f"shard_{i:05d}.jsonl" for i in range(len(shards))]
-    paths[0].parent.mkdir(exist_ok=True)
-    done = [finished(path, name, problems, shard) for path, shard in zip(paths, shards, strict=True)]
+
+    def there_already() -> list[set[Key]]:
+        paths[0].parent.mkdir(exist_ok=True)
+        return [finished(path, name, problems, shard) for path, shard in zip(paths, shards, strict=True)]
+
+    done = world.on_main(there_already, "the answers that are there already")
     total, there = len(problems) * samples, sum(map(len, done))
     if there:
         run.event("resumed", f"{there} of {total} answers are there already")
     teacher: Teacher | None = None
-    with Track("generate", total, there) as progress:
-        for path, shard, have in zip(paths, shards, done, strict=True):
+    with Track("generate", total, there, world.main) as progress:
+        for i, (path, shard, have) in enumerate(zip(paths, shards, done, strict=True)):
+            if i % world.size == 0:  # each process fills one of the next shards
+                world.barrier(f"the shards before {path.name}")
+            if i % world.size != world.rank:
+                continue
             wanted = [(i, g) for i in shard for g in range(samples) if (i, g) not in have]
             if wanted:
                 teacher = teacher or make_teacher(recipe, model, task)
                 fill(path, wanted, problems, teacher, task, recipe, progress)
             tidy(path)
-    finish(run, recipe, [row for path in paths for row in jsonl.read(path)], problems)
+    world.barrier("the last shards")
+    world.on_main(lambda: finish(run, recipe, [row for path in paths for row in jsonl.read(path)], problems))
 
 
 def finished(path: Path, teacher: str, problems: Sequence[Problem], shard: range) -> set[Key]:

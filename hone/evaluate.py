@@ -15,6 +15,7 @@ from hone.analysis import passk, reflection, stats
 from hone.config import UserError
 from hone.data.render import Renderer
 from hone.data.stream import decoder
+from hone.dist.world import ALONE, World
 from hone.judge.client import Judge
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe import EvalConfig, Pipeline, Recipe
@@ -37,8 +38,17 @@ EVAL_SEED = 1 << 40
 class Evaluator:
     """The evaluations of one run: `before` and `after` on `eval.split`, `validation` in between."""
 
-    def __init__(self, recipe: Recipe, task: Task, renderer: Renderer, engine: Engine, progress: Track) -> None:
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        renderer: Renderer,
+        engine: Engine,
+        progress: Track,
+        world: World = ALONE,
+    ) -> None:
         self.recipe, self.task, self.renderer, self.engine, self.progress = recipe, task, renderer, engine, progress
+        self.world = world
 
     def due(self, step: int) -> list[str]:
         """The labels of what is to be evaluated before step `step`."""
@@ -59,6 +69,7 @@ class Evaluator:
             config,
             seed=self.recipe.seed + EVAL_SEED,
             progress=self.progress.inner,
+            world=self.world,
         )
         a = row["accuracy"]
         self.progress.say(
@@ -77,6 +88,7 @@ def evaluate(
     *,
     seed: int,
     progress: Callable[[int, int], None] | None = None,
+    world: World = ALONE,
 ) -> Evaluation:
     """Accuracy with its 95 % interval, over all and by level; lengths, reflection, verdicts.
 
@@ -86,13 +98,11 @@ def evaluate(
         problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress
     )
     items = [(problem, rollout) for problem, group in zip(problems, answers, strict=True) for rollout in group]
-    records = [
-        {"prompt": renderer.prompt_text(problem), **row}
-        for (problem, _), row in zip(items, graded(task, items), strict=True)
-    ]
+    rows = world.gather(graded(task, world.share(items)), "grades")
+    records = [{"prompt": renderer.prompt_text(problem), **row} for (problem, _), row in zip(items, rows, strict=True)]
     row = summary(records, config)
     if config.judge.url is not None:
-        row["judge"] = second_opinion(problems, records, Judge(config.judge))
+        row["judge"] = world.on_main(lambda: second_opinion(problems, records, Judge(config.judge)), "the judge")
     return row, records
 
 

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,16 +24,16 @@ from hone.algo.config import AlgoConfig
 from hone.algo.curriculum import Course
 from hone.chain import beside
 from hone.config import UserError
-from hone.data.pack import pack
 from hone.data.render import Renderer
 from hone.data.samples import to_samples, with_advantages
+from hone.dist.world import World
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
 from hone.model.load import load_model, load_tokenizer
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
-from hone.rl import collect, record
+from hone.rl import collect, make_packer, record
 from hone.rollout import make_engine
 from hone.rollout.config import SamplingConfig
 from hone.tasks import make_task
@@ -54,22 +53,23 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     Raises UserError if student and teacher do not read the same tokens, `hone.train.run.Interrupted` after saving, if
     the user asked to stop.
     """
+    world = World.from_env(recipe.parallel)
     task = make_task(recipe.task, recipe.seed)
     course = Course(task.problems("train"), recipe.seed, recipe.curriculum)
     policy = Policy.load(
         model, recipe.optim, recipe.steps * recipe.algo.updates_per_rollout, lora=recipe.lora, layers=recipe.layers,
-        seed=recipe.seed,
+        seed=recipe.seed, world=world,
     )  # fmt: skip
     teacher = load_teacher(recipe, folder, policy)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     reward = make_reward(RewardConfig(), task, None)  # only to be written down
-    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
+    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
-    packer = partial(pack, tokens_per_microbatch=recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
+    packer = make_packer(recipe, world)
 
     first = run.resume(policy, course)
-    with run.interruptible(), closing(engine), Track("distil", recipe.steps, first) as progress:
-        evaluator = Evaluator(recipe, task, renderer, engine, progress)
+    with run.interruptible(), closing(engine), Track("distil", recipe.steps, first, world.main) as progress:
+        evaluator = Evaluator(recipe, task, renderer, engine, progress, world)
         for step in range(first, recipe.steps + 1):
             clock = Clock()
             synced = engine.sync(policy, version=step)
@@ -79,7 +79,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             if step == recipe.steps:
                 break
             clock.rest()
-            groups, _ = collect(recipe, step, course, renderer, engine, reward, progress, clock)
+            groups, _ = collect(recipe, step, course, renderer, engine, reward, progress, clock, world)
             course.observe(groups)
             batch, kl = prepare(groups, policy, teacher, recipe.algo, recipe.sampling, packer)
             clock.lap("teacher")
@@ -108,7 +108,7 @@ def prepare(
     samples = [s for group in groups for s in to_samples(group)]
 
     def scored_by(model: PreTrainedModel) -> list[FloatArray]:
-        return per_sample(samples, lambda b: frozen_logprobs(model, b, sampling.temperature), packer)
+        return per_sample(samples, lambda b: frozen_logprobs(model, b, sampling.temperature, policy.world), packer)
 
     old = scored_by(policy.model)
     judged = teacher_advantages(samples, old, scored_by(teacher))

@@ -23,6 +23,7 @@ from typing import Any
 from hone import card, distil, onpolicy, rl, rl_async, sft
 from hone.chain import MODELLESS, beside
 from hone.config import UserError
+from hone.dist.world import World
 from hone.model import tiny
 from hone.model.config import ModelConfig
 from hone.recipe import Pipeline, Recipe, resolved
@@ -50,13 +51,41 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     folder = Path(recipe.runs) / recipe.name
     stages = stages_of(recipe)
     check_installed({name for stage, _ in stages for name in stage.sinks})
+    world = World.from_env(stages[0][0].parallel)
+    done = world.on_main(lambda: begin(recipe, folder, resume), "the run folder")
+    if done is None:
+        return folder
+    with contextlib.ExitStack() as around:
+        if world.main:
+            around.enter_context(session(folder))
+            around.enter_context(how_to_go_on(folder))
+        for stage, sub in stages[done:]:
+            train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
+    world.on_main(lambda: write_results(folder, stages), "the results")
+    world.close()
+    return folder
+
+
+def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Path, world: World) -> None:
+    """One stage of the run in `folder`."""
+    # A stage that comes first, or alone, has the base of the whole run.
+    base = folder / "base" if sub == stages_of(recipe)[0][1] else folder / sub / "base"
+    model = world.on_main(lambda: str(first_model(stage, folder / sub, base)), "the model to begin with")
+    sinks = stage.sinks if world.main else ()
+    with copying(folder / sub, sinks, f"{recipe.name}-{sub}" if sub.parts else recipe.name):
+        loop(stage)(stage, folder / sub, stage.model.at(model))
+
+
+def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
+    """Make the run folder ready: how many stages are done already, or None if the run is finished."""
+    stages = stages_of(recipe)
     if folder.exists() and not resume:
         set_aside(folder)
     if resume and not folder.exists():
         print(f"{folder}: there is no run to go on with; it begins now", file=sys.stderr)
     if (folder / "results.json").exists():
         print(f"{folder} is finished; without --resume it is set aside and trained anew", file=sys.stderr)
-        return folder
+        return None
     done = list(takewhile(lambda s: (folder / s[1] / OUTPUT[s[0].stage]).exists(), stages))
     for stage, sub in done:
         check_unchanged(stage, folder / sub)
@@ -68,17 +97,7 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     if isinstance(recipe, Pipeline):
         (folder / "stages.json").write_text(json.dumps(rows, indent=1))
         (folder / "config.resolved.json").write_text(json.dumps(resolved(recipe), indent=1))
-    with session(folder), how_to_go_on(folder):
-        for stage, sub in stages[len(done) :]:
-            # A stage that comes first, or alone, has the base of the whole run.
-            base = folder / "base" if sub == stages[0][1] else folder / sub / "base"
-            with copying(folder / sub, stage.sinks, f"{recipe.name}-{sub}" if sub.parts else recipe.name):
-                loop(stage)(stage, folder / sub, stage.model.at(str(first_model(stage, folder / sub, base))))
-    for n, (_, sub) in enumerate(stages, start=1):
-        if (folder / sub / "model").exists():
-            card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
-    (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
-    return folder
+    return len(done)
 
 
 def loop(stage: Recipe) -> Callable[[Recipe, Path, ModelConfig], None]:
@@ -108,7 +127,9 @@ def check_unchanged(stage: Recipe, folder: Path) -> None:
     """A finished stage counts only for the settings that it was trained with. Raises UserError for others."""
     before = json.loads((folder / "config.resolved.json").read_text())
     now = stage.model_dump(mode="json")
-    other = sorted(key for key in now if now[key] != before.get(key) and key not in ("name", "runs", "sinks"))
+    other = sorted(
+        key for key in now if now[key] != before.get(key) and key not in ("name", "runs", "sinks", "parallel")
+    )
     if other:
         raise UserError(
             f"{folder} is finished, but with other settings of {', '.join(other)}; resume with the old ones, "
@@ -184,6 +205,14 @@ def peak_rss_bytes() -> int:
     """The most memory this process has held."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+
+
+def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
+    """results.json, and before it, since it says that all is done, the cards of the models."""
+    for n, (_, sub) in enumerate(stages, start=1):
+        if (folder / sub / "model").exists():
+            card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
+    (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
 
 
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:

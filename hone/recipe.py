@@ -31,6 +31,7 @@ from hone.algo import schedule as schedules
 from hone.algo.config import NEEDS_GROUP, AlgoConfig, CurriculumConfig, ResetConfig, WatchConfig
 from hone.config import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
 from hone.data.config import PromptConfig
+from hone.dist.config import ParallelConfig
 from hone.judge.config import JudgeConfig
 from hone.model.config import LoraConfig, ModelConfig
 from hone.rewards import tasks_of
@@ -90,6 +91,7 @@ class Recipe(Section):
     reward: RewardConfig = RewardConfig()
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
+    parallel: ParallelConfig = ParallelConfig()
     algo: AlgoConfig = AlgoConfig()
     watch: WatchConfig = WatchConfig()
     optim: OptimConfig = OptimConfig()
@@ -137,6 +139,12 @@ class Recipe(Section):
         if tiny.heads % tiny.kv_heads:
             message = f"{tiny.heads} heads cannot share {tiny.kv_heads} kv heads evenly; give a divisor of {tiny.heads}"
             raise impossible("model.tiny.kv_heads", message)
+        for key in ("heads", "kv_heads", "mlp_size"):
+            if getattr(tiny, key) % self.parallel.tensor:
+                message = (
+                    f"{self.parallel.tensor} parts cannot share the {getattr(tiny, key)} of model.tiny.{key} evenly"
+                )
+                raise impossible("parallel.tensor", f"{message}; give a divisor of it")
         for key, sampling in (("sampling", self.sampling), ("eval.sampling", self.eval.sampling)):
             if sampling.max_tokens >= tiny.max_positions:
                 message = f"{sampling.max_tokens} leaves no room for a prompt in model.tiny.max_positions"
@@ -209,6 +217,11 @@ class Recipe(Section):
             remedy = "needs one; give 2 or more, or algo.advantage: reinforce_pp"
             raise impossible("samples_per_prompt", f"{message} {remedy}")
         self._possible_rollouts()
+        if self.rollout.ahead and self.parallel.processes > 1:
+            message = (
+                f"of the {self.parallel.processes} processes (parallel) none samples while the others learn; set it to"
+            )
+            raise impossible("rollout.ahead", f"{message} false, or train in one process")
         for part in self.reward.parts:
             tasks = tasks_of(part)
             if tasks and kind_of(self.task.name) not in tasks:

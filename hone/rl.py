@@ -22,6 +22,7 @@ from hone.config import UserError
 from hone.data.pack import pack
 from hone.data.render import Renderer
 from hone.data.samples import to_samples
+from hone.dist.world import World
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
 from hone.recipe import Recipe
@@ -33,7 +34,7 @@ from hone.rollout.base import Engine
 from hone.rollout.collect import rollouts, score
 from hone.tasks import make_task
 from hone.train.answerer import load_answerer
-from hone.train.batches import Batch, prepare
+from hone.train.batches import Batch, Packer, prepare
 from hone.train.guard import guard, guard_rewards
 from hone.train.metrics import rollout_metrics
 from hone.train.policy import Policy
@@ -50,18 +51,19 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     """
     phases = Phases(recipe)
     now = phases.at(0, 0)  # the settings of a step; a schedule changes them
+    world = World.from_env(recipe.parallel)
     task = make_task(recipe.task, recipe.seed)
     course = Course(task.problems("train"), recipe.seed, now.curriculum)
-    policy = load_policy(phases, model, course)
+    policy = load_policy(phases, model, course, world)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     frozen = load_frozen(phases, model, task.system)
     reward = make_reward(now.reward, task, frozen)
-    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
+    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
     first = run.resume(policy, course)
-    with run.interruptible(), closing(engine), Track("RL", recipe.steps, first) as progress:
-        evaluator = Evaluator(recipe, task, renderer, engine, progress)
+    with run.interruptible(), closing(engine), Track("RL", recipe.steps, first, world.main) as progress:
+        evaluator = Evaluator(recipe, task, renderer, engine, progress, world)
         for step in range(first, recipe.steps + 1):
             clock = Clock()
             synced = engine.sync(policy, version=step)  # the only weight sync, verified
@@ -77,9 +79,9 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
                 course.configure(now.curriculum)
                 reward = make_reward(now.reward, task, frozen) if now.reward != before.reward else reward
             clock.rest()
-            groups, replaced = collect(now, step, course, renderer, engine, reward, progress, clock)
+            groups, replaced = collect(now, step, course, renderer, engine, reward, progress, clock, world)
             course.observe([*groups, *replaced])
-            packer = partial(pack, tokens_per_microbatch=now.tokens_per_microbatch, share_prompts=now.share_prompts)
+            packer = make_packer(now, world)
             batch = prepare(groups, policy, policy.reference, now.algo, now.sampling, packer)
             stats = policy.update(batch.minibatches, now.algo, now.sampling.temperature)
             clock.lap("train")
@@ -94,7 +96,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     run.finish(policy, recipe.steps)
 
 
-def load_policy(phases: Phases[Recipe], model: ModelConfig, course: Course) -> Policy:
+def load_policy(phases: Phases[Recipe], model: ModelConfig, course: Course, world: World) -> Policy:
     """The policy that a run starts with; a reference is kept if any of its phases has a KL penalty.
 
     Raises UserError if a later phase asks for layers, targets or levels that are not there.
@@ -111,6 +113,7 @@ def load_policy(phases: Phases[Recipe], model: ModelConfig, course: Course) -> P
         layers=start.layers,
         reference=any(phase.algo.kl.coef for phase in all_phases),
         seed=start.seed,
+        world=world,
     )
     for phase in all_phases:
         policy.check(phase.layers, phase.lora)
@@ -138,6 +141,7 @@ def collect(
     reward: RewardFn,
     progress: Track,
     clock: Clock,
+    world: World,
 ) -> tuple[list[Group], list[Group]]:
     """Sample and score the groups of a step.
 
@@ -164,7 +168,7 @@ def collect(
             progress=progress.inner,
         )
         clock.lap("generate")
-        groups = score(problems, answers, reward)
+        groups = score(problems, answers, reward, world)
         clock.lap("reward")
         if not recipe.algo.refill_rounds:
             return groups, []
@@ -174,6 +178,16 @@ def collect(
         if len(kept) == recipe.prompts_per_step:
             break
     return kept, replaced
+
+
+def make_packer(recipe: Recipe, world: World) -> Packer:
+    """`pack` with its settings, for all processes."""
+    return partial(
+        pack,
+        tokens_per_microbatch=recipe.tokens_per_microbatch,
+        share_prompts=recipe.share_prompts,
+        parts=world.data,
+    )
 
 
 def step_seed(seed: int, step: int, round: int = 0) -> int:

@@ -25,14 +25,14 @@ from pathlib import Path
 from hone.algo.curriculum import Course
 from hone.algo.schedule import Phases
 from hone.config import UserError
-from hone.data.pack import pack
 from hone.data.render import Renderer
+from hone.dist.world import World
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.base import Composed
-from hone.rl import collect, load_frozen, load_policy, record
+from hone.rl import collect, load_frozen, load_policy, make_packer, record
 from hone.rollout import make_engine
 from hone.rollout.config import RolloutConfig
 from hone.tasks import make_task
@@ -57,13 +57,14 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     """As `hone.rl.train`. Raises UserError, too, if rollouts do not come within their bound."""
     phases = Phases(recipe)
     now = phases.at(0, 0)
+    world = World.from_env(recipe.parallel)
     task = make_task(recipe.task, recipe.seed)
     course = Course(task.problems("train"), recipe.seed, now.curriculum)
-    policy = load_policy(phases, model, course)
+    policy = load_policy(phases, model, course, world)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     frozen = load_frozen(phases, model, task.system)
     rewards: dict[str, Composed] = {}
-    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
+    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
     def reward_of(settings: Recipe) -> Composed:
@@ -75,15 +76,15 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     def sample(step: int) -> Sampled:
         settings, clock = phases.at(step, len(policy.resets)), Clock()
         course.configure(settings.curriculum)
-        found = collect(settings, step, course, renderer, engine, reward_of(settings), progress, clock)
+        found = collect(settings, step, course, renderer, engine, reward_of(settings), progress, clock, world)
         return Sampled(settings, *found, clock.seconds())
 
     reward_of(now)  # what is wrong with it shows before anything starts
     first = run.resume(policy, course)
     ahead = Ahead(bound(recipe.rollout, recipe.algo.refill_rounds))
     # What is last here ends first: the engine hangs up before the thread that waits for it is waited for.
-    with run.interruptible(), ahead, closing(engine), Track("RL", recipe.steps, first) as progress:
-        evaluator = Evaluator(recipe, task, renderer, engine, progress)
+    with run.interruptible(), ahead, closing(engine), Track("RL", recipe.steps, first, world.main) as progress:
+        evaluator = Evaluator(recipe, task, renderer, engine, progress, world)
         for step in range(first, recipe.steps + 1):
             clock = Clock()
             sampled = ahead.take()  # the engine is idle now
@@ -105,7 +106,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
                 policy.configure(now.optim, now.layers)
             groups, replaced = sampled.groups, sampled.replaced
             course.observe([*groups, *replaced])
-            packer = partial(pack, tokens_per_microbatch=now.tokens_per_microbatch, share_prompts=now.share_prompts)
+            packer = make_packer(now, world)
             batch = prepare(groups, policy, policy.reference, now.algo, now.sampling, packer)
             stats = policy.update(batch.minibatches, now.algo, now.sampling.temperature)
             clock.lap("train")

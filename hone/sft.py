@@ -21,6 +21,7 @@ from hone.config import UserError
 from hone.data.pack import pack
 from hone.data.render import Renderer
 from hone.data.samples import supervised_sample
+from hone.dist.world import World
 from hone.model.config import ModelConfig
 from hone.recipe import Recipe
 from hone.tasks import make_task
@@ -50,6 +51,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
 
     Raises `hone.train.run.Interrupted` after saving, if the user asked to stop.
     """
+    world = World.from_env(recipe.parallel)
     task = make_task(recipe.task, recipe.seed)
     found = examples(recipe, task, folder)
     size, count = len(found.train), recipe.sft.examples_per_step
@@ -59,17 +61,24 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             f"sft: {size} examples in {recipe.sft.epochs} epoch(s) are less than one step (sft.examples_per_step "
             f"{count}); give more, or smaller steps"
         )
-    policy = Policy.load(model, recipe.optim, steps, lora=recipe.lora, layers=recipe.layers, seed=recipe.seed)
+    policy = Policy.load(
+        model, recipe.optim, steps, lora=recipe.lora, layers=recipe.layers, seed=recipe.seed, world=world
+    )
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
-    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed)
+    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
     for line in found.report:
         run.event("data", line)
     parts = ([to_sample(e, renderer) for e in part] for part in (found.train, found.validation))
     samples, held_out = (fitting(part, policy) for part in parts)
-    packer = partial(pack, tokens_per_microbatch=recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
+    packer = partial(
+        pack,
+        tokens_per_microbatch=recipe.tokens_per_microbatch,
+        share_prompts=recipe.share_prompts,
+        parts=world.data,
+    )
 
     first = run.resume(policy)
-    with run.interruptible(), Track("SFT", steps, first) as progress:
+    with run.interruptible(), Track("SFT", steps, first, world.main) as progress:
         for step in range(first, steps):
             clock = Clock()
             chosen = [samples[i] for i in draw(recipe.seed, step, size, count)]

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-from hone.types import Block, FloatArray, MicroBatch, Sample
+from hone.types import TOKEN_FIELDS, Block, FloatArray, MicroBatch, Sample
 
 #: Sequences without a shared prompt stand in blocks of this many, sorted by length.
 ROWS = 16
@@ -33,6 +33,7 @@ def pack(
     tokens_per_microbatch: int,
     *,
     share_prompts: bool = True,
+    parts: int = 1,
     ids: Sequence[int] | None = None,
     **per_token: Sequence[FloatArray] | None,
 ) -> list[MicroBatch]:
@@ -41,20 +42,20 @@ def pack(
     weights: [S] the weight of every trained token of each sample in the loss of the whole batch
     (`hone.algo.reduce`); they are global, so any division into micro-batches has the same gradient.
     ids: [S] what to call the samples in `MicroBatch.sample_ids`; their places in the list by default.
+    parts: processes that the micro-batches are for: their number is a multiple of it where there is enough to divide.
     per_token: further fields of `MicroBatch`, such as old_logprobs: [S] arrays with one value per trained token.
     Micro-batches are balanced by tokens. A single sequence longer than the budget gets a
     micro-batch of its own. Raises ValueError if there are no samples.
     """
     if not samples:
         raise ValueError("pack: no samples")
-    blocks = (
-        _shared_blocks(samples, tokens_per_microbatch)
-        if share_prompts
-        else _plain_blocks(samples, tokens_per_microbatch)
-    )
+    budget = tokens_per_microbatch
+    if parts > 1:  # what one process would do in one go is cut for all to have some
+        budget = max(1, min(budget, -(-sum(len(s.token_ids) for s in samples) // parts)))
+    blocks = _shared_blocks(samples, budget) if share_prompts else _plain_blocks(samples, budget)
     given = {name: values for name, values in per_token.items() if values is not None}
     names = range(len(samples)) if ids is None else ids
-    return [_micro_batch(b, samples, weights, names, given) for b in _balance(blocks, tokens_per_microbatch)]
+    return [_micro_batch(b, samples, weights, names, given) for b in _balance(blocks, tokens_per_microbatch, parts)]
 
 
 def _shared_blocks(samples: Sequence[Sample], budget: int) -> list[_Packed]:
@@ -104,10 +105,33 @@ def _plain_blocks(samples: Sequence[Sample], budget: int, members: Sequence[int]
     return [_Packed(Block(0, tuple(len(samples[i].token_ids) for i in row)), tuple(row)) for row in rows]
 
 
-def _balance(blocks: list[_Packed], budget: int) -> list[list[_Packed]]:
+def deal(batches: Sequence[MicroBatch], parts: int) -> list[list[int | None]]:
+    """Which micro-batches each of `parts` processes works on, as many each; None is an empty one (`empty_batch`).
+
+    Those that are worked on at the same time are of about the same size.
+    """
+    if parts == 1:
+        return [list(range(len(batches)))]
+    order: list[int | None] = [*sorted(range(len(batches)), key=lambda i: -len(batches[i].inputs))]
+    order += [None] * (-len(batches) % parts)
+    return [order[part::parts] for part in range(parts)]
+
+
+def empty_batch(like: MicroBatch) -> MicroBatch:
+    """One token of which nothing is asked: its pass touches every weight, and every gradient of it is 0.
+
+    Processes that work together must do the same passes, whether or not each has a sample left.
+    """
+    nothing = {name: None if getattr(like, name) is None else getattr(like, name)[:0] for name in TOKEN_FIELDS}
+    one = torch.zeros_like(like.inputs[:1])
+    return MicroBatch(inputs=one, positions=one, layout=(Block(0, (1,)),), targets=like.targets[:0], **nothing)
+
+
+def _balance(blocks: list[_Packed], budget: int, parts: int) -> list[list[_Packed]]:
     """Longest-processing-time rule: each block into the emptiest bin that has room."""
     total = sum(b.block.num_tokens for b in blocks)
-    bins: list[list[_Packed]] = [[] for _ in range(max(1, -(-total // budget)))]
+    rounds = -(-max(1, -(-total // budget)) // parts)
+    bins: list[list[_Packed]] = [[] for _ in range(rounds * parts)]
     used = [0] * len(bins)
     for packed in sorted(blocks, key=lambda b: -b.block.num_tokens):
         size = packed.block.num_tokens

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from pydantic import PositiveInt
+from pydantic import PositiveFloat, PositiveInt
 
 from hone.config import Section
 
@@ -18,6 +18,7 @@ class ParallelConfig(Section):
     replicate: PositiveInt = 1
     shard: PositiveInt = 1
     tensor: PositiveInt = 1
+    timeout: PositiveFloat = 1800.0  # seconds that a process waits for the others, at most
 
     @property
     def processes(self) -> int:

@@ -6,15 +6,43 @@
 Every process runs the same loop on the same seed. Work is divided where it is slow (sampling, rewards, forward and
 backward passes) and put together at once, so that everything in between, and everything that is written down, is that
 of one process. Only the first process writes files.
+
+Ranks count tensor parts first, then shards, then replicas: with replicate 2, shard 2, tensor 2 the ranks 0 and 1 work
+on the same samples, 0 and 2 hold different parts of one copy, 0 and 4 the same part of different copies. Processes of
+one machine follow each other, so what talks most is closest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import datetime
+import os
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TypeVar
+from functools import cache
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import torch
+from torch import distributed as dist
+
+from hone.config import UserError
+from hone.dist.config import ParallelConfig
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+    from torch.distributed.device_mesh import DeviceMesh
 
 T = TypeVar("T")
+
+#: Dimensions of the mesh, in the order of the ranks.
+DIMS = ("replicate", "shard", "tensor")
+
+#: Elements that are summed over processes in one call.
+BUCKET = 1 << 25
+
+
+class ProcessLost(UserError):
+    """Another process of the run has ended, or does not come within the time allowed."""
 
 
 @dataclass(frozen=True)
@@ -24,13 +52,187 @@ class World:
     rank: int = 0
     size: int = 1
     tensor: int = 1  # processes that work on the same samples in the update
+    shard: int = 1  # processes that hold one copy of the weights together, each with its own samples
+    mesh: DeviceMesh | None = None  # [replicate, shard, tensor]; None: one process
+    control: ProcessGroup | None = None  # all processes, on the CPU: objects and barriers
+
+    @classmethod
+    def from_env(cls, parallel: ParallelConfig) -> World:
+        """Meet the other processes. May be called again, for the layout of another stage.
+
+        Raises UserError if there are other processes than `parallel` says, or fewer devices, ProcessLost if they do
+        not come within `parallel.timeout`.
+        """
+        size = int(os.environ.get("WORLD_SIZE", "1"))
+        if size != parallel.processes:
+            layout = " x ".join(f"{name} {getattr(parallel, name)}" for name in DIMS)
+            raise UserError(
+                f"parallel: {layout} is {parallel.processes} process{'es' * (parallel.processes > 1)}, and WORLD_SIZE "
+                f"says {size}: start {parallel.processes}, or set parallel to a product of {size}, as in "
+                f"parallel.replicate={size} with the others 1"
+            )
+        if size == 1:
+            return cls()
+        rank = int(os.environ["RANK"])
+        kind = _meet(rank, size, parallel.timeout)
+        shape = (parallel.replicate, parallel.shard, parallel.tensor)
+        mesh, control = _mesh(kind, shape), _control(parallel.timeout)
+        return cls(rank, size, parallel.tensor, parallel.shard, mesh, control)
+
+    # --- places -------------------------------------------------------------------------------
 
     @property
     def main(self) -> bool:
         """Whether this process writes the run folder and speaks to the user."""
         return self.rank == 0
 
+    @property
+    def data(self) -> int:
+        """Parts that the samples of an update are divided into."""
+        return self.size // self.tensor
+
+    @property
+    def data_rank(self) -> int:
+        """Which of these parts is this process's."""
+        return self.rank // self.tensor
+
+    @property
+    def speaks(self) -> bool:
+        """Whether this is the first of the processes that work on the same samples."""
+        return self.rank % self.tensor == 0
+
+    @property
+    def cut(self) -> bool:
+        """Whether a process holds less than all of the weights."""
+        return self.shard * self.tensor > 1
+
+    # --- sharing ------------------------------------------------------------------------------
+
     def share(self, items: Sequence[T]) -> list[T]:
         """This process's part of `items`: a run of neighbours, parts differ by one at most."""
         cuts = [len(items) * r // self.size for r in (self.rank, self.rank + 1)]
         return list(items[cuts[0] : cuts[1]])
+
+    def gather(self, mine: Sequence[T], what: str = "results") -> list[T]:
+        """The items of all processes, in the order of the ranks; every process gets them all."""
+        if self.size == 1:
+            return list(mine)
+        parts: list[Any] = [None] * self.size
+        with self._waiting(what):
+            dist.all_gather_object(parts, list(mine), group=self.control)
+        return [item for part in parts for item in part]
+
+    def on_main(self, call: Callable[[], T], what: str = "the first process") -> T:
+        """What the first process returns, on every one; an error of the user's or of the disk is raised on each."""
+        if self.size == 1:
+            return call()
+        answer: list[Any] = [None, None]
+        if self.main:
+            try:
+                answer[0] = call()
+            except (UserError, OSError) as error:  # known to all, so that nobody waits for a process that has ended
+                answer[1] = error
+        with self._waiting(what):
+            dist.broadcast_object_list(answer, src=0, group=self.control)
+        if answer[1] is not None:
+            raise answer[1]
+        result: T = answer[0]
+        return result
+
+    def any(self, flag: bool, what: str = "a decision") -> bool:
+        """Whether the flag is set on any process."""
+        return any(self.gather([flag], what))
+
+    def barrier(self, name: str) -> None:
+        """Wait until every process is here. Raises ProcessLost, which names `name` and the missing process."""
+        if self.size > 1:
+            with self._waiting(name):
+                dist.monitored_barrier(self.control, wait_all_ranks=True)
+
+    def sum(self, tensors: Sequence[torch.Tensor], *dims: str) -> None:
+        """Replace tensors by their sums over the processes along these dimensions of the mesh."""
+        for dim in dims:
+            if self.mesh is None or self.mesh[dim].size() == 1:
+                continue
+            with self._waiting(f"sums over {dim}"):
+                for bucket in _buckets(tensors):
+                    flat = torch.cat([t.reshape(-1) for t in bucket])
+                    dist.all_reduce(flat, group=self.mesh[dim].get_group())
+                    for t, part in zip(bucket, flat.split([t.numel() for t in bucket]), strict=True):
+                        t.copy_(part.view_as(t))
+
+    def close(self) -> None:
+        """Part from the other processes; then there are none."""
+        if self.size > 1 and dist.is_initialized():
+            _control.cache_clear()
+            _mesh.cache_clear()
+            dist.destroy_process_group()
+
+    @contextmanager
+    def _waiting(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except RuntimeError as error:  # torch's own, for a connection that closed and for a time-out
+            reason = str(error).strip().splitlines()[0]
+            raise ProcessLost(
+                f"process {self.rank} of {self.size} waited for the others ({what}): {reason}. The process that ended "
+                "first says why; where all are alive and slow, raise parallel.timeout. --resume goes on from the last "
+                "checkpoint"
+            ) from error
+
+
+#: One process.
+ALONE = World()
+
+
+def _meet(rank: int, size: int, timeout: float) -> str:
+    """Begin the process group, unless it has begun; returns the kind of device. Raises UserError, ProcessLost."""
+    cuda = torch.cuda.is_available()
+    if not dist.is_initialized():
+        local = int(os.environ.get("LOCAL_RANK", "0"))
+        if cuda and local >= torch.cuda.device_count():
+            raise UserError(
+                f"process {rank} of {size} is number {local} on its machine, which has {torch.cuda.device_count()} "
+                "devices: start at most so many processes there, each has a device of its own"
+            )
+        if cuda:
+            torch.cuda.set_device(local)
+        try:
+            dist.init_process_group(
+                "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                rank=rank,
+                world_size=size,
+                timeout=datetime.timedelta(seconds=timeout),
+            )
+        except (RuntimeError, ValueError) as error:  # no such host, no such port, not all came, a variable is missing
+            where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+            reason = str(error).strip().splitlines()[0]
+            raise ProcessLost(
+                f"process {rank} of {size} did not meet the others at {where} (MASTER_ADDR, MASTER_PORT): {reason}"
+            ) from error
+    return "cuda" if cuda else "cpu"
+
+
+@cache
+def _mesh(kind: str, shape: tuple[int, ...]) -> DeviceMesh:
+    from torch.distributed.device_mesh import init_device_mesh
+
+    return init_device_mesh(kind, shape, mesh_dim_names=DIMS)
+
+
+@cache
+def _control(timeout: float) -> ProcessGroup:
+    return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
+
+
+def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Tensors of one dtype, about `BUCKET` elements together."""
+    for dtype in dict.fromkeys(t.dtype for t in tensors):
+        bucket: list[torch.Tensor] = []
+        for t in (t for t in tensors if t.dtype == dtype):
+            bucket.append(t)
+            if sum(x.numel() for x in bucket) >= BUCKET:
+                yield bucket
+                bucket = []
+        if bucket:
+            yield bucket

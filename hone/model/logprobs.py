@@ -16,7 +16,10 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch import distributed as dist
 from torch.autograd.function import once_differentiable
+from torch.distributed import ProcessGroup
+from torch.distributed.tensor import DTensor
 
 #: Elements of one chunk of logits: 64 MB, and on a GPU, which a chunk must fill, 512 MB.
 BUDGET = {"cpu": 2**24, "cuda": 2**27}
@@ -38,8 +41,12 @@ def token_logprobs(
     bias: Tensor | None = None,  # [V]
     want_entropy: bool = False,
     budget: int | None = None,
+    group: ProcessGroup | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs [N] of `targets`, and entropies [N] in nats or None, under softmax(logits / temperature).
+
+    `group`: the vocabulary is cut over these processes, V tokens each in the order of the ranks; hidden states and
+    targets are the same on all, and so are the results and the gradient of hidden.
 
     Both are differentiable (once) with respect to hidden, weight and bias. `budget` bounds the
     elements of a chunk of logits.
@@ -56,7 +63,7 @@ def token_logprobs(
         budget = BUDGET.get(hidden.device.type, BUDGET["cuda"])
     rows = max(1, budget // weight.shape[0])
     result: tuple[Tensor, Tensor | None] = _TokenLogprobs.apply(
-        hidden, weight, bias, targets, float(temperature), want_entropy, rows
+        hidden, weight, bias, targets, float(temperature), want_entropy, rows, group
     )
     return result
 
@@ -66,7 +73,11 @@ def head_logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """`token_logprobs` with the output head of a Hugging Face causal model; `hidden` is its last, normalised one."""
     weight, bias = output_head(model)
-    return token_logprobs(hidden, weight, targets, temperature, bias, want_entropy)
+    group = None
+    if isinstance(weight, DTensor):
+        group, weight = weight.device_mesh.get_group(), weight.to_local()
+        bias = bias.to_local() if isinstance(bias, DTensor) else bias
+    return token_logprobs(hidden, weight, targets, temperature, bias, want_entropy, group=group)
 
 
 def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
@@ -108,19 +119,21 @@ class _TokenLogprobs(torch.autograd.Function):
         temperature: float,
         want_entropy: bool,
         rows: int,
+        group: ProcessGroup | None,
     ) -> tuple[Tensor, Tensor | None]:
         work = _work_dtype(hidden, weight)
         n = hidden.shape[0]
         logprobs, lse = hidden.new_empty(n, dtype=work), hidden.new_empty(n, dtype=work)
         entropy = hidden.new_empty(n, dtype=work) if want_entropy else None
         for part, logits in _chunks(hidden, weight, bias, temperature, rows):
-            lse[part] = torch.logsumexp(logits, dim=-1)
-            logprobs[part] = logits.gather(1, targets[part, None]).squeeze(1) - lse[part]
+            lse[part] = _logsumexp(logits, group)
+            place, inside = _places(targets[part], logits.shape[1], group)
+            logprobs[part] = _sum(logits.gather(1, place).squeeze(1) * inside, group) - lse[part]
             if entropy is not None:
                 logits -= lse[part, None]
-                entropy[part] = -torch.linalg.vecdot(logits.exp(), logits)
+                entropy[part] = _sum(-torch.linalg.vecdot(logits.exp(), logits), group)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
-        ctx.temperature, ctx.rows = temperature, rows
+        ctx.temperature, ctx.rows, ctx.group = temperature, rows, group
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing on the way back
         return logprobs, entropy
 
@@ -148,7 +161,8 @@ class _TokenLogprobs(torch.autograd.Function):
             else:
                 probs = logits.exp()
                 grad = logits.add_(entropy[part, None]).mul_(-grad_entropy[part, None]).sub_(g).mul_(probs)
-            grad.scatter_add_(1, targets[part, None], g)
+            place, inside = _places(targets[part], logits.shape[1], ctx.group)
+            grad.scatter_add_(1, place, g * inside[:, None])
             if ctx.temperature != 1.0:
                 grad /= ctx.temperature
             if grad_bias is not None:
@@ -158,6 +172,8 @@ class _TokenLogprobs(torch.autograd.Function):
                 grad_hidden[part] = (narrow @ weight).to(hidden.dtype)
             if grad_weight is not None:
                 _add_product(grad_weight, narrow.t(), hidden[part].to(weight.dtype))
+        if grad_hidden is not None:
+            _sum(grad_hidden, ctx.group)
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -166,7 +182,34 @@ class _TokenLogprobs(torch.autograd.Function):
             None,
             None,
             None,
+            None,
         )
+
+
+def _sum(x: Tensor, group: ProcessGroup | None) -> Tensor:
+    """Over the parts of the vocabulary, in place."""
+    if group is not None and x.numel():
+        dist.all_reduce(x, group=group)
+    return x
+
+
+def _logsumexp(logits: Tensor, group: ProcessGroup | None) -> Tensor:
+    """[n, V] -> [n], over the parts of the vocabulary."""
+    own = torch.logsumexp(logits, dim=-1)
+    if group is None:
+        return own
+    top = own.clone()
+    dist.all_reduce(top, dist.ReduceOp.MAX, group=group)
+    return top + _sum((own - top).exp(), group).log()
+
+
+def _places(targets: Tensor, size: int, group: ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """Columns [n, 1] of the targets in this part of the vocabulary, and whether they are in it [n]."""
+    if group is None:
+        return targets[:, None], torch.ones_like(targets, dtype=torch.bool)
+    at = targets - size * dist.get_rank(group)
+    inside = (at >= 0) & (at < size)
+    return (at * inside)[:, None], inside
 
 
 def _work_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:

@@ -10,10 +10,21 @@ from hone.rollout.config import RolloutConfig
 if TYPE_CHECKING:
     from hone.rollout.base import Engine, Event
     from hone.rollout.identity import Verified
+    from hone.rollout.together import Together
     from hone.train.policy import Policy
 
 
-def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified:
+def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified | Together:
+    """The engine that the recipe names (see `_make`), for all processes of the policy's world."""
+    world, divided = policy.world, config.engine == "native"
+    if world.size == 1:
+        return _make(config, policy, folder, event)
+    from hone.rollout.together import Together
+
+    return Together(_make(config, policy, folder, event) if divided or world.main else None, world, divided)
+
+
+def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified:
     """The engine that the recipe names, checked after every sync; each is imported only when asked for.
 
     A server's log, and weights on their way to it, are in `folder`; `event` is told what is out of the ordinary.

@@ -32,11 +32,13 @@ class Engine(Protocol):
         samples: int,
         seed: int,
         progress: Callable[[int, int], None] | None = None,
+        first: int = 0,
     ) -> list[list[Turn]]:
         """Sample `samples` completions for each prompt.
 
         Randomness: sample g of prompt p draws from a counter-based stream keyed by
         (seed, p, g, token position), so a completion does not depend on what else is in the batch.
+        `first` is the number p of the first prompt, where these are a part of more.
         `progress(done, total)` is called as sequences finish. Returns [P][G] turns.
         Raises UserError for a prompt that leaves no room for a completion.
         """

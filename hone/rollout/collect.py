@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from hone.data.render import Renderer
+from hone.dist.world import ALONE, World
 from hone.rewards.base import BatchRewardFn, RewardFn
 from hone.rollout.base import Engine
 from hone.rollout.config import SamplingConfig
@@ -32,8 +33,16 @@ def rollouts(
     ]
 
 
-def score(problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn) -> list[Group]:
-    """Rewards: of all groups at once if the reward can, else a whole group at a time."""
+def score(
+    problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn, world: World = ALONE
+) -> list[Group]:
+    """Rewards: of all groups at once if the reward can, else a group at a time; the processes share the groups."""
+    return world.gather(_scored(world.share(problems), world.share(answers), reward), "rewards")
+
+
+def _scored(problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn) -> list[Group]:
+    if not problems:
+        return []
     if isinstance(reward, BatchRewardFn):
         rewards = reward.score_all(problems, answers)
     else:

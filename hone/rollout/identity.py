@@ -113,8 +113,9 @@ class Verified:
         samples: int,
         seed: int,
         progress: Callable[[int, int], None] | None = None,
+        first: int = 0,
     ) -> list[list[Turn]]:
-        return self._engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress)
+        return self._engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress, first=first)
 
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
         """Hand over the weights and compare. Returns metrics of the comparison. Raises PolicyMismatch."""

@@ -56,7 +56,7 @@ def prepare(
     samples = [s for group in groups for s in to_samples(group)]
 
     def scored_by(model: PreTrainedModel) -> list[FloatArray]:
-        return per_sample(samples, lambda b: frozen_logprobs(model, b, sampling.temperature), packer)
+        return per_sample(samples, lambda b: frozen_logprobs(model, b, sampling.temperature, policy.world), packer)
 
     ref = None
     if reference is not None and algo.kl.coef:

@@ -2,86 +2,40 @@
 
 from __future__ import annotations
 
+import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import fields, replace
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from hone.algo.config import AlgoConfig, ValueConfig
 from hone.algo.losses import value_loss
 from hone.algo.objective import METRICS, objective
 from hone.config import UserError
+from hone.dist.world import ALONE, World
 from hone.model import lora as adapters
 from hone.model.config import LoraConfig, ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.model.logprobs import head_logprobs
+from hone.model.parallel import as_forward, assemble, fill, own_part, part_of, spread, whole_tensor
 from hone.train.config import LayersConfig, OptimConfig
-from hone.train.master import master_weights, publish
+from hone.train.forward import frozen_logprobs as frozen_logprobs
+from hone.train.forward import look, mine, packed_hidden, score, to_device
+from hone.train.master import clip_gradients, collect_gradients, master_weights, publish
 from hone.train.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
 from hone.train.totals import Totals, merge_stats
 from hone.train.totals import split_by_sample as split_by_sample
-from hone.types import Block, MicroBatch, StepStats
+from hone.types import MicroBatch, StepStats
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: Packed lengths are rounded up to a multiple of this. Kernels are built per shape and kept: few shapes take less
-#: time to build and less memory to keep.
-LENGTH_MULTIPLE = 128
-
 #: What to minimise over one micro-batch: (batch, logprobs [N], entropy [N]) -> (loss, sums of METRICS).
 LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
-
-
-def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
-    """The last hidden states [N, D] from which the trained tokens are predicted."""
-    spare = -len(batch.inputs) % LENGTH_MULTIPLE  # one more sequence, which nobody asks anything of
-    layout = (*batch.layout, Block(0, (spare,))) if spare else batch.layout
-    inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
-    out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
-    hidden: torch.Tensor = out.last_hidden_state[0][batch.sources]
-    return hidden
-
-
-@contextmanager
-def looking(model: PreTrainedModel) -> Iterator[None]:
-    """No gradient, and nothing that only training needs, for the duration."""
-    training = model.training
-    try:
-        with torch.no_grad(), onednn(model.eval()):
-            yield
-    finally:
-        model.train(training)
-
-
-def frozen_logprobs(model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
-    """[N] per micro-batch, without gradient: old log-probs, and those of a reference model."""
-    result = []
-    with looking(model):
-        for batch in (to_device(b, model.device) for b in batches):
-            values, _ = head_logprobs(model, packed_hidden(model, batch), batch.targets, temperature)
-            result.append(values.float().cpu().numpy())
-    return result
-
-
-def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
-    """The same micro-batch with its tensors on `device`."""
-    if batch.inputs.device == device:
-        return batch
-    moved: dict[str, Any] = {
-        f.name: value.to(device, non_blocking=True)
-        for f in fields(batch)
-        if isinstance(value := getattr(batch, f.name), torch.Tensor)
-    }
-    return replace(batch, **moved)
 
 
 class Policy:
@@ -105,7 +59,9 @@ class Policy:
         reference: PreTrainedModel | None = None,
         base: str = "",
         seed: int = 0,
+        world: World = ALONE,
     ) -> None:
+        self.world = world
         self.model = model
         self.tokenizer = tokenizer
         self.total_updates = total_updates
@@ -113,16 +69,18 @@ class Policy:
         self.fresh_at = 0  # the update that was the first of this optimizer
         self.resets: list[dict[str, Any]] = []  # hard resets so far: the step before which, and why
         self.stop_ids = stop_token_ids(model, tokenizer)
-        self.value = value
-        self.value_head = None if value is None else new_value_head(model)
         self.lora, self.base, self.seed = lora, base, seed
         if lora is not None:
             adapters.attach(model, lora, self._adapter_seed())
             if lora.path is not None:
                 adapters.load_adapter(model, Path(lora.path))
+        if world.cut and reference is not None and reference is not model:
+            spread(reference, world)
         self.reference = reference
+        self._take(model)
+        self.value = value
+        self.value_head = None if value is None else new_value_head(model)
         self._begin(optim, layers)
-        model.train()
 
     @classmethod
     def load(
@@ -136,6 +94,7 @@ class Policy:
         layers: LayersConfig = LayersConfig(),  # noqa: B008
         reference: bool = False,
         seed: int = 0,
+        world: World = ALONE,
     ) -> Policy:
         """`reference`: keep the model as it is now for a KL penalty."""
         if lora is not None:
@@ -155,13 +114,22 @@ class Policy:
             reference=frozen,
             base=model.path,
             seed=seed,
+            world=world,
         )
+
+    def _take(self, model: PreTrainedModel) -> None:
+        """The model to train from now on; with `parallel.shard` or `parallel.tensor` this process keeps its part."""
+        self._cut = spread(model, self.world) if self.world.cut else None
+        self._whole: PreTrainedModel | None = None
+        self.model = model
+        model.train()
 
     def _begin(self, optim: OptimConfig, layers: LayersConfig) -> None:
         """What can be trained, and an optimizer that has seen nothing."""
         depth = depths(self.model)
-        trained = {p: depth[name] for name, p in self.model.named_parameters() if p.requires_grad}
-        self.parameters = list(trained)
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        trained = {p: depth[name] for name, p in named.items()}
+        self.names, self.parameters = list(named), list(trained)
         self.masters = master_weights(self.parameters)
         self._depths = trained
         self._fresh_optimizer(optim, layers)
@@ -199,13 +167,32 @@ class Policy:
             self._fresh_optimizer(optim, layers)
             return
         assert lora is not None, "a schedule neither adds an adapter nor drops it"
-        adapters.merge(self.model)
-        adapters.attach(self.model, lora, self._adapter_seed())
+        model = self.whole()
+        adapters.merge(model)
+        adapters.attach(model, lora, self._adapter_seed())
         self.lora = lora
+        if self.reference is not None:
+            self.reference = model
+        self._take(model)
         self._begin(optim, layers)
 
     def _adapter_seed(self) -> int:
         return self.seed * 1_000_003 + len(self.resets)
+
+    def whole(self) -> PreTrainedModel:
+        """The model as it is now in one piece: itself, or a copy where processes hold parts. Every process calls."""
+        if self._cut is None:
+            return self.model
+        self._whole = assemble(self.model, self._cut, self._whole)
+        return self._whole
+
+    def alone(self) -> Policy:
+        """The policy as this process alone sees it, to be served: passes of it wait for nobody."""
+        if self.world.size == 1:
+            return self
+        other = copy.copy(self)
+        other.world, other.model, other._cut = ALONE, self.whole(), None
+        return other
 
     @property
     def device(self) -> torch.device:
@@ -220,14 +207,18 @@ class Policy:
 
     def logprobs(self, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
         """[N] per micro-batch, without gradient."""
-        return frozen_logprobs(self.model, batches, temperature)
+        return frozen_logprobs(self.model, batches, temperature, self.world)
 
     def values(self, batches: Iterable[MicroBatch]) -> list[np.ndarray]:
         """[N] per micro-batch, without gradient: what the value head expects at each trained token."""
         assert self.value_head is not None, "a policy without a value head"
-        with looking(self.model):
-            moved = (to_device(batch, self.device) for batch in batches)
-            return [self.value_head(packed_hidden(self.model, b).float())[:, 0].cpu().numpy() for b in moved]
+        head = self.value_head
+
+        def forward(batch: MicroBatch) -> torch.Tensor:
+            hidden = as_forward(self.model, lambda: packed_hidden(self.model, batch))
+            return head(hidden.float())[:, 0]  # type: ignore[no-any-return]
+
+        return look(self.model, list(batches), self.world, forward)
 
     # --- update -------------------------------------------------------------------------------
 
@@ -258,25 +249,27 @@ class Policy:
         if self.lora is None or not self.lora.dropout:
             return self._step(batches, loss_fn, 1.0)
         with torch.random.fork_rng():  # what is dropped depends on the seed and the update alone
-            torch.manual_seed(self.seed * 1_000_003 + self.updates)
+            torch.manual_seed(self.seed * 1_000_003 + self.updates + (self.world.data_rank << 40))
             return self._step(batches, loss_fn, 1.0)
 
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
         total = Totals()
         with onednn(self.model):  # around the way back too, which may compute parts of the way there again
-            for batch in (to_device(b, self.device) for b in batches):
-                hidden = packed_hidden(self.model, batch)
+            for batch in (to_device(b, self.device) for _, b in mine(batches, self.world)):
+                hidden, logprobs, entropy = score(self.model, batch, temperature, want_entropy=True)
                 hidden.retain_grad()
-                logprobs, entropy = head_logprobs(self.model, hidden, batch.targets, temperature, want_entropy=True)
                 assert entropy is not None
                 part, sums = loss_fn(batch, logprobs, entropy)
                 value_part = self._value_loss(batch, hidden)
                 (part + value_part).backward()
                 total.add(batch, hidden, logprobs, entropy, part, value_part, sums)
-        norm = self._clip(self.masters)
-        # The value head on its own: its gradient says nothing of how far the policy may go.
-        value_norm = 0.0 if self.value_head is None else self._clip(list(self.value_head.parameters()))
+        total = total.gathered(self.world)
+        self._sum_gradients()
+        norm = clip_gradients(self.masters, self.parameters, self.optim.grad_clip, self.world)
+        value_norm = 0.0
+        if self.value_head is not None:  # on its own: its gradient says nothing of how far the policy may go
+            value_norm = float(torch.nn.utils.clip_grad_norm_(self.value_head.parameters(), self.optim.grad_clip))
         finite = all(map(math.isfinite, (norm, value_norm, total.loss, total.value_loss)))
         factor = self.optim.schedule(self.updates, self.total_updates, self.fresh_at)
         if finite:
@@ -291,9 +284,17 @@ class Policy:
             more |= {"value/loss": total.value_loss, "value/grad_norm": value_norm}
         return total.stats(norm, more)
 
-    def _clip(self, parameters: Sequence[torch.Tensor]) -> float:
-        """The norm over all these gradients, before it is cut to `grad_clip`."""
-        return float(torch.nn.utils.clip_grad_norm_(parameters, self.optim.grad_clip))
+    def _sum_gradients(self) -> None:
+        """Over all processes: weights of the loss are those of the whole batch, so it is a sum, never a mean."""
+        collect_gradients(self.masters, self.parameters)
+        named = zip(self.names, self.masters, strict=True)
+        grads = {name: m.grad for name, m in named if m.grad is not None}
+        self.world.sum(list(grads.values()), "replicate")
+        if self._cut is not None:
+            self.world.sum([grad for name, grad in grads.items() if name in self._cut.partial], "tensor")
+        if self.value_head is not None:
+            grads = [p.grad for p in self.value_head.parameters() if p.grad is not None]
+            self.world.sum(grads, "replicate", "shard")
 
     def _value_loss(self, batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
         """Of this micro-batch's share of the batch; it trains the head only."""
@@ -306,21 +307,28 @@ class Policy:
 
     def export(self, folder: Path) -> None:
         """An ordinary Hugging Face checkpoint; an adapter is merged in."""
-        with adapters.merged(self.model):
-            self._export(folder)
+        model = self.whole()
+        with adapters.merged(model):
+            self._export(model, folder)
 
     def export_base(self, folder: Path) -> None:
         """The model without its adapter, likewise."""
-        with adapters.adapter_off(self.model):
-            self._export(folder)
+        model = self.whole()
+        with adapters.adapter_off(model):
+            self._export(model, folder)
 
     def export_adapter(self, folder: Path) -> None:
         """The adapter alone, in peft's format, with the tokenizer."""
-        adapters.save_adapter(self.model, folder, self.base)
+        model = self.whole()
+        if not self.world.main:
+            return
+        adapters.save_adapter(model, folder, self.base)
         self.tokenizer.save_pretrained(folder)
 
-    def _export(self, folder: Path) -> None:
-        self.model.save_pretrained(folder, max_shard_size="1000GB")  # one file: `restore` reads it back
+    def _export(self, model: PreTrainedModel, folder: Path) -> None:
+        if not self.world.main:
+            return
+        model.save_pretrained(folder, max_shard_size="1000GB")  # one file: `restore` reads it back
         self.tokenizer.save_pretrained(folder)
 
     def save(self, folder: Path) -> dict[str, Any]:
@@ -329,10 +337,12 @@ class Policy:
         With an adapter these are its weights alone: its base is the stage's model, or that of the last reset.
         """
         if self.lora is None:
-            self._export(folder / "model")
+            self._export(self.whole(), folder / "model")
         else:
             self.export_adapter(folder / "model")
-        save_file(self._state_tensors(), folder / "optimizer.safetensors")
+        tensors = self._state_tensors()
+        if self.world.main:
+            save_file(tensors, folder / "optimizer.safetensors")
         return {
             "updates": self.updates,
             "fresh_at": self.fresh_at,
@@ -351,47 +361,62 @@ class Policy:
             raise UserError(f"{folder} has {has} and the recipe wants {wants}; resume with lora as it was")
         self.resets = list(state.get("resets", ()))
         if kept is not None:
-            adapters.remove(self.model)
+            model = self.whole()
+            adapters.remove(model)
             if base is not None:
-                self._load_weights(self.model, base)
+                self._load_weights(model, base)
                 self.base = str(base)
             self.lora = LoraConfig.model_validate(kept)
-            adapters.attach(self.model, self.lora, self._adapter_seed())
-            adapters.load_adapter(self.model, folder / "model")
+            adapters.attach(model, self.lora, self._adapter_seed())
+            adapters.load_adapter(model, folder / "model")
+            if self.reference is not None:
+                self.reference = model
+            self._take(model)
             self._begin(self.optim, self.layers)
         else:
             self._load_weights(self.model, folder / "model")
             if base is not None and self.reference is not None:
                 self._load_weights(self.reference, base)
         for master, p in zip(self.masters, self.parameters, strict=True):
-            master.data.copy_(p)  # unless the checkpoint has something more precise, below
+            master.data.copy_(own_part(p))  # unless the checkpoint has something more precise, below
         tensors = load_file(folder / "optimizer.safetensors")
-        for i, stepped in enumerate(self._stepped()):
+        for i, (stepped, p) in enumerate(self._stepped_for()):
             if f"{i}.weight" in tensors:
-                stepped.data.copy_(tensors[f"{i}.weight"])
+                stepped.data.copy_(part_of(tensors[f"{i}.weight"], p))
             if f"{i}.step" in tensors:
+                moments = {key: part_of(tensors[f"{i}.{key}"], p) for key in ("exp_avg", "exp_avg_sq")}
                 self.optimizer.state[stepped] = {
-                    key: tensors[f"{i}.{key}"].to(stepped.device) for key in ("step", "exp_avg", "exp_avg_sq")
+                    key: value.to(stepped.device).contiguous()
+                    for key, value in {"step": tensors[f"{i}.step"], **moments}.items()
                 }
         self.updates, self.fresh_at = int(state["updates"]), int(state.get("fresh_at", 0))
 
     @staticmethod
     def _load_weights(model: PreTrainedModel, folder: Path) -> None:
-        missing, unexpected = model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+        tensors = load_file(folder / "model.safetensors")
+        own = {name for name, _ in model.named_parameters()}
         tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-        if set(missing) - tied or unexpected:
+        missing, unexpected = own - tensors.keys() - tied, tensors.keys() - own - tied
+        if missing or unexpected:
             raise ValueError(f"{folder}: weights do not fit the model (missing {missing}, unexpected {unexpected})")
+        fill(model, tensors)
 
     def _stepped(self) -> list[torch.Tensor]:
         """Everything that the optimizer steps, in a fixed order."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
 
+    def _stepped_for(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """The same, each with the parameter that it is, or that it is a part or a more precise copy of."""
+        of = {id(m): p for m, p in zip(self.masters, self.parameters, strict=True)}
+        return [(stepped, of.get(id(stepped), stepped)) for stepped in self._stepped()]
+
     def _state_tensors(self) -> dict[str, torch.Tensor]:
         """Moments, and the weights that the exported model does not hold: masters that are copies, the value head."""
-        exported = {id(p) for p in self.parameters}  # the adapter's, if there is one
+        exported = {id(p) for p in self.parameters if p.dtype == torch.float32}  # the adapter's, if there is one
         tensors: dict[str, torch.Tensor] = {}
-        for i, p in enumerate(self._stepped()):
-            tensors |= {f"{i}.{key}": value.contiguous() for key, value in self.optimizer.state.get(p, {}).items()}
+        for i, (stepped, p) in enumerate(self._stepped_for()):
+            for key, value in self.optimizer.state.get(stepped, {}).items():
+                tensors[f"{i}.{key}"] = (whole_tensor(p, value) if value.ndim else value).contiguous()
             if id(p) not in exported:
-                tensors[f"{i}.weight"] = p.detach().contiguous()
+                tensors[f"{i}.weight"] = whole_tensor(p, stepped.detach()).contiguous()
         return tensors

@@ -44,11 +44,12 @@ class Clock:
 class Track:
     """`total` steps of something called `title`. Use as a context manager."""
 
-    def __init__(self, title: str, total: int, done: int = 0) -> None:
-        self.title, self.total, self.done, self._first = title, total, done, done
+    def __init__(self, title: str, total: int, done: int = 0, shown: bool = True) -> None:
+        """`shown`: of several processes one speaks to the user."""
+        self.title, self.total, self.done, self._first, self._shown = title, total, done, done, shown
         self._started = self._said = time.monotonic()
         self._bar: Progress | None = None
-        if sys.stderr.isatty():
+        if shown and sys.stderr.isatty():
             self._bar = Progress(
                 TextColumn("{task.description}"),
                 BarColumn(),
@@ -91,7 +92,7 @@ class Track:
         """A line of its own, above the bar."""
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False)
-        else:
+        elif self._shown:
             print(text, file=sys.stderr, flush=True)
 
     def _line(self, note: str) -> None:

@@ -39,9 +39,16 @@ Why = dict[str, Any]  # {"why": "asked" | "step" | "stagnates" | "declines", ...
 
 
 def due(config: ResetConfig, step: int, steps: int, run: Run, resets: Sequence[Mapping[str, Any]]) -> Why | None:
-    """Why a reset is due before `step` of `steps`, or None. `resets` are those that have been."""
+    """Why a reset is due before `step` of `steps`, or None. `resets` are those that have been.
+
+    One process reads the files and decides for all: a request may come at any moment.
+    """
     if step >= steps:
         return None
+    return run.world.on_main(lambda: _due(config, step, run, resets), "whether a reset is due")
+
+
+def _due(config: ResetConfig, step: int, run: Run, resets: Sequence[Mapping[str, Any]]) -> Why | None:
     asked = read_request(run.folder)
     if asked is not None and asked not in [r.get("request") for r in resets]:
         return {"why": "asked", "request": asked}
@@ -96,12 +103,15 @@ def keep_model(policy: Policy, folder: Path) -> None:
     from hone.train.checkpoint import fsync, sync
 
     aside = folder.with_name(f".{folder.name}")
-    shutil.rmtree(aside, ignore_errors=True)
+    if policy.world.main:
+        shutil.rmtree(aside, ignore_errors=True)
     policy.export_base(aside)
-    sync(aside)
-    shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut before its checkpoint
-    os.replace(aside, folder)
-    fsync(folder.parent)
+    if policy.world.main:
+        sync(aside)
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut before its checkpoint
+        os.replace(aside, folder)
+        fsync(folder.parent)
+    policy.world.barrier("the model at the reset")
     policy.base = str(folder)
 
 

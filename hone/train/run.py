@@ -42,6 +42,7 @@ from safetensors.numpy import save_file
 import hone
 from hone.algo.curriculum import Course
 from hone.config import UserError
+from hone.dist.world import ALONE, World
 from hone.train import checkpoint, jsonl
 from hone.train.config import CheckpointConfig
 from hone.train.policy import Policy
@@ -59,21 +60,26 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Run:
-    """Writer of one run folder. One process writes it."""
+    """Writer of one run folder. Of several processes the first writes it; the others know what it says."""
 
-    def __init__(self, folder: Path, checkpoints: CheckpointConfig) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, checkpoints: CheckpointConfig, world: World = ALONE) -> None:
+        self.folder, self.world = folder, world
         self.config = checkpoints
         self.history: list[dict[str, Any]] = []  # rows of metrics.jsonl
-        self._stop = False
+        self._stop = False  # this process was asked to
+        self._stopping = False  # one of them was, and the step is saved
         self._unsynced: set[Path] = set()  # written since the last checkpoint
 
     @classmethod
-    def open(cls, folder: Path, config: Mapping[str, Any], checkpoints: CheckpointConfig, seed: int) -> Run:
+    def open(
+        cls, folder: Path, config: Mapping[str, Any], checkpoints: CheckpointConfig, seed: int, world: World = ALONE
+    ) -> Run:
         """Create the folder, or continue in it; says so if its settings were other ones."""
+        run = cls(folder, checkpoints, world)
+        if not world.main:
+            return run
         folder.mkdir(parents=True, exist_ok=True)
         jsonl.keep(folder / "events.jsonl", lambda row: True)
-        run = cls(folder, checkpoints)
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
         if resolved.exists() and resolved.read_text() != text:
@@ -97,13 +103,15 @@ class Run:
         self._append("timings.jsonl", {"step": step, **{k: round(v, 4) for k, v in seconds.items()}})
 
     def log_costs(self, step: int, costs: Mapping[str, float]) -> None:
+        every = self.world.gather([dict(costs)], "costs")  # each process asked for its own groups
+        costs = {key: sum(c.get(key, 0.0) for c in every) for key in dict.fromkeys(key for c in every for key in c)}
         if costs:
             self._append("costs.jsonl", {"step": step, **costs})
 
     def event(self, kind: str, message: str, step: int | None = None, **details: Any) -> None:
         """Something out of the ordinary: recorded, and said once on the terminal."""
         self._append("events.jsonl", {"step": step, "kind": kind, "message": message, **details})
-        if kind not in ("checkpoint",):
+        if self.world.main and kind not in ("checkpoint",):
             print(f"[{kind}] {message}", file=sys.stderr, flush=True)
 
     def log_eval(self, step: int, label: str, row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
@@ -124,6 +132,8 @@ class Run:
 
         `samples` [S] are those of the groups in order.
         """
+        if not self.world.main:
+            return
         rows = []
         rest = iter(samples)
         for group, prompt in zip(groups, prompts, strict=True):
@@ -156,7 +166,8 @@ class Run:
 
     def checkpoint(self, step: int, policy: Policy, course: Course | None = None, now: bool = False) -> None:
         """Save what is needed to begin step `step`, if it is due, if `now`, or if the user asked to stop."""
-        if step % self.config.every == 0 or self._stop or now:
+        self._stopping = self.world.any(self._stop, "whether to stop")
+        if step % self.config.every == 0 or self._stopping or now:
             self.save(step, policy, course)
 
     def save(self, step: int, policy: Policy, course: Course | None = None) -> None:
@@ -165,7 +176,10 @@ class Run:
             checkpoint.fsync(path)
         self._unsynced.clear()
         state = None if course is None else course.state()
-        checkpoint.save(self.folder / "checkpoints", step, policy, self.config.keep, state)
+        if self.world.main:
+            checkpoint.save(self.folder / "checkpoints", step, policy, self.config.keep, state)
+        else:
+            policy.save(self.folder)  # its part of the weights, for the first process to write
         self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
 
     def resume(self, policy: Policy, course: Course | None = None) -> int:
@@ -174,15 +188,7 @@ class Run:
         Rows of steps that will be done again are removed, so that the files read as if the run had
         never been cut.
         """
-        folder = self.folder / "checkpoints"
-        there = checkpoint.found(folder)
-        good = checkpoint.newest_good(folder, lambda message: self.event("checkpoint_damaged", message))
-        if there and good is None:
-            raise UserError(
-                f"{folder}: none of its {len(there)} checkpoints is whole; nothing was changed. Restore one, or move "
-                f"{self.folder} away to begin anew"
-            )
-        checkpoint.drop_newer(folder, good)
+        good = self.world.on_main(self._newest_checkpoint, "the checkpoint to go on from")
         step = resets = 0
         if good is not None:
             state = checkpoint.read_state(good)
@@ -193,6 +199,24 @@ class Run:
                 policy.restore(good, state["policy"])
             if course is not None and state.get("course") is not None:
                 course.restore(state["course"])
+        self.history = self.world.on_main(lambda: self._back_to(step, resets), "the rows so far")
+        return step
+
+    def _newest_checkpoint(self) -> Path | None:
+        """The one to go on from; damaged ones after it are removed."""
+        folder = self.folder / "checkpoints"
+        there = checkpoint.found(folder)
+        good = checkpoint.newest_good(folder, lambda message: self.event("checkpoint_damaged", message))
+        if there and good is None:
+            raise UserError(
+                f"{folder}: none of its {len(there)} checkpoints is whole; nothing was changed. Restore one, or move "
+                f"{self.folder} away to begin anew"
+            )
+        checkpoint.drop_newer(folder, good)
+        return good
+
+    def _back_to(self, step: int, resets: int) -> list[dict[str, Any]]:
+        """Remove what was written of `step` and later ones; the rows of the steps before."""
         drop_resets(self.folder, resets)
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
         for name in ("metrics.jsonl", "timings.jsonl", "costs.jsonl", "evals.jsonl"):
@@ -203,21 +227,24 @@ class Run:
                 torn = path.suffix == ".writing" or not path.name.startswith("step_")
                 if torn or int(path.name.removeprefix("step_").split(".")[0]) >= step:
                     path.unlink()
-        self.history = self.rows("metrics.jsonl")
         if started:
             self.event("resumed", f"going on with step {step}", step)
-        return step
+        return self.rows("metrics.jsonl")
 
     def finish(self, policy: Policy, steps: int) -> None:
         """Export the final model; a stage with a `model` folder is complete."""
         if policy.lora is not None:
             policy.export_adapter(self.folder / "adapter")
-            checkpoint.sync(self.folder / "adapter")
         aside = self.folder / ".model"
-        shutil.rmtree(aside, ignore_errors=True)
+        if self.world.main:
+            shutil.rmtree(aside, ignore_errors=True)
         policy.export(aside)
-        checkpoint.sync(aside)
-        os.replace(aside, self.folder / "model")
+        if self.world.main:
+            if policy.lora is not None:
+                checkpoint.sync(self.folder / "adapter")
+            checkpoint.sync(aside)
+            os.replace(aside, self.folder / "model")
+        self.world.barrier("the final model")
         self._append("events.jsonl", {"step": steps, "kind": "finished", "message": "all steps are done"})
 
     # --- stopping -----------------------------------------------------------------------------
@@ -230,7 +257,8 @@ class Run:
             if self._stop:
                 raise KeyboardInterrupt
             self._stop = True
-            print("\nstopping after this step, then saving (again: stop at once)", file=sys.stderr, flush=True)
+            if self.world.main:
+                print("\nstopping after this step, then saving (again: stop at once)", file=sys.stderr, flush=True)
 
         before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
         try:
@@ -241,18 +269,18 @@ class Run:
 
     def stop_if_asked(self, step: int) -> None:
         """Called between steps, after `checkpoint`: raises `Interrupted` if the user asked to stop."""
-        if self._stop:
-            if not (self.folder / "checkpoints" / f"step_{step:06d}").exists():
-                return  # asked for in between: the next step saves first
+        if self._stopping:  # asked for since then: the next step saves first
             raise Interrupted(step)
 
     # --- files --------------------------------------------------------------------------------
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
-        jsonl.append(self.path(name), row)
+        if self.world.main:
+            jsonl.append(self.path(name), row)
 
     def _write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
-        jsonl.write(self.path(name), rows)
+        if self.world.main:
+            jsonl.write(self.path(name), rows)
 
     def path(self, name: str) -> Path:
         """Where to write a file of this run; the next checkpoint sees to it that it is on the disk."""

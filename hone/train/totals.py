@@ -8,6 +8,7 @@ import numpy as np
 import torch
 
 from hone.algo.objective import METRICS
+from hone.dist.world import World
 from hone.types import FloatArray, MicroBatch, StepStats
 
 
@@ -46,6 +47,22 @@ class Totals:
         per_sample = torch.zeros(len(batch.sample_ids), device=squares.device).index_add_(0, batch.samples, squares)
         self.grad_norms.update(zip(batch.sample_ids, per_sample.sqrt().tolist(), strict=True))
 
+    def gathered(self, world: World) -> Totals:
+        """What those of all processes add up to."""
+        if world.size == 1:
+            return self
+        whole = Totals()
+        for part in world.gather([self] if world.speaks else [], "what the micro-batches add up to"):
+            whole.loss += part.loss
+            whole.value_loss += part.value_loss
+            whole.mismatch = max(whole.mismatch, part.mismatch)
+            whole.tokens += part.tokens
+            whole.sums += part.sums
+            whole.logprobs |= part.logprobs
+            whole.entropies |= part.entropies
+            whole.grad_norms |= part.grad_norms
+        return whole
+
     def stats(self, norm: float, more: dict[str, float]) -> StepStats:
         metrics = {name: float(s) / max(self.tokens, 1) for name, s in zip(METRICS, self.sums, strict=True)}
         metrics["mismatch/max"] = self.mismatch
@@ -56,6 +73,8 @@ class Totals:
 
 def split_by_sample(batch: MicroBatch, values: FloatArray) -> list[tuple[int, FloatArray]]:
     """Per-token values [N] of a micro-batch as (the sample's id, [Lc])."""
+    if not batch.sample_ids:
+        return []
     counts = np.bincount(batch.samples.cpu().numpy(), minlength=len(batch.sample_ids))
     return list(zip(batch.sample_ids, np.split(values, np.cumsum(counts)[:-1]), strict=True))
 

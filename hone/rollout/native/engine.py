@@ -100,6 +100,7 @@ class NativeEngine:
         samples: int,
         seed: int,
         progress: Progress | None = None,
+        first: int = 0,
     ) -> list[list[Turn]]:
         """See `hone.rollout.base.Engine`. Greedy log-probabilities are the model's own: see `sampler`."""
         if samples < 1:
@@ -107,7 +108,7 @@ class NativeEngine:
         done: dict[Work, Turn] = {}
         with self.open() as core:
             # The first requests of a batch: their numbers are the indices of the prompts.
-            core.submit([Request(prompt, sampling, seed, stream, samples) for stream, prompt in enumerate(prompts)])
+            core.submit([Request(prompt, sampling, seed, first + i, samples) for i, prompt in enumerate(prompts)])
             while core.busy:
                 finished = {(out.request, out.sample): out.turn for out in core.step() if out.turn is not None}
                 done |= finished

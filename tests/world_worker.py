@@ -1,0 +1,81 @@
+"""What each process of tests/test_world.py runs: python -m tests.world_worker CASES.json OUT"""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.fsdp import FSDPModule
+
+from hone.algo.config import AlgoConfig
+from hone.data.pack import pack
+from hone.dist.config import ParallelConfig
+from hone.dist.world import World
+from hone.model.config import LoraConfig, ModelConfig
+from hone.train.batches import prepare
+from hone.train.config import LayersConfig, OptimConfig
+from hone.train.policy import Policy
+from tests.train.policies import SAMPLING, make_groups
+
+STEPS = 5
+
+
+def five_steps(case: dict[str, Any]) -> dict[str, Any]:
+    """Losses, gradient norms and weights after `STEPS` updates on fixed groups; the same on every process."""
+    world = World.from_env(ParallelConfig(**case.get("parallel", {})))
+    if case.get("mean"):
+        averaging(world)
+    algo = AlgoConfig(**{"kl": {"coef": 0.05}, "entropy_coef": 0.01, **case.get("algo", {})})
+    lora = LoraConfig(rank=4, targets=case["lora"]) if case.get("lora") else None
+    policy = Policy.load(
+        ModelConfig(path=case["model"], **case.get("settings", {})),
+        OptimConfig(lr=1e-3, grad_clip=0.5, eps=1e-6),
+        100,
+        algo.value if algo.advantage == "gae" else None,
+        lora=lora,
+        reference=True,
+        world=world,
+    )
+    packer = partial(pack, tokens_per_microbatch=case.get("budget", 64), share_prompts=True, parts=world.data)
+    found: dict[str, Any] = {"loss": [], "grad_norm": [], "entropy": [], "kl": [], "logprobs": [], "grad_norms": []}
+    for step in range(STEPS):
+        if step == case.get("reset"):
+            policy.merge_and_reset(step, policy.optim, LayersConfig(), lora and lora.model_copy(update={"rank": 3}), {})
+        groups = make_groups(case["rewards"], seed=step)
+        batch = prepare(groups, policy, policy.reference, algo, SAMPLING, packer)
+        stats = policy.update(batch.minibatches, algo, SAMPLING.temperature)
+        for name in ("loss", "grad_norm"):
+            found[name].append(getattr(stats, name))
+        for name in ("entropy", "kl"):
+            found[name].append(stats.metrics.get(name, 0.0))
+        for name in ("logprobs", "grad_norms"):
+            values = getattr(stats, name)
+            found[name].append([torch.as_tensor(values[i]) for i in sorted(values)])
+    found["weights"] = {n: p.detach().clone() for n, p in policy.whole().named_parameters()}
+    return found
+
+
+def averaging(world: World) -> None:
+    """The fault that frameworks have by default: gradients averaged over processes."""
+    fsdp = FSDPModule.set_gradient_divide_factor
+    FSDPModule.set_gradient_divide_factor = lambda self, _: fsdp(self, world.shard)  # type: ignore[method-assign]
+
+
+def main(cases: str, out: str) -> None:
+    torch.set_num_threads(1)
+    for i, case in enumerate(json.loads(Path(cases).read_text())):
+        world = World.from_env(ParallelConfig(**case.get("parallel", {})))
+        found = five_steps(case)
+        same = world.gather([found["loss"] + found["grad_norm"]])
+        assert all(x == same[0] for x in same), "processes disagree"
+        if world.main:
+            torch.save(found, Path(out) / f"{i}.pt")
+    world.close()
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
