@@ -45,6 +45,10 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
         lines += [f"{key} has no effect in a stage of kind {kind}" for key in ignored]
         if kind == "sft" and set(stage.watch.changed()) - {"max_skipped"}:
             lines.append("watch: of its settings only max_skipped has an effect in a stage of kind sft")
+    if stage.stage == "generate" and stage.parallel.shard * stage.parallel.tensor > 1:
+        lines.append(
+            "parallel: shard and tensor have no effect in a stage of kind generate: every process has the teacher"
+        )
     if stage.model.path != "tiny" and stage.model.tiny.changed():
         lines.append(f"model.tiny has no effect: model.path is {stage.model.path}")
     if stage.stage == "generate" and stage.teacher is not None and "://" in stage.teacher and stage.prompt.changed():

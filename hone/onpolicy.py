@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+import torch
 
 from hone.algo.config import AlgoConfig
 from hone.algo.curriculum import Course
@@ -30,6 +31,7 @@ from hone.dist.world import World
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
 from hone.model.load import load_model, load_tokenizer
+from hone.model.parallel import spread
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
@@ -136,10 +138,13 @@ def load_teacher(recipe: Recipe, folder: Path, policy: Policy) -> PreTrainedMode
     assert recipe.teacher is not None, "validated"
     where = recipe.model.at(beside(recipe.teacher, folder, "model")).model_copy(update={"revision": None})
     check_same_tokens(policy.tokenizer, load_tokenizer(where), recipe.teacher)
-    teacher = load_model(where).eval().requires_grad_(False)
+    on = torch.device("cpu") if policy.world.cut else None
+    teacher = load_model(where, on).eval().requires_grad_(False)
     rows, needed = teacher.get_input_embeddings().num_embeddings, len(policy.tokenizer)
     if rows < needed:
         raise UserError(f"teacher: {recipe.teacher} has {rows} embeddings, and the tokenizer {needed} tokens")
+    if policy.world.cut:
+        spread(teacher, policy.world)
     return teacher
 
 

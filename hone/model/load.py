@@ -26,15 +26,15 @@ def device() -> torch.device:
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def load_model(config: ModelConfig) -> PreTrainedModel:
+def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTrainedModel:
     """The model in `config.dtype`, with our attention and without dropout; an adapter's folder is its base with the
-    adapter merged in.
+    adapter merged in. `on`: where, by default the accelerator.
 
     Raises UserError when there is no model at `config.path`, or one that would train silently wrong.
     """
     attention.register()
     if lora.is_adapter(config.path):
-        model = load_model(config.at(base_of(config.path)))
+        model = load_model(config.at(base_of(config.path)), on)
         lora.merge_from(model, config.path)
         return model
     model = _found(
@@ -56,7 +56,7 @@ def load_model(config: ModelConfig) -> PreTrainedModel:
             model.gradient_checkpointing_enable({"use_reentrant": True})
         except ValueError as error:  # transformers' own, for a model that was not written for it
             raise UserError(f"model.recompute_activations: {error}; set it to false") from error
-    model.to(device())
+    model.to(on or device())
     return model
 
 

@@ -99,10 +99,11 @@ class Policy:
         """`reference`: keep the model as it is now for a KL penalty."""
         if lora is not None:
             adapters.require()
-        loaded, tokenizer = load_model(model), load_tokenizer(model)
+        on = torch.device("cpu") if world.cut else None  # a device need not hold all of it, not even at first
+        loaded, tokenizer = load_model(model, on), load_tokenizer(model)
         frozen = None
         if reference:
-            frozen = loaded if lora is not None else load_model(model).eval().requires_grad_(False)
+            frozen = loaded if lora is not None else load_model(model, on).eval().requires_grad_(False)
         return cls(
             loaded,
             tokenizer,

@@ -172,7 +172,7 @@ class Run:
 
     def save(self, step: int, policy: Policy, course: Course | None = None) -> None:
         """What was written about the steps before comes to the disk first: a resumed run does not write it again."""
-        for path in self._unsynced:
+        for path in self._unsynced if self.world.main else ():
             checkpoint.fsync(path)
         self._unsynced.clear()
         state = None if course is None else course.state()
