@@ -49,7 +49,7 @@ class ConfigError(UserError):
 
 
 #: What a bare string stands for: `model: tiny` reads as `model: {path: tiny}`.
-SHORTHANDS = {"model": "path", "task": "name"}
+SHORTHANDS = {"model": "path", "task": "name", "launch": "kind"}
 
 Place = tuple[str | int, ...]  # where a value stands: ("stages", 0, "optim", "lr")
 
