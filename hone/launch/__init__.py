@@ -9,9 +9,11 @@ torchrun are the same, and then nothing is started here.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hone.config import UserError
 from hone.launch.job import Job, joined
 
 if TYPE_CHECKING:
@@ -39,6 +41,8 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
     if config.kind == "slurm":
         from hone.launch import slurm as way
     elif config.kind == "ray":
+        if find_spec("ray") is None:
+            raise UserError("launch: ray is not installed here; run `pip install 'hone-rl[ray]'`, on every machine")
         from hone.launch import ray as way  # type: ignore[no-redef]
     else:
         from hone.launch import local as way  # type: ignore[no-redef]

@@ -6,20 +6,16 @@ their own, and end when we end, even by SIGKILL (`hone.launch.job.follow_parent`
 
 from __future__ import annotations
 
-import contextlib
 import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 
-from hone.launch.job import PARENT, Job, cores, environment
+from hone.launch.job import Job, cores, environment
+from hone.launch.process import below, end, started
 from hone.launch.supervise import Exit, announce, supervise
 from hone.rollout.http import free_port
 from hone.verify.child import adopt_orphans
-
-#: Seconds in which killed processes are gone.
-KILLED = 10.0
 
 
 def check(job: Job) -> None:
@@ -42,38 +38,19 @@ class LocalWorkers:
     """`command` once for each rank, started now. See `hone.launch.supervise.Workers`."""
 
     def __init__(self, job: Job, command: Sequence[str]) -> None:
-        import psutil
-
-        self._others = {child.pid for child in psutil.Process().children(recursive=True)}
+        self._others = below()
         self._processes: list[subprocess.Popen[bytes]] = []
-        port = free_port()
+        port, size = free_port(), job.processes
+        more = {"OMP_NUM_THREADS": str(threads(size))}
+        if sys.platform == "linux":
+            more["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
         try:
-            for rank in range(job.processes):
-                self._processes.append(self._started(job, command, rank, port))
+            for rank in range(size):
+                contract = environment(rank, size, rank, size, "127.0.0.1", port)
+                self._processes.append(started(command, {**contract, **more}, job.log(rank) if rank else None))
         except BaseException:
             self.close()
             raise
-
-    @staticmethod
-    def _started(job: Job, command: Sequence[str], rank: int, port: int) -> subprocess.Popen[bytes]:
-        more = {
-            **environment(rank, job.processes, rank, job.processes, "127.0.0.1", port),
-            "OMP_NUM_THREADS": str(threads(job.processes)),
-            "PYTHONUNBUFFERED": "1",  # a worker that is killed has said what it had to say
-            PARENT: str(os.getpid()),
-        }
-        if sys.platform == "linux":
-            more["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
-        with contextlib.ExitStack() as stack:
-            log = stack.enter_context(job.log(rank).open("ab")) if rank else None
-            return subprocess.Popen(
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, **more},
-                start_new_session=True,
-            )
 
     def ended(self) -> dict[int, Exit]:
         codes = [process.poll() for process in self._processes]
@@ -88,17 +65,4 @@ class LocalWorkers:
         return f"process {self._processes[rank].pid}"
 
     def close(self) -> None:
-        import psutil
-
-        for process in self._processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-        for process in self._processes:
-            process.wait(timeout=KILLED)
-        # Such as a generation server, which is in a session of its own. Where orphans are not ours, the next run in
-        # this folder stops it.
-        left = [child for child in psutil.Process().children(recursive=True) if child.pid not in self._others]
-        for child in left:
-            with contextlib.suppress(psutil.NoSuchProcess):
-                child.kill()
-        psutil.wait_procs(left, timeout=KILLED)
+        end(self._processes, self._others)

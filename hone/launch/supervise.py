@@ -19,8 +19,8 @@ from hone.launch.job import Job
 
 #: Exit codes that are no failure of a worker: asked to stop by Ctrl-C, and by SIGTERM (see `hone.train.run`).
 INTERRUPTED, PREEMPTED = 130, 75
-#: Of the user's mistakes, which a restart would repeat.
-USER_ERROR = 2
+#: Of the user's mistakes, which a restart would repeat; and of a worker that has lost another (`ProcessLost`).
+USER_ERROR, PEER_LOST = 2, 76
 
 #: Seconds between two looks at the workers.
 LOOK = 0.1
@@ -100,7 +100,7 @@ def watch(workers: Workers, size: int, asked: list[int]) -> tuple[int | None, di
     """Until all have ended, or a bound after the first failure. `asked`: signals to hand on, as they come in.
 
     Returns the rank whose failure was the cause, if one failed, and how the workers ended. One that was killed is the
-    cause before one that ended with an error, since that error is mostly the loss of a peer.
+    cause before one that ended with an error, and that before those that say that they have lost a peer.
     """
     seen: dict[int, Exit] = {}
     handed_on = 0
@@ -124,8 +124,8 @@ def watch(workers: Workers, size: int, asked: list[int]) -> tuple[int | None, di
         missing = min(set(range(size)) - set(seen))
         seen[missing] = Exit(128 + signal.SIGKILL, f"did not stop within {SAVING:g} s and was killed", lost=True)
         failed = [missing]
-    lost = [rank for rank in failed if seen[rank].lost]
-    return next(iter([*lost, *failed]), None), seen
+    failed.sort(key=lambda rank: 0 if seen[rank].lost else 2 if seen[rank].code == PEER_LOST else 1)
+    return next(iter(failed), None), seen
 
 
 @contextlib.contextmanager
