@@ -18,7 +18,7 @@ from pathlib import Path
 
 from hone.config import UserError
 from hone.launch.job import Job
-from hone.launch.supervise import PREEMPTED
+from hone.launch.supervise import PREEMPTED, SAVING
 
 #: Seconds for sbatch to answer.
 SUBMIT = 60.0
@@ -38,7 +38,8 @@ worker='
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={per_node}
 exec {command}
 '
-srun --kill-on-bad-exit=1 --output={logs}/rank_%t.log --open-mode=append bash -c "$worker" &
+# When one has ended the others have --wait seconds: to save, where they were asked to, else to see that it is gone.
+srun --kill-on-bad-exit=0 --wait={saving} --output={tasks} --open-mode=append bash -c "$worker" &
 workers=$!
 
 # Slurm's signal before the end of the time comes to this shell alone, and srun hands it on.
@@ -54,7 +55,7 @@ if [ "$code" -eq {preempted} ]; then  # it has saved, and is to go on
   fi
   echo "saved; not queued again (launch.restarts {restarts}). Go on with: sbatch {path}" >&2
 fi
-[ "$code" -eq 0 ] || tail -n 40 {logs}/rank_0.log >&2
+[ "$code" -eq 0 ] || tail -n 40 {first} >&2
 exit "$code"
 """
 
@@ -97,7 +98,7 @@ def script(job: Job) -> str:
         "partition": config.partition,
         "account": config.account,
         "signal": f"B:TERM@{config.notice}",
-        "output": f"{_quoted_for_sbatch(logs)}/slurm-%j.log",
+        "output": _for_sbatch(logs, "slurm-%j.log"),
         "open-mode": "append",
     }
     options = [f"--{key}={value}" for key, value in given.items() if value is not None] + ["--requeue"]
@@ -110,13 +111,15 @@ def script(job: Job) -> str:
         per_node=per_node,
         # the whole stands within single quotes
         command=command.replace("'", "'\\''"),
-        logs=shlex.quote(str(logs)),
+        tasks=shlex.quote(str(logs).replace("%", "%%") + "/rank_%t.log"),
+        first=shlex.quote(str(logs / "rank_0.log")),
+        saving=round(SAVING),
         preempted=PREEMPTED,
         restarts=job.launch.max_restarts,
     )
 
 
-def _quoted_for_sbatch(path: Path) -> str:
-    """In an #SBATCH line a blank ends the word, and a percent sign begins a pattern."""
-    text = str(path).replace("%", "%%")
+def _for_sbatch(folder: Path, name: str) -> str:
+    """A path in an #SBATCH line, where a blank ends the word, and a percent sign begins a pattern."""
+    text = f"{str(folder).replace('%', '%%')}/{name}"
     return f'"{text}"' if " " in text else text
