@@ -53,6 +53,7 @@ def main() -> None:
             print(f"the disk is full: {error}. Free some space; with --resume the run goes on", file=sys.stderr)
         elif isinstance(error, UserError):
             print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
         else:
             raise
         sys.exit(2)
@@ -64,7 +65,7 @@ def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
     from hone.recipe import load
 
     recipe = load(target, overrides or ())
-    for line in () if job.launched else notices(recipe):
+    for line in () if job.silent() else notices(recipe):
         print(f"note: {line}", file=sys.stderr)
     return recipe
 

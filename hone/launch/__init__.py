@@ -32,9 +32,8 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
         return None
     if resume and (folder / "results.json").exists():  # nothing to do, and one process can say so
         return None
-    server = next((s.rollout.engine for s in stages if s.rollout.engine != "native"), None)
     names = tuple(stage.name for stage in stages) if len(stages) > 1 else ()
-    job = Job(folder, tuple(arguments), processes, first.parallel.tensor, config, names, server)
+    job = Job(folder, tuple(arguments), processes, first.parallel.tensor, config, names)
 
     from hone.train.aside import set_aside
 

@@ -16,10 +16,11 @@ RESTARTS = {"local": 0, "ray": 3, "slurm": 100}
 class RayConfig(Section):
     """Workers as actors of a Ray cluster that already runs."""
 
-    address: Annotated[str, Field(min_length=1)] = "auto"  # host:port; auto: RAY_ADDRESS, or the cluster of this machine
+    address: Annotated[str, Field(min_length=1)] = (
+        "auto"  # host:port; auto: RAY_ADDRESS, or the cluster of this machine
+    )
     cpus: PositiveFloat = 1.0  # reserved for each worker
     gpus: Annotated[int, Field(ge=0, le=1)] | None = None  # for each worker; null: 1 if the cluster has any
-    server_gpus: PositiveInt | None = None  # of a generation server on a machine of the cluster; null: where rank 0 is
     start_timeout: PositiveFloat = 120.0  # seconds to connect, and for the actors to come up
     placement_timeout: PositiveFloat = 600.0  # seconds until the cluster has room for all workers
 

@@ -21,7 +21,7 @@ from hone.train import jsonl
 
 #: The process that started this worker: without it the worker ends.
 PARENT = "HONE_PARENT"
-#: Whether this process is a worker of a launcher, which has spoken to the user already.
+#: Whether this process is a worker of a launcher.
 launched = False
 
 
@@ -35,7 +35,6 @@ class Job:
     tensor: int  # neighbouring ranks that talk most, and belong on one machine
     launch: LaunchConfig
     stages: tuple[str, ...] = ()  # folders of the stages, where there are several
-    server: str | None = None  # the generation server that the run needs: vllm, sglang
 
     def command(self, python: str = sys.executable) -> list[str]:
         """Of a worker. Always --resume: the folder has been set aside where the run is a new one."""
@@ -93,6 +92,11 @@ def follow_parent() -> None:
         threading.Thread(target=_look_for, args=(int(parent),), name="launcher", daemon=True).start()
     if os.getppid() != int(parent):  # it ended before we could ask to be told
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def silent() -> bool:
+    """Whether another process says what there is to say about the recipe."""
+    return launched or os.environ.get("RANK", "0") != "0"
 
 
 def _look_for(parent: int) -> None:

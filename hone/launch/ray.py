@@ -111,8 +111,8 @@ class RayWorkers:
             remove_placement_group(group)
             raise UserError(
                 f"the Ray cluster had no room within {config.placement_timeout:g} s (launch.ray.placement_timeout) for "
-                f"{job.processes // each} x {_words(bundle)}. It has {_nodes()}. Ask for fewer processes (parallel), or "
-                "less for each (launch.ray.cpus, launch.ray.gpus), or add machines"
+                f"{job.processes // each} x {_words(bundle)}. It has {_nodes()}. Ask for fewer processes (parallel), "
+                "or less for each (launch.ray.cpus, launch.ray.gpus), or add machines"
             ) from None
         except BaseException:
             remove_placement_group(group)
@@ -121,7 +121,7 @@ class RayWorkers:
 
     def _created(self, job: Job) -> tuple[list[Any], list[dict[str, Any]]]:
         """Actors in the order of their ranks: those of one machine follow each other."""
-        kind = ray.remote(Worker)
+        kind: Any = ray.remote(Worker)
         actors = [
             kind.options(
                 num_cpus=self._config.cpus,

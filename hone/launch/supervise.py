@@ -15,12 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from hone.config import PEER_LOST, UserError
 from hone.launch.job import Job
 
 #: Exit codes that are no failure of a worker: asked to stop by Ctrl-C, and by SIGTERM (see `hone.train.run`).
 INTERRUPTED, PREEMPTED = 130, 75
-#: Of the user's mistakes, which a restart would repeat; and of a worker that has lost another (`ProcessLost`).
-USER_ERROR, PEER_LOST = 2, 76
 
 #: Seconds between two looks at the workers.
 LOOK = 0.1
@@ -81,7 +80,7 @@ def supervise(job: Job, begin: Callable[[Job], Workers]) -> int:
         if culprit is None:
             return next((exits[rank].code for rank in sorted(exits) if exits[rank].code), 0)
         exit, where = exits[culprit], workers.where(culprit)
-        again = exit.code != USER_ERROR and not asked and attempt < job.launch.max_restarts
+        again = exit.code != UserError.exit_code and not asked and attempt < job.launch.max_restarts
         _report(job, culprit, exits, where, sizes)
         message = f"rank {culprit} ({where}) {exit.how}; the others were stopped"
         if again:
@@ -142,7 +141,7 @@ def _signals() -> Iterator[list[int]]:
 
 def _report(job: Job, culprit: int, exits: dict[int, Exit], where: str, sizes: dict[int, int]) -> None:
     """The end of the output of the worker that failed, unless it was the first, whose output was seen."""
-    same = 0 in exits and exits[culprit].code == exits[0].code == USER_ERROR  # all of them say it
+    same = 0 in exits and exits[culprit].code == exits[0].code == UserError.exit_code  # all of them say it
     if culprit == 0 or same:
         return
     for line in tail(job.log(culprit), sizes[culprit]):
@@ -164,5 +163,3 @@ def _size(path: Path) -> int:
 
 def announce(job: Job, where: str) -> None:
     print(f"{job.processes} workers {where}; what all but the first say is in {job.folder / 'logs'}", file=sys.stderr)
-
-

@@ -178,5 +178,5 @@ def test_it_is_submitted(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert slurm.run(job()) == 0
     assert "Submitted batch job 77: runs/mine/slurm.sbatch" in capsys.readouterr().err
     fake.write_text("#!/bin/bash\necho 'sbatch: error: invalid partition specified: gpu' >&2\nexit 1\n")
-    with pytest.raises(UserError, match="sbatch refuses runs/mine/slurm.sbatch: .*invalid partition specified: gpu"):
+    with pytest.raises(UserError, match=r"sbatch refuses runs/mine/slurm.sbatch: .*invalid partition specified: gpu"):
         slurm.run(job())
