@@ -54,7 +54,7 @@ parallel: {replicate: 2}
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
-    os.environ["PYTHONPATH"] = str(ROOT)
+    os.environ.update(PYTHONPATH=str(ROOT), RAY_worker_niceness="0")  # its default would make a busy machine slower
     cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
     cluster.add_node(num_cpus=1)
     yield cluster
