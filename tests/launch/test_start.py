@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from hone import launch
-from hone.config import ConfigError, UserError
+from hone import cli, launch, pipeline
+from hone.config import PEER_LOST, ConfigError, UserError
+from hone.dist.world import ProcessLost
 from hone.launch import job, local
 from hone.launch.job import Job
 from hone.notices import notices
@@ -161,6 +162,22 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
         start("launch=ray")
 
 
+def test_a_process_that_has_lost_another_ends_with_a_code_of_its_own(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By which a launcher knows that the cause is elsewhere."""
+
+    def lost(*_: object, **__: object) -> None:
+        raise ProcessLost("process 0 of 2 waited for the others")
+
+    monkeypatch.setattr(pipeline, "run", lost)
+    monkeypatch.setattr(sys, "argv", ["hone", "train", "r.yaml"])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    assert ended.value.code == PEER_LOST == 76
+    assert capsys.readouterr().err == "process 0 of 2 waited for the others\n"
+
+
 # --- the whole way ---------------------------------------------------------------------------------------------------
 
 SMALL = """
@@ -185,7 +202,7 @@ def test_hone_train_starts_two_workers_that_train(folder: Path) -> None:
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
-        timeout=240,
+        timeout=280,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("note: ") == 1  # once, not by every worker
