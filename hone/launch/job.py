@@ -86,6 +86,8 @@ def follow_parent() -> None:
     if parent is None:
         return
     launched = True
+    # Ray's own workers block SIGINT, and what they start inherits that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
     else:

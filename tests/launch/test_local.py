@@ -175,3 +175,21 @@ time.sleep(600)
     process.communicate(timeout=60)
     assert process.returncode == 137
     assert all(gone(worker["server"]) for worker in noted(tmp_path))
+
+
+def test_a_worker_hears_signals_that_its_starter_had_blocked() -> None:
+    """As Ray's workers do."""
+    worker = """
+import signal
+from hone.launch.job import follow_parent
+follow_parent()
+print(signal.pthread_sigmask(signal.SIG_BLOCK, []))
+"""
+    starter = f"""
+import os, signal, subprocess, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, {{signal.SIGINT}})
+subprocess.run([sys.executable, "-c", {worker!r}], env={{**os.environ, "HONE_PARENT": str(os.getpid())}}, check=True)
+"""
+    env = {**os.environ, "PYTHONPATH": str(Path(__file__).resolve().parents[2])}
+    done = subprocess.run([sys.executable, "-c", starter], env=env, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (0, "set()\n"), done.stderr
