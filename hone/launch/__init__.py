@@ -33,7 +33,7 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
     if resume and (folder / "results.json").exists():  # nothing to do, and one process can say so
         return None
     names = tuple(stage.name for stage in stages) if len(stages) > 1 else ()
-    job = Job(folder, tuple(arguments), processes, first.parallel.tensor, config, names)
+    job = Job(folder, tuple(arguments), processes, max(stage.parallel.tensor for stage in stages), config, names)
 
     from hone.train.aside import set_aside
 

@@ -29,7 +29,7 @@ from hone.config import UserError
 from hone.launch.actor import SHARED, Worker
 from hone.launch.config import RayConfig
 from hone.launch.job import Job, environment
-from hone.launch.supervise import Exit, announce, supervise
+from hone.launch.supervise import Exit, announce, impatient, supervise
 
 #: Variables of this process that the workers have too; all others are those of the cluster.
 PASSED_ON = ("HF_", "HONE_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "TRACKIO_", "NCCL_", "GLOO_", "TORCH_", "OMP_")
@@ -87,14 +87,15 @@ class RayWorkers:
         self._exits: dict[int, Exit] = {}
         self._asked: dict[int, Any] = {}  # answers to `poll` that are due
         self._said = job.log(0).stat().st_size if job.log(0).exists() else 0  # of the output of rank 0, bytes
-        self._group = self._placed(job)
-        try:
-            self._actors, self._abouts = self._created(job)
-            self._check_shared(job)
-            self._start(job)
-        except BaseException:
-            self.close()
-            raise
+        with impatient():
+            self._group = self._placed(job)
+            try:
+                self._actors, self._abouts = self._created(job)
+                self._check_shared(job)
+                self._start(job)
+            except BaseException:
+                self.close()
+                raise
 
     # --- starting -----------------------------------------------------------------------------
 

@@ -71,12 +71,12 @@ def supervise(job: Job, begin: Callable[[Job], Workers]) -> int:
     attempt = 0
     while True:
         sizes = {rank: _size(job.log(rank)) for rank in range(job.processes)}
-        workers = begin(job)
-        try:
-            with _signals() as asked:
+        with _signals() as asked:
+            workers = begin(job)
+            try:
                 culprit, exits = watch(workers, job.processes, asked)
-        finally:
-            workers.close()
+            finally:
+                workers.close()
         if culprit is None:
             return next((exits[rank].code for rank in sorted(exits) if exits[rank].code), 0)
         exit, where = exits[culprit], workers.where(culprit)
@@ -134,6 +134,21 @@ def _signals() -> Iterator[list[int]]:
     before = {n: signal.signal(n, lambda number, _: asked.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield asked
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
+def impatient() -> Iterator[None]:
+    """Around what takes long before there are workers to hand a signal on to: it ends with the first signal."""
+
+    def leave(number: int, _: object) -> None:
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

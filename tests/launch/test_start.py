@@ -194,6 +194,7 @@ parallel: {replicate: 2}
 """
 
 
+@pytest.mark.timeout(600)
 def test_hone_train_starts_two_workers_that_train(folder: Path) -> None:
     (folder / "small.yaml").write_text(SMALL)
     root = str(Path(__file__).resolve().parents[2])
@@ -202,7 +203,7 @@ def test_hone_train_starts_two_workers_that_train(folder: Path) -> None:
         env={**os.environ, "PYTHONPATH": root},
         capture_output=True,
         text=True,
-        timeout=280,
+        timeout=540,
     )
     assert done.returncode == 0, done.stderr
     assert done.stderr.count("note: ") == 1  # once, not by every worker
