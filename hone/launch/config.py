@@ -16,9 +16,8 @@ RESTARTS = {"local": 0, "ray": 3, "slurm": 100}
 class RayConfig(Section):
     """Workers as actors of a Ray cluster that already runs."""
 
-    address: Annotated[str, Field(min_length=1)] = (
-        "auto"  # host:port; auto: RAY_ADDRESS, or the cluster of this machine
-    )
+    # host:port; auto: RAY_ADDRESS, or the cluster of this machine
+    address: Annotated[str, Field(min_length=1)] = "auto"
     cpus: PositiveFloat = 1.0  # reserved for each worker
     gpus: Annotated[int, Field(ge=0, le=1)] | None = None  # for each worker; null: 1 if the cluster has any
     start_timeout: PositiveFloat = 120.0  # seconds to connect, and for the actors to come up
