@@ -53,17 +53,19 @@ def main() -> None:
             print(f"the disk is full: {error}. Free some space; with --resume the run goes on", file=sys.stderr)
         elif isinstance(error, UserError):
             print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
         else:
             raise
         sys.exit(2)
 
 
 def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
+    from hone.launch import job
     from hone.notices import notices
     from hone.recipe import load
 
     recipe = load(target, overrides or ())
-    for line in notices(recipe):
+    for line in () if job.silent() else notices(recipe):
         print(f"note: {line}", file=sys.stderr)
     return recipe
 
@@ -103,6 +105,11 @@ def train(
     ] = False,
 ) -> None:
     """Run a recipe: all its stages, into its run folder."""
+    from hone import launch
+    from hone.launch.job import follow_parent
+    from hone.recipe import stages
+
+    follow_parent()
     loaded = _load(recipe, overrides)
     _check_functions(loaded)
     if dry_run:
@@ -110,6 +117,10 @@ def train(
 
         checks.dry_run(loaded)
     else:
+        arguments = ("train", recipe, *(overrides or ()))
+        code = launch.start(stages(loaded), Path(loaded.runs) / loaded.name, arguments, resume)
+        if code is not None:
+            raise typer.Exit(code)
         from hone import pipeline
 
         pipeline.run(loaded, resume=resume)

@@ -37,7 +37,13 @@ class Section(BaseModel):
 
 
 class UserError(Exception):
-    """Something the user can put right. The command line shows the message alone and exits with 2."""
+    """Something the user can put right. The command line shows the message alone and ends with `exit_code`."""
+
+    exit_code: ClassVar[int] = 2
+
+
+#: Exit code of a process that has lost another one of its run: the cause is elsewhere, and the run can be begun again.
+PEER_LOST = 76
 
 
 class ConfigError(UserError):
@@ -49,7 +55,7 @@ class ConfigError(UserError):
 
 
 #: What a bare string stands for: `model: tiny` reads as `model: {path: tiny}`.
-SHORTHANDS = {"model": "path", "task": "name"}
+SHORTHANDS = {"model": "path", "task": "name", "launch": "kind"}
 
 Place = tuple[str | int, ...]  # where a value stands: ("stages", 0, "optim", "lr")
 

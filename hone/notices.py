@@ -49,6 +49,7 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
         lines.append(
             "parallel: shard and tensor have no effect in a stage of kind generate: every process has the teacher"
         )
+    lines += [f"launch.{text}" for text in stage.launch.idle_settings(stage.parallel.processes)]
     if stage.model.path != "tiny" and stage.model.tiny.changed():
         lines.append(f"model.tiny has no effect: model.path is {stage.model.path}")
     if stage.stage == "generate" and stage.teacher is not None and "://" in stage.teacher and stage.prompt.changed():

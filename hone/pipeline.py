@@ -10,7 +10,6 @@ runs/NAME/results.json     what came out, with seconds and peak memory
 from __future__ import annotations
 
 import contextlib
-import datetime
 import json
 import resource
 import sys
@@ -31,12 +30,16 @@ from hone.sinks import check_installed, copying
 from hone.tasks import make_task
 from hone.tasks.base import TracedTask
 from hone.train import jsonl
+from hone.train.aside import set_aside
 from hone.train.run import Interrupted
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": onpolicy.train}
 
 #: What a stage writes last, in one step: it is there when the stage is complete.
 OUTPUT = {**dict.fromkeys(STAGES, "model"), "generate": distil.DATASET}
+
+#: Settings of how a stage is run, which a finished one need not share.
+ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
 
 #: Texts that the tokenizer of `tiny` is trained on, at most.
 TOKENIZER_TEXTS = 4000
@@ -127,26 +130,12 @@ def check_unchanged(stage: Recipe, folder: Path) -> None:
     """A finished stage counts only for the settings that it was trained with. Raises UserError for others."""
     before = json.loads((folder / "config.resolved.json").read_text())
     now = stage.model_dump(mode="json")
-    other = sorted(
-        key for key in now if now[key] != before.get(key) and key not in ("name", "runs", "sinks", "parallel")
-    )
+    other = sorted(key for key in now if now[key] != before.get(key) and key not in ELSEWHERE)
     if other:
         raise UserError(
             f"{folder} is finished, but with other settings of {', '.join(other)}; resume with the old ones, "
             "or give the run another name"
         )
-
-
-def set_aside(folder: Path) -> None:
-    """Rename what an earlier run left, so that nothing computed is lost."""
-    stamp = datetime.datetime.fromtimestamp(folder.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
-    for n in range(100):
-        target = folder.with_name(f"{folder.name}.{stamp}" + (f"-{n}" if n else ""))
-        if not target.exists():
-            folder.rename(target)
-            print(f"{folder} was there already; it is now {target}", file=sys.stderr)
-            return
-    raise UserError(f"{folder}: a hundred earlier runs are there; remove some")
 
 
 def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:

@@ -33,6 +33,7 @@ from hone.config import ConfigError, Layer, Place, Section, UserError, merge, ov
 from hone.data.config import PromptConfig
 from hone.dist.config import ParallelConfig
 from hone.judge.config import JudgeConfig
+from hone.launch.config import LaunchConfig
 from hone.model.config import LoraConfig, ModelConfig
 from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
@@ -108,6 +109,7 @@ class Recipe(Section):
     tokens_per_microbatch: PositiveInt = 8192
     share_prompts: bool = True  # compute the prompt of a group once for all its samples in training
     steps: PositiveInt = 100  # of stages rl and distil
+    launch: LaunchConfig = LaunchConfig()  # where the processes are started
     sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # where metrics are copied to as well
 
     @property
@@ -121,6 +123,7 @@ class Recipe(Section):
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
         self._possible_model()
+        self._possible_launch()
         {
             "sft": self._possible_sft,
             "rl": self._possible_rl,
@@ -151,6 +154,12 @@ class Recipe(Section):
                 raise impossible(
                     f"{key}.max_tokens", f"{message} {tiny.max_positions}; lower the one or raise the other"
                 )
+
+    def _possible_launch(self) -> None:
+        processes, nodes = self.parallel.processes, self.launch.slurm.nodes
+        if self.launch.kind == "slurm" and processes % nodes:
+            message = f"{nodes} nodes cannot hold equal shares of the {processes} processes of parallel; give a divisor"
+            raise impossible("launch.slurm.nodes", message)
 
     def _possible_sft(self) -> None:
         if self.sft.data is not None:
@@ -266,6 +275,15 @@ class Pipeline(Section):
             if stage.name in names[:i]:
                 raise impossible(f"stages.{i}.name", f"two stages are called {stage.name}; give one another name")
         chain.check_references(self.stages)
+        for key, values in (
+            ("parallel", [stage.parallel.processes for stage in self.stages]),
+            ("launch", [stage.launch for stage in self.stages]),
+        ):
+            other = next((i for i, value in enumerate(values) if value != values[0]), None)
+            if other is not None:
+                what = f"{values[other]} processes, and {values[0]}" if key == "parallel" else "other settings than"
+                message = f"{what} in stage {names[0]}: all stages run in the same processes; give both the same"
+                raise impossible(f"stages.{other}.{key}", message)
         return self
 
 
@@ -479,7 +497,8 @@ def schema() -> dict[str, Any]:
     tree = Recipe.model_json_schema()
     fields = tree["properties"]
     text_or = [{"type": "string"}]
-    fields["model"] = {**fields["model"], "anyOf": [{"$ref": fields["model"].pop("$ref", "")}, *text_or]}
+    for key in ("model", "launch"):
+        fields[key] = {**fields[key], "anyOf": [{"$ref": fields[key].pop("$ref", "")}, *text_or]}
     paths = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
     stage = {"type": "object", "properties": dict(fields), "additionalProperties": False}
     fields["schedule"] = {**fields["schedule"], "items": schedules.line_schema(fields)}

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 from torch import distributed as dist
 
-from hone.config import UserError
+from hone.config import PEER_LOST, UserError
 from hone.dist.config import ParallelConfig
 
 if TYPE_CHECKING:
@@ -43,6 +43,8 @@ BUCKET = 1 << 25
 
 class ProcessLost(UserError):
     """Another process of the run has ended, or does not come within the time allowed."""
+
+    exit_code = PEER_LOST
 
 
 @dataclass(frozen=True)

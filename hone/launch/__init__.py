@@ -1,0 +1,52 @@
+"""Start the processes of a run, on this machine, on a Ray cluster or through Slurm; nothing else.
+
+    code = start(stages, folder, ("train", "demo", "parallel.replicate=2"), resume=False)
+
+Each process is an ordinary `hone train` that finds in its environment which one it is: see `hone.launch.job`. Those of
+torchrun are the same, and then nothing is started here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hone.config import UserError
+from hone.launch.job import Job, joined
+
+if TYPE_CHECKING:
+    from hone.recipe import Recipe
+
+
+def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resume: bool) -> int | None:
+    """Start what the recipe asks for, and wait for its end. `arguments`: of hone, without --resume.
+
+    Returns the exit code; None if this process is to train itself: it is the only one, or one of those started.
+    Raises UserError if the processes cannot be started.
+    """
+    first = stages[0]
+    config, processes = first.launch, first.parallel.processes
+    if joined(processes) or (config.kind == "local" and processes == 1):
+        return None
+    if resume and (folder / "results.json").exists():  # nothing to do, and one process can say so
+        return None
+    names = tuple(stage.name for stage in stages) if len(stages) > 1 else ()
+    job = Job(folder, tuple(arguments), processes, max(stage.parallel.tensor for stage in stages), config, names)
+
+    from hone.train.aside import set_aside
+
+    if config.kind == "slurm":
+        from hone.launch import slurm as way
+    elif config.kind == "ray":
+        if find_spec("ray") is None:
+            raise UserError("launch: ray is not installed here; run `pip install 'hone-rl[ray]'`, on every machine")
+        from hone.launch import ray as way  # type: ignore[no-redef]
+    else:
+        from hone.launch import local as way  # type: ignore[no-redef]
+    way.check(job)
+    if folder.exists() and not resume:
+        set_aside(folder)
+    (folder / "logs").mkdir(parents=True, exist_ok=True)
+    return way.run(job)

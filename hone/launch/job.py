@@ -1,0 +1,112 @@
+"""What is started: so many processes of `hone train`, each told by its environment which one it is.
+
+RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: the names of torchrun, which can start the
+same processes (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from hone.config import UserError
+from hone.launch.config import LaunchConfig
+from hone.train import jsonl
+
+#: The process that started this worker: without it the worker ends.
+PARENT = "HONE_PARENT"
+#: Whether this process is a worker of a launcher.
+launched = False
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run to be started."""
+
+    folder: Path  # of the run
+    arguments: tuple[str, ...]  # of hone, as in ("train", "demo", "steps=3")
+    processes: int
+    tensor: int  # neighbouring ranks that talk most, and belong on one machine
+    launch: LaunchConfig
+    stages: tuple[str, ...] = ()  # folders of the stages, where there are several
+
+    def command(self, python: str = sys.executable) -> list[str]:
+        """Of a worker. Always --resume: the folder has been set aside where the run is a new one."""
+        return [python, "-m", "hone", *self.arguments, "--resume"]
+
+    def log(self, rank: int) -> Path:
+        return self.folder / "logs" / f"rank_{rank}.log"
+
+    def event(self, kind: str, message: str, **details: object) -> None:
+        """Recorded where the run is: in the last stage that has begun. The workers, who write there, are gone."""
+        begun = [self.folder / stage for stage in self.stages if (self.folder / stage).is_dir()]
+        path = (begun[-1] if begun else self.folder) / "events.jsonl"
+        jsonl.keep(path, lambda row: True)
+        jsonl.append(path, {"step": None, "kind": kind, "message": message, **details})
+
+
+def environment(rank: int, size: int, local_rank: int, local_size: int, address: str, port: int) -> dict[str, str]:
+    """The contract between whoever starts processes and `hone.dist.World.from_env`."""
+    return {
+        "RANK": str(rank),
+        "WORLD_SIZE": str(size),
+        "LOCAL_RANK": str(local_rank),
+        "LOCAL_WORLD_SIZE": str(local_size),
+        "MASTER_ADDR": address,
+        "MASTER_PORT": str(port),
+    }
+
+
+def joined(processes: int) -> bool:
+    """Whether this process is one of a started job, by torchrun or by us. Raises UserError if it is of another size."""
+    rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
+    if rank is None and size is None:
+        return False
+    if rank is None or size is None:
+        there, missing = ("WORLD_SIZE", "RANK") if rank is None else ("RANK", "WORLD_SIZE")
+        raise UserError(f"{there} is set and {missing} is not: set both, as torchrun does, or none")
+    if size != str(processes):
+        raise UserError(
+            f"WORLD_SIZE is {size}, and `parallel` asks for {processes} processes; start as many, or unset RANK and "
+            "WORLD_SIZE to have hone start them"
+        )
+    return True
+
+
+def follow_parent() -> None:
+    """End this worker, as SIGKILL would, when the launcher is gone, however it ended. Called before anything else."""
+    global launched
+    parent = os.environ.pop(PARENT, None)
+    if parent is None:
+        return
+    launched = True
+    # Ray's own workers block SIGINT, and what they start inherits that.
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
+    else:
+        threading.Thread(target=_look_for, args=(int(parent),), name="launcher", daemon=True).start()
+    if os.getppid() != int(parent):  # it ended before we could ask to be told
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def silent() -> bool:
+    """Whether another process says what there is to say about the recipe."""
+    return launched or os.environ.get("RANK", "0") != "0"
+
+
+def _look_for(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(0.5)
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def cores() -> int:
+    """That this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,68 @@
+"""Workers on this machine: processes of the same interpreter that find each other on loopback.
+
+The first worker has our terminal. The others write to RUN/logs/rank_N.log, shown when they fail. All are in sessions of
+their own, and end when we end, even by SIGKILL (`hone.launch.job.follow_parent`).
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+
+from hone.launch.job import Job, cores, environment
+from hone.launch.process import below, end, started
+from hone.launch.supervise import Exit, announce, supervise
+from hone.rollout.http import free_port
+from hone.verify.child import adopt_orphans
+
+
+def check(job: Job) -> None:
+    """Nothing can be missing here: whether the devices suffice, the workers see."""
+
+
+def run(job: Job) -> int:
+    """Returns the exit code of the first worker that failed, else 0."""
+    adopt_orphans()  # what a killed worker has started becomes ours, to be killed too
+    announce(job, f"on this machine, {threads(job.processes)} of {cores()} cores each")
+    return supervise(job, lambda job: LocalWorkers(job, job.command()))
+
+
+def threads(workers: int) -> int:
+    """Of a worker's arithmetic, if the user does not say."""
+    return int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, cores() // workers)
+
+
+class LocalWorkers:
+    """`command` once for each rank, started now. See `hone.launch.supervise.Workers`."""
+
+    def __init__(self, job: Job, command: Sequence[str]) -> None:
+        self._others = below()
+        self._processes: list[subprocess.Popen[bytes]] = []
+        port, size = free_port(), job.processes
+        more = {"OMP_NUM_THREADS": str(threads(size))}
+        if sys.platform == "linux":
+            more["GLOO_SOCKET_IFNAME"] = os.environ.get("GLOO_SOCKET_IFNAME", "lo")
+        try:
+            for rank in range(size):
+                contract = environment(rank, size, rank, size, "127.0.0.1", port)
+                self._processes.append(started(command, {**contract, **more}, job.log(rank) if rank else None))
+        except BaseException:
+            self.close()
+            raise
+
+    def ended(self) -> dict[int, Exit]:
+        codes = [process.poll() for process in self._processes]
+        return {rank: Exit.of(code) for rank, code in enumerate(codes) if code is not None}
+
+    def signal(self, number: int) -> None:
+        for process in self._processes:
+            if process.poll() is None:
+                process.send_signal(number)
+
+    def where(self, rank: int) -> str:
+        return f"process {self._processes[rank].pid}"
+
+    def close(self) -> None:
+        end(self._processes, self._others)

@@ -1,0 +1,252 @@
+"""Workers on a Ray cluster: an actor for each, in a placement group, watched from here.
+
+    ray start --head                                   # on one machine; `ray start --address=...` on the others
+    hone train RECIPE launch=ray parallel.shard=16
+
+An actor runs its worker as a process of its own and hands on what that says. All machines have hone installed, and the
+run folder is on storage that they share: the checkpoints of one machine are read by another after a restart.
+Sources: https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html and .../ray-core/fault-tolerance.html
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import socket
+import sys
+import uuid
+from collections import Counter
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.util.placement_group import placement_group, remove_placement_group
+from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+import hone
+from hone.config import UserError
+from hone.launch.actor import SHARED, Worker
+from hone.launch.config import RayConfig
+from hone.launch.job import Job, environment
+from hone.launch.supervise import Exit, announce, impatient, supervise
+
+#: Variables of this process that the workers have too; all others are those of the cluster.
+PASSED_ON = ("HF_", "HONE_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "TRACKIO_", "NCCL_", "GLOO_", "TORCH_", "OMP_")
+#: Seconds for an actor to answer a question that needs no work, and to kill its worker.
+SHORT = 60.0
+#: Seconds between two looks at the actors.
+LOOK = 0.2
+
+
+def check(job: Job) -> None:
+    """Connect to the cluster. Raises UserError."""
+    config = job.launch.ray
+    host, _, port = config.address.removeprefix("ray://").rpartition(":")
+    if host and port.isdecimal():
+        try:
+            socket.create_connection((host, int(port)), timeout=config.start_timeout).close()
+        except OSError as error:
+            raise _no_cluster(config, str(error)) from error
+    path = os.environ.get("PYTHONPATH")
+    variables = {"PYTHONPATH": path} if path else {}
+    try:
+        ray.init(
+            address=config.address,
+            log_to_driver=False,  # what actors say is Ray's own; the workers' output comes another way
+            logging_level=logging.ERROR,
+            runtime_env={"env_vars": variables},
+        )
+    except (ConnectionError, TimeoutError, RuntimeError, ValueError) as error:
+        raise _no_cluster(config, str(error)) from error
+
+
+def _no_cluster(config: RayConfig, why: str) -> UserError:
+    return UserError(
+        f"launch.ray.address: no Ray cluster at {config.address}: {why.splitlines()[0]}. Start one with `ray start "
+        "--head`, and add machines with `ray start --address=HOST:6379`"
+    )
+
+
+def run(job: Job) -> int:
+    """Returns the exit code of the first worker that failed, else 0. Raises UserError if the cluster has no room."""
+    try:
+        announce(job, "on the Ray cluster")
+        return supervise(job, RayWorkers)
+    finally:
+        ray.shutdown()
+
+
+class RayWorkers:
+    """Actors by rank, each with its worker started. See `hone.launch.supervise.Workers`."""
+
+    def __init__(self, job: Job) -> None:
+        self._config = job.launch.ray
+        self._actors: list[Any] = []
+        self._abouts: list[dict[str, Any]] = []
+        self._exits: dict[int, Exit] = {}
+        self._asked: dict[int, Any] = {}  # answers to `poll` that are due
+        self._said = job.log(0).stat().st_size if job.log(0).exists() else 0  # of the output of rank 0, bytes
+        with impatient():
+            self._group = self._placed(job)
+            try:
+                self._actors, self._abouts = self._created(job)
+                self._check_shared(job)
+                self._start(job)
+            except BaseException:
+                self.close()
+                raise
+
+    # --- starting -----------------------------------------------------------------------------
+
+    def _placed(self, job: Job) -> Any:
+        """A bundle for each tensor-parallel group, which is thereby on one machine; those fill few machines."""
+        config, each = self._config, job.tensor
+        gpus = int("GPU" in ray.cluster_resources()) if config.gpus is None else config.gpus
+        self._gpus = gpus
+        bundle = {"CPU": config.cpus * each, **({"GPU": float(gpus * each)} if gpus else {})}
+        group = placement_group([bundle] * (job.processes // each), strategy="PACK")
+        try:
+            ray.get(group.ready(), timeout=config.placement_timeout)
+        except ray.exceptions.GetTimeoutError:
+            remove_placement_group(group)
+            raise UserError(
+                f"the Ray cluster had no room within {config.placement_timeout:g} s (launch.ray.placement_timeout) for "
+                f"{job.processes // each} x {_words(bundle)}. It has {_nodes()}. Ask for fewer processes (parallel), "
+                "or less for each (launch.ray.cpus, launch.ray.gpus), or add machines"
+            ) from None
+        except BaseException:
+            remove_placement_group(group)
+            raise
+        return group
+
+    def _created(self, job: Job) -> tuple[list[Any], list[dict[str, Any]]]:
+        """Actors in the order of their ranks: those of one machine follow each other."""
+        kind: Any = ray.remote(Worker)
+        actors = [
+            kind.options(
+                num_cpus=self._config.cpus,
+                num_gpus=self._gpus,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, i // job.tensor),
+            ).remote()
+            for i in range(job.processes)
+        ]
+        self._actors = actors
+        abouts = self._get([actor.about.remote() for actor in actors], self._config.start_timeout, "to come up")
+        other = next((about for about in abouts if about["version"] != hone.__version__), None)
+        if other is not None:
+            raise UserError(
+                f"hone {other['version']} on {other['address']}, and {hone.__version__} here: install the same on all"
+            )
+        nodes = list(dict.fromkeys(about["node"] for about in abouts))
+        order = sorted(range(len(actors)), key=lambda i: nodes.index(abouts[i]["node"]))
+        return [actors[i] for i in order], [abouts[i] for i in order]
+
+    def _check_shared(self, job: Job) -> None:
+        """Rank 0 writes a file that every machine, and this one, has to see. Raises UserError."""
+        token, text = job.folder.resolve() / ".launch", uuid.uuid4().hex
+        self._get([self._actors[0].write.remote(token, text)], SHORT, "to write into the run folder")
+        asked = [actor.sees.remote(os.getcwd(), token, text) for actor in self._actors]
+        found = self._get(asked, SHARED + SHORT, "to look at the run folder")
+        wrong = [(about["address"], why) for about, why in zip(self._abouts, found, strict=True) if why]
+        if not wrong and not (token.is_file() and token.read_text() == text):
+            wrong = [("this machine", f"{token.parent} is not the folder that rank 0 writes to")]
+        if wrong:
+            raise UserError(
+                f"{wrong[0][0]}: {wrong[0][1]}. The folder that hone is started in, and the run folder, have to be "
+                "on storage that all machines of the cluster share, under the same path; see `runs`"
+            )
+        token.unlink(missing_ok=True)
+
+    def _start(self, job: Job) -> None:
+        port = self._get([self._actors[0].free_port.remote()], SHORT, "to find a port")[0]
+        size, sizes = len(self._actors), Counter(about["node"] for about in self._abouts)
+        devices: dict[str, list[str]] = {}
+        for about in self._abouts:
+            devices.setdefault(about["node"], []).extend(about["devices"])
+        local: Counter[str] = Counter()
+        calls = []
+        passed_on = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
+        for rank, (actor, about) in enumerate(zip(self._actors, self._abouts, strict=True)):
+            node = about["node"]
+            contract = environment(rank, size, local[node], sizes[node], self._abouts[0]["address"], port)
+            if devices[node]:  # all those of the run on this machine, so that LOCAL_RANK numbers them
+                contract["CUDA_VISIBLE_DEVICES"] = ",".join(devices[node])
+            local[node] += 1
+            log = Path(os.path.abspath(job.log(rank)))
+            calls.append(actor.start.remote(job.command()[1:], {**passed_on, **contract}, log, os.getcwd()))
+        self._get(calls, SHORT, "to start their workers")
+
+    def _get(self, calls: Sequence[Any], seconds: float, what: str) -> list[Any]:
+        """Answers of actors that are coming up. Raises UserError if one does not come in time."""
+        try:
+            return list(ray.get(list(calls), timeout=seconds))
+        except ray.exceptions.GetTimeoutError as error:
+            raise UserError(f"the actors of Ray took more than {seconds:g} s {what}; see `ray status`") from error
+        except ray.exceptions.RayActorError as error:
+            raise UserError(f"an actor of Ray was lost when it was {what}: {_reason(error)}") from error
+        except OSError as error:  # of a method of ours
+            raise UserError(f"a machine of the Ray cluster failed {what}: {_reason(error)}") from error
+
+    # --- watching -----------------------------------------------------------------------------
+
+    def ended(self) -> dict[int, Exit]:
+        for rank, actor in enumerate(self._actors):
+            if rank not in self._exits and rank not in self._asked:
+                self._asked[rank] = actor.poll.remote(None if rank else self._said)
+        due = list(self._asked.values())
+        ready = set(ray.wait(due, num_returns=len(due), timeout=LOOK)[0]) if due else set()
+        for rank, call in list(self._asked.items()):
+            if call in ready:
+                del self._asked[rank]
+                self._look(rank, call)
+        return dict(self._exits)
+
+    def _look(self, rank: int, call: Any) -> None:
+        try:
+            output, code = ray.get(call)
+        except ray.exceptions.ActorUnavailableError:  # for now; Ray says when it is lost for good
+            return
+        except ray.exceptions.RayActorError as error:
+            self._exits[rank] = Exit(137, f"was lost with its actor: {_reason(error)}", lost=True)
+            return
+        if output:
+            self._said += len(output)
+            sys.stdout.write(output.decode(errors="replace"))
+            sys.stdout.flush()
+        if code is not None:
+            self._exits[rank] = Exit.of(code)
+
+    def signal(self, number: int) -> None:
+        for rank, actor in enumerate(self._actors):
+            if rank not in self._exits:
+                actor.signal.remote(number)  # one that is lost is seen by `ended`
+
+    def where(self, rank: int) -> str:
+        return f"on {self._abouts[rank]['address']}"
+
+    def close(self) -> None:
+        """Workers are gone, or their machine is."""
+        stops = [actor.stop.remote() for actor in self._actors]
+        if stops:
+            ray.wait(stops, num_returns=len(stops), timeout=SHORT)
+        for actor in self._actors:
+            ray.kill(actor)
+        remove_placement_group(self._group)
+
+
+def _reason(error: Exception) -> str:
+    """What Ray says, without its stack and its identifiers."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return " ".join(line for line in lines if not line.startswith(("class_name", "actor_id", "pid", "namespace", "ip")))
+
+
+def _words(resources: dict[str, float]) -> str:
+    return ", ".join(f"{resources.get(key, 0):g} {key}" for key in ("CPU", "GPU"))
+
+
+def _nodes() -> str:
+    alive = [node for node in ray.nodes() if node["Alive"]]
+    free = ray.available_resources()
+    each = "; ".join(f"{node['NodeManagerAddress']}: {_words(node['Resources'])}" for node in alive)
+    return f"{len(alive)} machines ({each}), of which free: {_words(free)}"
