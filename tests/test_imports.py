@@ -27,7 +27,7 @@ ROWS = (
     ("evaluate", "explain_phases", "notices"),
     ("rl", "sft", "serve", "evals", "sinks", "explain_stages"),
     ("sample", "distil", "onpolicy", "rl_async"),
-    ("pipeline", "launch", "report", "doctor", "explain", "inspect", "two_model", "reproduce"),
+    ("pipeline", "launch", "report", "doctor", "explain", "inspect", "two_model", "reproduce", "runs"),
     ("check",),
     ("cli_data",),
     ("cli",),

@@ -16,7 +16,7 @@ from hone.rewards.base import Part, Score, failures
 from hone.rewards.config import RewardConfig
 from hone.rollout.collect import score
 from hone.tasks.countdown import CountdownConfig, CountdownTask
-from hone.train.run import user_files
+from hone.train.manifest import user_files
 from hone.types import Rollout, Turn
 
 TASK = CountdownTask(CountdownConfig())
