@@ -84,7 +84,7 @@ def main() -> None:
 
 def chaos(folder: Path, kills: int, steps: int, seed: int, layout: dict[str, int]) -> dict[str, Any]:
     """Counts of kills by where they struck. Raises AssertionError for a run that is not the same, or hangs."""
-    import hone.pipeline  # here, so that the processes need not
+    import hone.pipeline  # noqa: F401  # here, so that the processes need not
     from hone import runs
 
     luck = random.Random(seed)

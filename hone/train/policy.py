@@ -21,7 +21,7 @@ from hone.model import shards
 from hone.model.config import LoraConfig, ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.model.parallel import as_forward, assemble, fill, own_part, part_of, spread, whole_tensor
+from hone.model.parallel import as_forward, assemble, spread
 from hone.train import state
 from hone.train.config import LayersConfig, OptimConfig
 from hone.train.forward import frozen_logprobs as frozen_logprobs
