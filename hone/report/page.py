@@ -128,6 +128,9 @@ def made(run: Run) -> str:
         facts.append(("Time, all stages", duration(results["seconds"])))
     if isinstance(results.get("peak_rss_bytes"), (int, float)):
         facts.append(("Peak memory", size(results["peak_rss_bytes"])))
+    if isinstance(best := results.get("best"), dict) and best.get("steps"):
+        steps = ", ".join(map(str, best["steps"]))
+        facts.append(("Best checkpoint", f"step {steps} of {best.get('stage')}, chosen on the {best.get('split')} split"))
     parts = [_facts(facts)]
     for stage in run.stages:
         if stage.started:
