@@ -166,7 +166,7 @@ def _export_model(folder: Path, out: Path) -> str:
     merged = lora.is_adapter(folder)
     dtype = AutoConfig.from_pretrained(base_of(str(folder)) if merged else folder).dtype
     name = str(dtype).removeprefix("torch.") if dtype is not None else "float32"
-    config = ModelConfig(path=str(folder), dtype=name)  # type: ignore[arg-type]  # checked by it
+    config = ModelConfig(path=str(folder), dtype=name)
     load_model(config).save_pretrained(out)
     load_tokenizer(config).save_pretrained(out)
     return "model, its adapter merged in," if merged else "model"

@@ -17,10 +17,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import torch
-import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import CheckpointException, HuggingFaceStorageReader, HuggingFaceStorageWriter
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.hf_storage import HuggingFaceStorageReader, HuggingFaceStorageWriter
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -49,7 +51,7 @@ def write(folder: Path, tensors: Tensors, group: ProcessGroup | None = None) -> 
         return
     writer = HuggingFaceStorageWriter(str(folder), fqn_to_index_mapping=_files(tensors), save_distributed=True)
     try:
-        dcp.save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
+        save(dict(tensors), storage_writer=writer, process_group=group, no_dist=group is None)
     except CheckpointException as error:
         raise _cause(error) from error
 
@@ -69,7 +71,7 @@ def read(folder: Path, into: Tensors) -> None:
         )
     if into:
         state = {name: tensor.detach() for name, tensor in into.items()}
-        dcp.load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
+        load(state, storage_reader=HuggingFaceStorageReader(str(folder)), no_dist=True)
 
 
 def is_sharded(folder: str | Path) -> bool:

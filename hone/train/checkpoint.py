@@ -131,9 +131,9 @@ def _together(world: World, part: Callable[[], Any]) -> list[Any]:
     if world.writing is not None:
         answers = [None] * world.size
         dist.all_gather_object(answers, (result, failed), group=world.writing)
-    for _, error in answers:
-        if error is not None:
-            raise error
+    for _, of_disk in answers:
+        if of_disk is not None:
+            raise of_disk
     return [answer for answer, _ in answers]
 
 
