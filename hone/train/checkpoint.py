@@ -142,12 +142,7 @@ class Writer:
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
-
-    @property
-    def failed(self) -> bool:
-        """Whether the last one could not be written, as far as is known."""
-        return self._error is not None
+        self.error: BaseException | None = None  # why the last one could not be written, as far as is known
 
     def begin(self, write: Callable[[], Any]) -> None:
         """Raises what the one before raised."""
@@ -157,7 +152,7 @@ class Writer:
             try:
                 write()
             except BaseException as error:  # raised again in the loop's own thread
-                self._error = error
+                self.error = error
 
         self._thread = threading.Thread(target=work, name="hone-checkpoint", daemon=True)
         self._thread.start()
@@ -171,7 +166,7 @@ class Writer:
         """Until nothing is being written. Raises what the writing raised, once."""
         self.join()
         self._thread = None
-        error, self._error = self._error, None
+        error, self.error = self.error, None
         if error is not None:
             raise error
 

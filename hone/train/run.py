@@ -55,6 +55,7 @@ class Run:
         self.history: list[dict[str, Any]] = []  # rows of metrics.jsonl
         self._stop = Stop(checkpoints.stop_within_seconds, world.main)
         self._stopping = False  # a process was asked to, and the step is saved
+        self._preempted = False  # the same, by SIGTERM
         self._writer = checkpoint.Writer()
         self._at: tuple[int, Policy, Course | None]  # the last step boundary: what may be saved in the middle of a step
         self._saved = 0  # the last step that was saved, or is being saved
@@ -150,8 +151,9 @@ class Run:
         Raises OSError if the checkpoint before could not be written.
         """
         self._at = step, policy, course
-        states = self.world.gather([(self._stop.asked, self._stop.preempted, self._writer.failed)], "whether to stop")
-        self._stopping, self._stop.preempted, failed = (any(flags) for flags in zip(*states, strict=True))
+        mine = self._stop.asked, self._stop.preempted, self._writer.error is not None
+        states = self.world.gather([mine], "whether to stop")
+        self._stopping, self._preempted, failed = (any(flags) for flags in zip(*states, strict=True))
         if failed:
             self.settle()
         if step % self.config.every == 0 or self._stopping or now:
@@ -270,6 +272,8 @@ class Run:
                     raise Preempted(step) from None
                 except BaseException:
                     self._writer.join()
+                    if self._writer.error is not None:  # beside what ends the run anyway
+                        print(self._writer.error, file=sys.stderr, flush=True)
                     raise
                 self.settle()
         except Preempted:
@@ -290,7 +294,7 @@ class Run:
         """Called between steps, after `checkpoint`: raises `Interrupted` or `Preempted` if it was asked for."""
         if self._stopping:  # asked for since then: the next step saves first
             self.settle()
-            raise Preempted(step) if self._stop.preempted else Interrupted(step)
+            raise Preempted(step) if self._preempted else Interrupted(step)
 
     # --- files --------------------------------------------------------------------------------
 
