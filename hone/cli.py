@@ -169,6 +169,9 @@ def evaluate(
     answerer: Annotated[
         str | None, typer.Option(help="A frozen model that answers with the reasoning of the evaluated one.")
     ] = None,
+    gold_perplexity: Annotated[
+        bool, typer.Option("--gold-perplexity", help="How likely each model finds the gold answers, too.")
+    ] = False,
 ) -> None:
     """Evaluate models on the same held-out problems, with intervals; settings are the recipe's eval section.
 
@@ -183,8 +186,8 @@ def evaluate(
     if not all(part.strip().isdigit() for part in k.split(",") if k):
         raise UserError(f"--k {k}: give whole numbers, as in 1,8,32")
     if answerer is not None:
-        if len(models_) > 1 or seed or k:
-            raise UserError("--answerer: evaluates one model, without --seed and --k")
+        if len(models_) > 1 or seed or k or gold_perplexity:
+            raise UserError("--answerer: evaluates one model, without --seed, --k and --gold-perplexity")
         from hone.two_model import cli_two_model
 
         cli_two_model(loaded, answerer, checkpoint=Path(models_[0]) if models_ else None, out=out)
@@ -192,7 +195,7 @@ def evaluate(
     from hone.evals.run import cli_eval
 
     ks = [int(part) for part in k.split(",") if part]
-    cli_eval(loaded, models_, seed=seed, ks=ks, out=out)
+    cli_eval(loaded, models_, seed=seed, ks=ks, out=out, score_gold=gold_perplexity)
 
 
 AnyModel = Annotated[

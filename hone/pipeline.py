@@ -20,7 +20,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
 
-from hone import distil, onpolicy, rl, rl_async, sft
+from hone import card, distil, onpolicy, rl, rl_async, sft
 from hone.chain import MODELLESS, beside
 from hone.config import UserError
 from hone.dist.world import World
@@ -218,6 +218,10 @@ def peak_rss_bytes() -> int:
 
 
 def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
+    """What came out, beside each model and in the run folder."""
+    for n, (_, sub) in enumerate(stages, start=1):
+        if (folder / sub / "model").exists():
+            card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
     (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
 
 

@@ -108,6 +108,17 @@ def test_the_run_folder_holds_what_it_promises(whole: Path) -> None:
     assert "checkpoint" in events
 
 
+def test_the_model_says_what_it_is(whole: Path) -> None:
+    from huggingface_hub import ModelCard
+
+    results = json.loads((whole / "results.json").read_text())
+    (found,) = ModelCard.load(whole / "rl" / "model" / "README.md").data.eval_results
+    assert found.metric_value == results["after"]["accuracy"]["value"]
+    warmup = (whole / "warmup" / "model" / "README.md").read_text()
+    assert "Not evaluated." in warmup
+    assert "stage rl" not in warmup
+
+
 def test_the_report_is_built_from_a_real_run(whole: Path) -> None:
     page = build(whole).read_text()
     assert "<script" not in page

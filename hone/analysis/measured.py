@@ -9,6 +9,7 @@ Everything in this package that compares models takes these.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,6 +42,7 @@ class Measured:
     formats: tuple[str, ...]  # [P], see `answer_format`
     tokens: Array  # [P] mean length of the answers
     reflects: Array  # [P] share of answers with a reflection phrase
+    gold_nll: Array  # [P, 2] -mean log p of the gold answer without and after the model's reasoning; NaN: not measured
     failures: int = 0  # samples left out because the verifier failed
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None  # of the random streams; None: not recorded, so nothing is known about independence
@@ -73,7 +75,8 @@ class Measured:
 
         return Measured(
             self.label, pick(self.problems), self.drawn[at], self.correct[at], pick(self.levels), pick(self.domains),
-            pick(self.formats), self.tokens[at], self.reflects[at], self.failures, self.sampling, self.seed, self.facts,
+            pick(self.formats), self.tokens[at], self.reflects[at], self.gold_nll[at], self.failures, self.sampling,
+            self.seed, self.facts,
         )  # fmt: skip
 
     def by(self, column: str) -> dict[str, Measured]:
@@ -83,12 +86,14 @@ class Measured:
 
 
 def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> Measured:
-    """Count records ({"problem_id", "verdict"}, and if known "level", "domain", "answer", "tokens", "text").
+    """Count records ({"problem_id", "verdict"}, and if known "level", "domain", "answer", "tokens", "text",
+    "gold_nll" (without and after reasoning)).
 
     A problem of which the verifier failed on every sample has no accuracy and is left out. Raises ValueError if none
     is left. `about`: sampling, seed, facts.
     """
     rows: dict[str, list[tuple[bool, float, float]]] = {}
+    golds: dict[str, list[tuple[float, float]]] = {}
     kinds: dict[str, tuple[str, str, str]] = {}
     failures = 0
     for record in records:
@@ -99,6 +104,7 @@ def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> 
         reflects = record["reflects"] if "reflects" in record else reflection.is_reflective(str(record.get("text", "")))
         length = float(record.get("tokens") or 0)
         rows.setdefault(key, []).append((record["verdict"] == "correct", length, float(reflects)))
+        golds.setdefault(key, []).append(_gold(record))
         if key not in kinds:
             text = answer_format(record.get("answer"))
             kinds[key] = (str(record.get("level") or ""), str(record.get("domain") or ""), text)
@@ -115,6 +121,7 @@ def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> 
         tuple(kinds[i][2] for i in ids),
         np.array([float(np.mean([length for _, length, _ in rows[i]])) for i in ids]),
         np.array([float(np.mean([r for _, _, r in rows[i]])) for i in ids]),
+        np.array([np.mean(golds[i], axis=0) for i in ids]),
         failures=failures,
         **about,
     )
@@ -149,6 +156,11 @@ def answer_format(answer: Any) -> str:
         if pattern.fullmatch(text):
             return name
     return "latex" if "\\" in text else "text"
+
+
+def _gold(record: Mapping[str, Any]) -> tuple[float, float]:
+    without, after = record.get("gold_nll") or (None, None)
+    return math.nan if without is None else float(without), math.nan if after is None else float(after)
 
 
 def _ones(n: int, c: int) -> list[float]:

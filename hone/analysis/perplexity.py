@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hone.analysis import stats
+from hone.analysis.measured import Measured
 from hone.types import Interval
 
 
@@ -47,6 +48,21 @@ def change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[f
     first, second = ([math.log(perplexity(side[key])) for key in shared] for side in (a, b))
     compared = stats.compare(first, second)
     return PerplexityChange(gold_perplexity(a), gold_perplexity(b), _exp(compared.difference), compared.p_value)
+
+
+def gold_logprobs(model: Measured, column: int) -> dict[str, list[float]]:
+    """Problem -> log-prob per token of its gold answer: without reasoning (column 0), after the model's own (1)."""
+    values = model.gold_nll[:, column].tolist()
+    return {i: [-v] for i, v in zip(model.problems, values, strict=True) if math.isfinite(v)}
+
+
+def gold_changes(models: Sequence[Measured]) -> list[tuple[Measured, PerplexityChange | None]]:
+    """The models whose gold answers were scored after their reasoning; each but the first against the first, or None
+    if the two share no problem."""
+    scored = [(model, own) for model in models if (own := gold_logprobs(model, 1))]
+    first = scored[0][1] if scored else {}
+    return [(model, change(first, own) if i and first.keys() & own.keys() else None)
+            for i, (model, own) in enumerate(scored)]  # fmt: skip
 
 
 def _exp(interval: Interval) -> Interval:

@@ -11,14 +11,17 @@ import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 from hone.analysis import stats
 from hone.analysis.measured import Measured, compare, measured
+from hone.analysis.perplexity import gold_logprobs, gold_perplexity
 from hone.config import UserError
+from hone.evals import gold
 from hone.evals.models import Model, Sampler, find
-from hone.evals.store import Store, about
+from hone.evals.store import Store, about, gold_nlls
 from hone.evaluate import eval_problems, graded, which_model
 from hone.judge.client import Judge
 from hone.recipe import EvalConfig, Pipeline, Recipe, stages
@@ -41,10 +44,12 @@ def cli_eval(
     seed: int = 0,
     ks: Sequence[int] = (),
     out: Path | None = None,
+    score_gold: bool = False,
 ) -> Path:
     """Evaluate `models` (default: the recipe's own) with its eval section; returns the folder of the evaluations.
 
-    `seed` chooses the random streams and nothing else; two seeds are two independent samples of the same model.
+    With `score_gold` how likely each finds the gold answers, too: see `hone.evals.gold`. `seed` chooses the random
+    streams and nothing else; two seeds are two independent samples of the same model.
     Raises UserError before anything is loaded if a model is not there.
     """
     stage = stages(recipe)[-1]
@@ -54,15 +59,20 @@ def cli_eval(
     problems = eval_problems(task, config)
     targets = list(models) or [str(which_model(recipe, None)[1])]
     found = [find(target, stage, task) for target in targets]
+    if score_gold:
+        gold.check(found, problems)
     folder = out or Path(recipe.runs) / recipe.name / "evaluations"
     results, opinions = [], []
     for model in found:
         store = Store.open(folder, settings(stage, task, model, seed))
-        draw(store, model, problems, task, config, seed)
+        load = cache(model.load)  # once, and only if something is missing
+        draw(store, replace(model, load=load), problems, task, config, seed)
+        if score_gold:
+            gold.measure(store, load(), problems, stage, config.samples)
         results.append(finish(store, problems, config, ks))
         if config.judge.url is not None:
             opinions.append(ask_judge(store, problems, config))
-    print("\n".join([said(results, problems, config, seed, ks), *opinions]))
+    print("\n".join([said(results, problems, config, seed, ks), *gold.said(results), *opinions]))
     print(f"samples and summaries: {folder}; figures and tables: hone report {folder}")
     return folder
 
@@ -166,9 +176,12 @@ def block_seed(seed: int, p: int, g: int) -> int:
 def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Sequence[int]) -> Measured:
     """Write summary.json of the samples that were asked for."""
     kinds = {q.id: {"level": q.level, "domain": q.domain, "answer": q.answer} for q in problems}
-    rows = store.chosen(list(kinds), config.samples)
-    result = measured(store.settings["label"], [{**row, **kinds[row["problem_id"]]} for row in rows],
-                      **about(store.settings))  # fmt: skip
+    scored = gold_nlls(store.folder)
+    rows = [
+        {**row, **kinds[i := row["problem_id"]], "gold_nll": (scored.get((i, None)), scored.get((i, row["index"])))}
+        for row in store.chosen(list(kinds), config.samples)
+    ]
+    result = measured(store.settings["label"], rows, **about(store.settings))
     ks = usable(ks, result)
     summary = {
         "label": result.label, "split": config.split, "problems": len(result), "samples": config.samples,
@@ -177,6 +190,10 @@ def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Se
         "by_level": {level: asdict(part.accuracy()) for level, part in result.by("levels").items()},
         "response_tokens": float(result.tokens.mean()), "reflection_rate": float(result.reflects.mean()),
         "verifier_failures": result.failures,
+        "gold_perplexity": {
+            name: asdict(gold_perplexity(own)) if (own := gold_logprobs(result, column)) else None
+            for column, name in enumerate(("without_reasoning", "after_reasoning"))
+        },
     }  # fmt: skip
     jsonl.replace(store.folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
     return result

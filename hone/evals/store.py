@@ -27,6 +27,7 @@ from hone.train import jsonl
 Row = Mapping[str, Any]
 #: What names a place and not the samples: a model that was moved goes on where it was.
 _NOT_DIGESTED = ("label", "model", "code_version")
+GOLD = "gold.jsonl"  # log-probs of gold answers, see hone.evals.gold
 
 
 class Store:
@@ -125,9 +126,17 @@ def about(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 def _joined(folder: Path, problems: Mapping[str, Row]) -> Iterator[dict[str, Any]]:
     seen: set[tuple[str, int]] = set()
+    gold = gold_nlls(folder)
     for row in jsonl.read(folder / "samples.jsonl"):
         key = (row["problem_id"], row["index"])
         problem = problems.get(row["problem_id"], {})
         if key not in seen:
             seen.add(key)
-            yield {**row, **{name: problem.get(name) for name in ("level", "domain", "answer")}}
+            known = {name: problem.get(name) for name in ("level", "domain", "answer")}
+            yield {**row, **known, "gold_nll": (gold.get((key[0], None)), gold.get(key))}
+
+
+def gold_nlls(folder: Path) -> dict[tuple[str, int | None], float]:
+    """-mean log p of the tokens of a problem's gold answer: after a sample's reasoning, or (None) without any."""
+    rows = jsonl.read(folder / GOLD)
+    return {(row["problem_id"], row["index"]): -sum(row["logprobs"]) / len(row["logprobs"]) for row in rows}

@@ -61,6 +61,8 @@ def model_sections(sheet: Sheet, found: Sequence[Measured], unit: str = "level")
     sections = [("models", "Models compared", "\n".join(part for part in parts if part))]
     if table := sheet.table(models.knights(found)):
         sections.append(("knights", "Knights and knaves", table))
+    if table := sheet.table(models.gold(found)):
+        sections.append(("gold", "Gold answers", table))
     sections += _splits(sheet, found, short, unit, key)
     return sections
 

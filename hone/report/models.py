@@ -12,6 +12,7 @@ import numpy as np
 
 from hone.analysis import ability, levels, ols, published
 from hone.analysis.measured import Measured, compare
+from hone.analysis.perplexity import gold_changes, gold_logprobs, gold_perplexity
 from hone.report.figures import Curve, Panel
 from hone.report.tables import Cell, Table, interval_cell, level_order
 from hone.report.text import p_value, percent, tokens
@@ -151,6 +152,31 @@ def grouped(models: Sequence[Measured], column: str, key: str, caption: str, uni
         values += [(model.label, name, c.value, c.low, c.high, c.n) for name, c in cells.items()]
     return Table(key, caption, ("", *names), tuple(body), tuple(values),
                  ("model", unit, "accuracy", "low", "high", "problems"))  # fmt: skip
+
+
+def gold(models: Sequence[Measured]) -> Table | None:
+    """Perplexity of the gold answers, and what it is of the first model's; None if nobody scored them."""
+    body, values = [], []
+    for model, changed in gold_changes(models):
+        cells = [gold_perplexity(gold_logprobs(model, column)) for column in (0, 1)]
+        row = [Cell(f"{c.value:.3f}", f"{c.low:.3f} to {c.high:.3f}") for c in cells]
+        ratio, p = (Cell("–"), Cell("–")) if changed is None else (
+            Cell(f"{changed.ratio.value:.3f}", f"{changed.ratio.low:.3f} to {changed.ratio.high:.3f}"),
+            Cell(bare_p(changed.p_value)),
+        )  # fmt: skip
+        body.append((Cell(model.label), *row, ratio, p))
+        for name, c in zip(("without", "after"), cells, strict=True):
+            values.append((model.label, name, c.value, c.low, c.high, c.n))
+    if not body:
+        return None
+    caption = (
+        "Perplexity of the gold answers, without any reasoning and after the model’s own: geometric means over "
+        "problems with 95% intervals; lower is better, 1 is certainty. The ratio is of the values after "
+        "reasoning to those of the first model, paired on problems, with a two-sided p."
+    )
+    names = ("model", "reasoning", "perplexity", "low", "high", "problems")
+    head = ("", "Without reasoning", "After its own", "Ratio to the first", "p")
+    return Table("gold-perplexity", caption, head, tuple(body), tuple(values), names)
 
 
 def not_integer(models: Sequence[Measured]) -> list[Measured]:

@@ -274,6 +274,7 @@ def pooled(condition: Condition, label: str = "after") -> Measured | None:
         np.sum([p.correct for p in same], axis=0), first.levels, first.domains, first.formats,
         np.average([p.tokens for p in same], axis=0, weights=weights),
         np.average([p.reflects for p in same], axis=0, weights=weights),
+        np.mean([p.gold_nll for p in same], axis=0),
         sum(p.failures for p in same), first.sampling, None, {**first.facts, "seeds": len(same)},
     )  # fmt: skip
 

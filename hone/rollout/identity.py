@@ -115,7 +115,8 @@ class Verified:
         progress: Callable[[int, int], None] | None = None,
         first: int = 0,
     ) -> list[list[Turn]]:
-        return self._engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress, first=first)
+        part = {"first": first} if first else {}
+        return self._engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress, **part)
 
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
         """Hand over the weights and compare. Returns metrics of the comparison. Raises PolicyMismatch."""

@@ -182,3 +182,51 @@ def test_two_real_models_and_their_difference(
     summary = json.loads((stored(folder)[0] / "summary.json").read_text())
     assert summary["pass_at_k"].keys() == {"1", "2"}
     assert summary["sampling"]["max_tokens"] == 4
+
+
+def test_gold_answers_are_scored_as_the_model_itself_would(
+    recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    from hone import pipeline
+    from hone.model import tiny
+    from hone.rewards.gold import gold_text
+
+    monkeypatch.setattr(pipeline, "TOKENIZER_TEXTS", 100)
+    small = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"problems": 3, "samples": 2})})
+    for seed in (0, 1):
+        tiny.create(tmp_path / f"m{seed}", recipe.model.tiny, pipeline.tokenizer_texts(recipe), seed)
+    paths = [str(tmp_path / f"m{seed}") for seed in (0, 1)]
+    folder = evals.cli_eval(small, paths, score_gold=True)
+    assert "m1: gold perplexity" in capsys.readouterr().out
+    store = stored(folder)[0]
+    rows = {(r["problem_id"], r["index"]): r for r in map(json.loads, (store / "gold.jsonl").read_text().splitlines())}
+    assert len(rows) == 3 * (1 + 2)
+    model = AutoModelForCausalLM.from_pretrained(paths[0])
+    tokenizer = AutoTokenizer.from_pretrained(paths[0])
+    samples = [json.loads(line) for line in (store / "samples.jsonl").read_text().splitlines()]
+    problem = make_task(recipe.task, 0).problems("test")[0]
+    prompt = json.loads((store / "problems.jsonl").read_text().splitlines()[0])["prompt"]
+    for index in (None, 1):
+        said = next((s["text"] for s in samples if (s["problem_id"], s["index"]) == (problem.id, index)), "").strip()
+        before = f"{prompt}{said}\n" if said else prompt
+        before += rows[problem.id, index]["cue"]
+        answer = gold_text(problem)
+        ids = torch.tensor([tokenizer.encode(before + answer, add_special_tokens=False)])
+        n = len(rows[problem.id, index]["logprobs"])
+        with torch.no_grad():
+            logprobs = model(ids).logits.float().log_softmax(-1)[0, :-1].gather(1, ids[0, 1:, None])[:, 0]
+        assert rows[problem.id, index]["logprobs"] == pytest.approx(logprobs[-n:].tolist(), abs=2e-5)
+    kept = (store / "gold.jsonl").read_text()
+    evals.cli_eval(small, paths, score_gold=True)
+    assert (store / "gold.jsonl").read_text() == kept  # nothing twice
+    own = [np.mean(r["logprobs"]) for r in rows.values() if r["index"] is not None]
+    summary = json.loads((store / "summary.json").read_text())["gold_perplexity"]
+    assert summary["after_reasoning"]["value"] == pytest.approx(np.exp(-np.mean(own)))
+
+
+def test_a_hosted_model_has_no_gold_perplexity(recipe: Recipe) -> None:
+    with pytest.raises(UserError, match="does not tell the log-probs"):
+        evals.cli_eval(recipe, ["http://127.0.0.1:9/v1#name"], score_gold=True)

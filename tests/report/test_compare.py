@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 import random
 import shutil
 from collections.abc import Callable
@@ -154,6 +155,23 @@ def test_the_page_of_evaluated_models(tmp_path: Path) -> None:
     tex = (path.parent / "differences.tex").read_text()
     assert tex.count(r"\\") == 3
     assert "trained with a long name $-$ base" in tex
+
+
+def test_gold_perplexity_of_evaluated_models(tmp_path: Path) -> None:
+    out = tmp_path / "evaluations"
+    for label, after in (("base", 4.0), ("trained", 2.0)):
+        folder = evaluate(out, label, 0.5)
+        rows = [{"problem_id": f"p{i:02d}", "index": g, "logprobs": [-math.log(16.0 if g is None else after)] * 2}
+                for i in range(60) for g in (None, *range(8))]  # fmt: skip
+        (folder / "gold.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path = build(out)
+    assert "Gold answers" in Page(path.read_text()).text
+    with (path.parent / "gold-perplexity.csv").open() as file:
+        cells = {(row["model"], row["reasoning"]): float(row["perplexity"]) for row in csv.DictReader(file)}
+    assert cells == pytest.approx(
+        {("base", "without"): 16.0, ("base", "after"): 4.0, ("trained", "without"): 16.0, ("trained", "after"): 2.0}
+    )
+    assert "0.500" in (path.parent / "gold-perplexity.md").read_text()  # trained / base
 
 
 @pytest.mark.usefixtures("undrawn")

@@ -1,0 +1,156 @@
+"""The model card: what a model was trained on and for, and what came out, in the README.md of its folder.
+
+    runs/demo/rl/model/README.md
+
+Written when a run ends, from its files alone. The front matter is the Hugging Face hub's
+(huggingface_hub.ModelCardData): uploaded as it is, the folder shows its results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from hone import explain
+from hone.evals.models import label_of
+from hone.recipe import Recipe
+from hone.train import jsonl
+from hone.train.jsonl import Row
+
+Rows = Sequence[Mapping[str, Any]]
+#: What stands in an evaluation folder of `hone eval`.
+SUMMARY = "summary.json"
+
+
+def write(model: Path, stages: Sequence[tuple[Recipe, Path]]) -> None:
+    """README.md in the folder `model`, which the last of `stages` (recipe and run folder, in order) has left."""
+    jsonl.replace(model / "README.md", card(stages, _evaluated(model, stages[-1][1])))
+
+
+def card(stages: Sequence[tuple[Recipe, Path]], evaluated: Rows = ()) -> str:
+    """`evaluated`: summaries of `hone eval` of this model. Names and texts of users stay text."""
+    recipe, folder = stages[-1]
+    evals = [row for row in jsonl.read(folder / "evals.jsonl") if row["label"] in ("before", "after")]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    parts = [
+        f"# {_plain(label_of(folder))}",
+        _how(recipe),
+        "## Evaluation\n\n" + (_evaluation(recipe, evals, evaluated) or "Not evaluated."),
+        "## What was trained, and for which reward\n\n"
+        + "\n\n".join(_code(explain.explain(stage)) for stage, _ in stages),
+    ]
+    if files := manifest.get("files"):
+        named = "\n".join(f"- `{_plain(name)}`: sha256 `{digest}`" for name, digest in sorted(files.items()))
+        parts.append(f"Functions of the reward, by their source:\n\n{named}")
+    if resets := [row for _, place in stages for row in _events(place, "reset")]:
+        rows = "\n".join(f"| {row['number']} | {row['step']} | {row['why']} |" for row in resets)
+        parts.append(
+            "## Hard resets\n\nBefore these steps the model became the reference and the base of a new adapter, and "
+            f"the optimizer began anew.\n\n| reset | before step | why |\n|---|---|---|\n{rows}"
+        )
+    if warned := [row for _, place in stages for row in _events(place, "collapse")]:
+        said = "\n".join(f"- step {row['step']}: {_plain(str(row['message']))}" for row in warned[:20])
+        parts.append(f"## Warnings while it was trained\n\n{said}")
+    parts.append("## Reproduce\n\n" + _reproduce(recipe, manifest))
+    return f"---\n{_front_matter(recipe, folder, evals, evaluated).strip()}\n---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _front_matter(recipe: Recipe, folder: Path, evals: Rows, evaluated: Rows) -> str:
+    base = recipe.model.path
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=recipe.task.name,
+            dataset_name=recipe.task.name,
+            dataset_split=row["split"],
+            metric_type="accuracy",
+            metric_value=row["accuracy"]["value"],
+        )
+        for row in [*evaluated, *(row for row in evals if row["label"] == "after")][:1]
+    ]
+    about = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=base if "/" in base and not Path(base).exists() else None,
+        tags=["hone", {"rl": recipe.algo.advantage, "sft": "sft"}.get(recipe.stage, recipe.stage)],
+        model_name=label_of(folder),
+        eval_results=results or None,
+    )
+    return str(about.to_yaml())
+
+
+def _how(recipe: Recipe) -> str:
+    question = (
+        "chat template of the tokenizer" if recipe.prompt.style == "chat" else "raw text, without a chat template"
+    )
+    return (
+        f"Trained with hone on the task `{recipe.task.name}`. Prompts: {question}.\n\n"
+        + _code(
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            'tokenizer = AutoTokenizer.from_pretrained("PATH")\nmodel = AutoModelForCausalLM.from_pretrained("PATH")',
+            "python",
+        )
+        + ("" if recipe.prompt.style == "chat" else f"\n\nThe prompt:\n\n{_code(recipe.prompt.template)}")
+    )
+
+
+def _evaluation(recipe: Recipe, evals: Rows, evaluated: Rows) -> str:
+    lines = ["| | accuracy | 95 % | problems | samples | tokens | sampling |", "|---|---|---|---|---|---|---|"]
+    rows = [(f"{row['label']} this stage", row) for row in evals] + [("`hone eval`", row) for row in evaluated]
+    for label, row in rows:
+        a, sampling = row["accuracy"], row["sampling"]
+        how = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items() if key != "stop")
+        lines.append(
+            f"| {label} | {a['value']:.3f} | {a['low']:.3f} to {a['high']:.3f} | {a['n']} {row['split']} | "
+            f"{row['samples']} | {row['response_tokens']:.0f} | {how} |"
+        )
+    found = [f"By level: {_levels(row['by_level'])} ({label})." for label, row in rows if len(row["by_level"]) > 1]
+    chosen = "The last step's weights; no checkpoint was chosen by a score." if rows else ""
+    return "\n".join([*(lines if rows else ()), "", chosen, *found]).strip()
+
+
+def _levels(by_level: Mapping[str, Mapping[str, float]]) -> str:
+    cells = {_plain(level): f"{a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}]" for level, a in by_level.items()}
+    return ", ".join(f"{level}: {cell}" for level, cell in cells.items())
+
+
+def _reproduce(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    hardware = manifest["hardware"]
+    where = hardware["gpu"] or f"{hardware['cpus']} CPUs, {hardware['machine']}"
+    return (
+        f"hone {manifest['code_version']}, seed {recipe.seed}, {versions}; {where}. Every setting: "
+        "`config.resolved.json` of the run."
+    )
+
+
+def _evaluated(model: Path, folder: Path) -> list[Row]:
+    """Summaries of `hone eval` of this very folder, in the run that it is of."""
+    found = []
+    for place in (folder, folder.parent):
+        for path in sorted((place / "evaluations").glob(f"*/{SUMMARY}")):
+            settings = json.loads((path.parent / "settings.json").read_text())
+            if Path(str(settings["model"])).resolve() == model.resolve():
+                found.append(json.loads(path.read_text()))
+    return found
+
+
+def _events(folder: Path, kind: str) -> list[Row]:
+    """Each once, though a run that was cut may say them twice."""
+    rows = {(row["step"], row["message"]): row for row in jsonl.read(folder / "events.jsonl") if row["kind"] == kind}
+    return list(rows.values())
+
+
+def _code(text: str, language: str = "") -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any in the text
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML leave as it is."""
+    return re.sub(r"([\\`*_\[\]>|#])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")
