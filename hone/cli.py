@@ -2,7 +2,8 @@
 
     hone train recipes/demo/recipe.yaml optim.lr=1e-4 --dry-run
 
-What the user can put right is one line on stderr and exit code 2; Ctrl-C is 130; a traceback is a fault of ours.
+What the user can put right is one line on stderr and exit code 2; Ctrl-C is 130, SIGTERM in training 75; a traceback
+is a fault of ours.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ app = typer.Typer(
 config = typer.Typer(help="Look at recipes.", **STYLE)  # type: ignore[arg-type]
 app.add_typer(data, name="data")
 app.add_typer(config, name="config")
+runs = typer.Typer(help="Look after runs.", **STYLE)  # type: ignore[arg-type]
+app.add_typer(runs, name="runs")
 
 Target = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file or its folder, a run folder, a preset.")]
 Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last one of the run.")]
@@ -299,6 +302,28 @@ def verify(
     from hone.reproduce import verify as check
 
     raise typer.Exit(0 if all(one.inside for one in check(recipe, seed, resume)) else 1)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN[@STEP|@best]", help="A run, or one of its checkpoints.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, in peft's format.")] = False,
+) -> None:
+    """Write a model as an ordinary Hugging Face folder; an adapter is merged in. best: on the validation split."""
+    from hone.runs import export as write
+
+    print(write(run, out, adapter))
+
+
+@runs.command("check")
+def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
+    """Was every prompt trained exactly once, is every row and checkpoint whole? Exit code 1 if not."""
+    from hone.runs import check as examine
+
+    lines, faults = examine(run)
+    print("\n".join(lines))
+    raise typer.Exit(1 if faults else 0)
 
 
 @config.command("show")

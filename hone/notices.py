@@ -60,6 +60,8 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
             f"optim.warmup_steps {stage.optim.warmup_steps}: the full learning rate is never reached in at most "
             f"{stage.updates} updates"
         )
+    if alone and stage.stage == "sft" and stage.checkpoint.keep_best:
+        lines.append("checkpoint.keep_best: no effect in a stage of kind sft, whose validation has no accuracy")
     if stage.stage == "distil":
         lines += [f"algo.{text}" for text in stage.algo.idle_settings()]
         lines += [

@@ -41,7 +41,7 @@ from hone.rollout.config import SamplingConfig
 from hone.tasks import make_task
 from hone.train.batches import Batch, Packer, minibatches, per_sample
 from hone.train.policy import Policy, frozen_logprobs
-from hone.train.progress import Clock, Track
+from hone.train.progress import Clock
 from hone.train.run import Run
 from hone.types import FloatArray, Group, Reward, Sample
 
@@ -70,7 +70,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     packer = make_packer(recipe, world)
 
     first = run.resume(policy, course)
-    with run.interruptible(), closing(engine), Track("distil", recipe.steps, first, world.main) as progress:
+    with run.interruptible(), closing(engine), run.track("distil", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress, world)
         for step in range(first, recipe.steps + 1):
             clock = Clock()
@@ -88,6 +88,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             stats = policy.update(batch.minibatches, recipe.algo, recipe.sampling.temperature)
             clock.lap("train")
             state: dict[str, float | str] = {**synced, **course.metrics(), "phase": "distil", "teacher/kl": kl}
+            run.log_prompts(step, course.taken(step), groups)
             record(run, recipe, step, groups, [], batch, stats, renderer, clock, state)
             run.checkpoint(step + 1, policy, course)
             progress.advance(f"KL to the teacher {kl:.4f} per token")

@@ -31,7 +31,9 @@ from hone.tasks import make_task
 from hone.tasks.base import TracedTask
 from hone.train import jsonl
 from hone.train.aside import set_aside
-from hone.train.run import Interrupted
+from hone.train.retention import best_validated
+from hone.train.stop import Interrupted, Preempted
+from hone.validate import with_defaults
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": onpolicy.train}
 
@@ -90,6 +92,8 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
         print(f"{folder} is finished; without --resume it is set aside and trained anew", file=sys.stderr)
         return None
     done = list(takewhile(lambda s: (folder / s[1] / OUTPUT[s[0].stage]).exists(), stages))
+    for _, sub in stages:
+        fill_defaults(folder / sub / "config.resolved.json")
     for stage, sub in done:
         check_unchanged(stage, folder / sub)
     folder.mkdir(parents=True, exist_ok=True)
@@ -119,11 +123,17 @@ def how_to_go_on(folder: Path) -> Iterator[None]:
     """Says, after a Ctrl-C, what was saved and how to continue."""
     try:
         yield
-    except KeyboardInterrupt as stop:
+    except (KeyboardInterrupt, Preempted) as stop:
         how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
-        saved = f"saved: {stop}" if isinstance(stop, Interrupted) else "stopped; what was saved counts"
+        saved = f"saved: {stop}" if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved counts"
         print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
         raise
+
+
+def fill_defaults(resolved: Path) -> None:
+    """A run that began before a setting was there has it at its default, and so no other settings than now."""
+    if resolved.exists() and "stages" not in (stored := json.loads(resolved.read_text())):
+        jsonl.replace(resolved, json.dumps(with_defaults(stored, Recipe), indent=1))
 
 
 def check_unchanged(stage: Recipe, folder: Path) -> None:
@@ -212,8 +222,12 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
         "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
         "seed": stages[0][0].seed,
     }
-    for _, sub in stages:
-        for row in jsonl.read(folder / sub / "evals.jsonl"):
+    for stage, sub in stages:
+        evals = jsonl.read(folder / sub / "evals.jsonl")
+        if best := best_validated(evals, stage.checkpoint.keep_best):
+            row = next(row for row in evals if row["step"] == best[0] and row["label"] == "validation")
+            found["best"] = {"stage": stage.name, "steps": best, "split": "validation", "accuracy": row["accuracy"]}
+        for row in evals:
             if row["label"] in ("before", "after"):
                 found[row["label"]] = {
                     k: row[k]

@@ -120,8 +120,21 @@ class Recipe(Section):
             return self.sft.num_steps if self.stage == "sft" else None
         return self.steps * self.algo.updates_per_rollout
 
+    def _possible_checkpoints(self) -> None:
+        """Only those that are validated can be the best."""
+        every, saved = self.eval.every, self.checkpoint.every
+        if not self.checkpoint.keep_best or self.stage not in ("rl", "distil"):
+            return
+        if not every:
+            message = "the best are those of the validation split, and there is no validation; set eval.every, or 0"
+            raise impossible("checkpoint.keep_best", message)
+        if every % saved:
+            message = f"{every} is no multiple of checkpoint.every ({saved}), so what is validated is not always saved;"
+            raise impossible("eval.every", f"{message} with checkpoint.keep_best give {saved * (every // saved + 1)}")
+
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
+        self._possible_checkpoints()
         self._possible_model()
         self._possible_launch()
         {

@@ -62,7 +62,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
     first = run.resume(policy, course)
-    with run.interruptible(), closing(engine), Track("RL", recipe.steps, first, world.main) as progress:
+    with run.interruptible(), closing(engine), run.track("RL", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress, world)
         for step in range(first, recipe.steps + 1):
             clock = Clock()
@@ -86,6 +86,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             stats = policy.update(batch.minibatches, now.algo, now.sampling.temperature)
             clock.lap("train")
             state = {**synced, "reset": float(len(policy.resets)), **course.metrics()}
+            run.log_prompts(step, course.taken(step), groups, replaced)
             note = record(run, now, step, groups, replaced, batch, stats, renderer, clock, state)
             run.log_costs(step, reward.costs())
             if why := due(recipe.reset, step + 1, recipe.steps, run, policy.resets):

@@ -37,7 +37,7 @@ from hone.rollout import make_engine
 from hone.rollout.config import RolloutConfig
 from hone.tasks import make_task
 from hone.train.batches import prepare
-from hone.train.progress import Clock, Track
+from hone.train.progress import Clock
 from hone.train.reset import announce, due, reset
 from hone.train.run import Run
 from hone.types import Group
@@ -83,7 +83,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     first = run.resume(policy, course)
     ahead = Ahead(bound(recipe.rollout, recipe.algo.refill_rounds))
     # What is last here ends first: the engine hangs up before the thread that waits for it is waited for.
-    with run.interruptible(), ahead, closing(engine), Track("RL", recipe.steps, first, world.main) as progress:
+    with run.interruptible(), ahead, closing(engine), run.track("RL", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress, world)
         for step in range(first, recipe.steps + 1):
             clock = Clock()
@@ -114,6 +114,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             versions = {turn.policy_version for group in groups for r in group.rollouts for turn in r.turns}
             state = {**synced, "reset": float(len(policy.resets)), **course.metrics()}
             state |= {"staleness": float(step - min(versions, default=step))}  # updates between sampler and policy
+            run.log_prompts(step, course.taken(step), groups, replaced)
             note = record(run, now, step, groups, replaced, batch, stats, renderer, clock, state)
             run.log_costs(step, reward_of(now).costs())
             if why := due(recipe.reset, step + 1, recipe.steps, run, policy.resets):

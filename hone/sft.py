@@ -30,7 +30,7 @@ from hone.tasks.dataset import canonical
 from hone.tasks.pairs import key_of, read_pairs, split
 from hone.train.guard import guard
 from hone.train.policy import Policy
-from hone.train.progress import Clock, Track
+from hone.train.progress import Clock
 from hone.train.run import Run
 from hone.types import Example, MicroBatch, Problem, Sample, Split
 
@@ -78,7 +78,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     )
 
     first = run.resume(policy)
-    with run.interruptible(), Track("SFT", steps, first, world.main) as progress:
+    with run.interruptible(), run.track("SFT", steps, first) as progress:
         for step in range(first, steps):
             clock = Clock()
             chosen = [samples[i] for i in draw(recipe.seed, step, size, count)]
@@ -99,6 +99,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
                 row["validation_loss"] = mean_loss(policy, packer(held_out, [0.0] * len(held_out)))
                 progress.say(f"after step {step + 1}: validation loss {row['validation_loss']:.4f}")
                 clock.lap("validate")
+            run.log_prompts(step, [[s.problem_id for s in chosen]], ())
             run.log(step, row, clock.seconds())
             guard(run, step, stats, [batches], chosen, recipe.watch)
             run.checkpoint(step + 1, policy)

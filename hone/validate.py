@@ -232,6 +232,15 @@ def without_defaults(data: dict[str, Any], model: type[BaseModel]) -> dict[str, 
     return result
 
 
+def with_defaults(stored: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """A resolved recipe with what was added to the settings since, at its default. One that is none any more, since a
+    setting has gone, stays as it is."""
+    try:
+        return model.model_validate(without_defaults(stored, model)).model_dump(mode="json")
+    except ValidationError:
+        return stored
+
+
 # --- the tree of sections --------------------------------------------------------------------------------------------
 
 

@@ -29,7 +29,7 @@ ROWS = (
     ("rl", "sft", "serve", "evals", "sinks", "explain_stages"),
     ("sample", "distil", "onpolicy", "rl_async", "explain"),
     ("card",),
-    ("pipeline", "report", "doctor", "inspect", "two_model", "reproduce"),
+    ("pipeline", "report", "doctor", "inspect", "two_model", "reproduce", "runs"),
     ("check",),
     ("cli_data",),
     ("cli",),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from hone import pipeline, rl_async
+from hone import pipeline, rl_async, runs
 from hone.config import ConfigError, UserError
 from hone.recipe import load
 from hone.rollout.config import RolloutConfig
@@ -128,6 +128,8 @@ def test_what_fails_ahead_is_raised_and_the_run_goes_on_from_its_checkpoint(ahea
     _, rows = ahead("checkpoint.every=1", resume=True)
     assert [row["step"] for row in rows] == [0, 1, 2, 3, 4]
     assert [row["staleness"] for row in rows] == [0, 1, 0, 1, 1]  # drawn anew after the cut
+    # What was drawn ahead of the checkpoint is not skipped: the ledger is what the curriculum draws.
+    assert runs.check(Path("runs/ahead"))[1] == 0
 
 
 def test_a_wait_has_a_bound_and_a_name() -> None:

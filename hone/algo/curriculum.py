@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any
 
@@ -42,6 +42,8 @@ class Course:
         self._drawn: dict[str, int] = {}  # problems taken from a pool so far
         self._steps: dict[str, int] = {}  # steps of a sequential curriculum on a level so far
         self._pass_rates: dict[str, float] = {}  # moving averages
+        self._before: dict[int, tuple[dict[str, int], dict[str, int]]] = {}  # step -> the two above before its draw
+        self._rounds: dict[int, list[list[str]]] = {}  # step -> ids of what was drawn for it, round by round
         self.shares: dict[str, float] = {}  # level -> share of the step that was drawn last; of uniform, none
         self.configure(config or CurriculumConfig())
 
@@ -65,6 +67,13 @@ class Course:
 
     def draw(self, step: int, count: int) -> list[Problem]:
         """The `count` problems of step `step`; to be called once for each step."""
+        self._before = {s: kept for s, kept in self._before.items() if s >= step - 1}
+        self._before[step] = dict(self._drawn), dict(self._steps)
+        problems = self._draw(step, count)
+        self._rounds[step] = [[problem.id for problem in problems]]
+        return problems
+
+    def _draw(self, step: int, count: int) -> list[Problem]:
         if self.config.kind == "uniform":
             self.shares = {}
             return self._next(EVERYTHING, self.problems, count)
@@ -88,7 +97,13 @@ class Course:
             keys = rng.exponential(size=len(weights)) / np.maximum(weights, 1e-300)
             order = np.asarray([i for i in np.argsort(keys) if weights[i] > 0], dtype=np.int64)
         others = (self.problems[i] for i in order if self.problems[i].id not in without)
-        return list(islice(others, count))
+        found = list(islice(others, count))
+        self._rounds.setdefault(step, []).append([problem.id for problem in found])
+        return found
+
+    def taken(self, step: int) -> list[list[str]]:
+        """Ids of what was drawn for a step, round by round; to be asked once."""
+        return self._rounds.pop(step)
 
     def _shares(self) -> dict[str, float]:
         """Level -> share of the problems of the next step, of those that come at all."""
@@ -128,13 +143,21 @@ class Course:
 
     def observe(self, groups: Sequence[Group]) -> None:
         """Take in how often the levels of a step were solved; samples whose verifier failed do not count."""
-        seen: dict[str, list[bool]] = {}
+        seen = []
         for group in groups:
             graded = [r.verdict == "correct" for r in group.rewards if r.verdict not in VERIFIER_FAILURES]
-            seen.setdefault(group.problem.level, []).extend(graded)
-        for level, right in seen.items():
-            if right:
-                rate, memory = sum(right) / len(right), self.config.memory
+            seen.append((group.problem.level, sum(graded), len(graded)))
+        self.count(seen)
+
+    def count(self, seen: Iterable[tuple[str, int, int]]) -> None:
+        """The same from (level, right answers, answers) of each group."""
+        totals: dict[str, tuple[int, int]] = {}
+        for level, right, answers in seen:
+            before = totals.get(level, (0, 0))
+            totals[level] = before[0] + right, before[1] + answers
+        for level, (right, answers) in totals.items():
+            if answers:
+                rate, memory = right / answers, self.config.memory
                 self._pass_rates[level] = memory * self._pass_rates.get(level, rate) + (1.0 - memory) * rate
 
     def metrics(self) -> dict[str, float]:
@@ -143,14 +166,19 @@ class Course:
 
     # --- state --------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """For the checkpoint: plain numbers, exact in JSON."""
-        return {"drawn": dict(self._drawn), "steps": dict(self._steps), "pass_rates": dict(self._pass_rates)}
+    def state(self, step: int | None = None) -> dict[str, Any]:
+        """For the checkpoint: plain numbers, exact in JSON. What was drawn for `step` already does not count: a run
+        that begins with it draws it again."""
+        drawn, steps = (
+            self._before.get(step, (self._drawn, self._steps)) if step is not None else (self._drawn, self._steps)
+        )
+        return {"drawn": dict(drawn), "steps": dict(steps), "pass_rates": dict(self._pass_rates)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         """Back to what `state` said."""
         self._drawn, self._steps = dict(state["drawn"]), dict(state["steps"])
         self._pass_rates = dict(state["pass_rates"])
+        self._before, self._rounds = {}, {}
 
 
 def learnable(pass_rate: float) -> float:

@@ -57,6 +57,7 @@ class World:
     shard: int = 1  # processes that hold one copy of the weights together, each with its own samples
     mesh: DeviceMesh | None = None  # [replicate, shard, tensor]; None: one process
     control: ProcessGroup | None = None  # all processes, on the CPU: objects and barriers
+    writing: ProcessGroup | None = None  # the same for a thread beside the loop, which writes checkpoints
 
     @classmethod
     def from_env(cls, parallel: ParallelConfig) -> World:
@@ -78,8 +79,9 @@ class World:
         rank = int(os.environ["RANK"])
         kind = _meet(rank, size, parallel.timeout)
         shape = (parallel.replicate, parallel.shard, parallel.tensor)
-        mesh, control = _mesh(kind, shape), _control(parallel.timeout)
-        return cls(rank, size, parallel.tensor, parallel.shard, mesh, control)
+        mesh = _mesh(kind, shape)
+        control, writing = (_control(parallel.timeout, user) for user in ("the loop", "checkpoints"))
+        return cls(rank, size, parallel.tensor, parallel.shard, mesh, control, writing)
 
     # --- places -------------------------------------------------------------------------------
 
@@ -223,7 +225,8 @@ def _mesh(kind: str, shape: tuple[int, ...]) -> DeviceMesh:
 
 
 @cache
-def _control(timeout: float) -> ProcessGroup:
+def _control(timeout: float, user: str) -> ProcessGroup:
+    """One for each user: collectives of two threads must not meet."""
     return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
 
 

@@ -2,6 +2,7 @@
 
 find("runs/demo", recipe)                        # the final model of its last stage
 find("runs/demo/rl/checkpoints/step_000020", recipe)
+find("runs/demo/rl@20", recipe)                  # the same; @best: the best on the validation split
 find("Qwen/Qwen2.5-0.5B-Instruct", recipe)
 find("http://127.0.0.1:8000/v1#name", recipe)    # OpenAI-compatible
 """
@@ -24,6 +25,9 @@ from hone.evaluate import served
 from hone.recipe import Recipe
 from hone.rollout.collect import rollouts
 from hone.tasks.base import Task
+from hone.train import jsonl
+from hone.train.checkpoint import found, step_of
+from hone.train.retention import best_validated
 from hone.types import Problem, Rollout, Turn
 
 #: Requests to a hosted model that are under way at once.
@@ -60,7 +64,7 @@ def find(target: str, stage: Recipe, task: Task) -> Model:
     if "://" in target:
         endpoint = hosted.Endpoint.parse(target)
         return Model(endpoint.model, target, target, True, lambda: _Hosted(endpoint, stage, task))
-    path = Path(target).expanduser()
+    path = at_step(target)
     if not path.exists():
         if target.startswith(("/", ".", "~")) or target.count("/") > 1:
             raise UserError(f"{target}: no such folder; give a run, a checkpoint, a Hugging Face folder or hub id")
@@ -83,6 +87,39 @@ def model_folder(path: Path) -> Path:
             if (candidate / "config.json").is_file():
                 return candidate
     raise UserError(f"{path}: no model here; give a run that has trained, a checkpoint, or a folder with config.json")
+
+
+def at_step(target: str) -> Path:
+    """The folder that RUN@STEP or RUN@best means; any other path is itself. Raises UserError if it is not there.
+
+    Best is the highest accuracy on the validation split, never on another.
+    """
+    path = Path(target).expanduser()
+    run, _, which = target.rpartition("@")
+    if path.exists() or not run or "/" in which:
+        return path
+    folder = Path(run).expanduser()
+    subs = [folder]
+    if (folder / "stages.json").is_file():
+        subs = [folder / str(stage["folder"]) for stage in json.loads((folder / "stages.json").read_text())]
+    trained = [sub for sub in subs if found(sub / "checkpoints")]
+    saved = {step_of(p): p for sub in trained[-1:] for p in found(sub / "checkpoints")}
+    if not saved:
+        raise UserError(f"{target}: {folder} has no checkpoints; give a run, or leave out @{which}")
+    steps = ", ".join(map(str, sorted(saved)))
+    if which == "best":
+        ranked = best_validated(jsonl.read(trained[-1] / "evals.jsonl"), 1)
+        if not ranked:
+            raise UserError(f"{target}: {trained[-1]} has no validation; set eval.every, or name a step: {steps}")
+        if ranked[0] not in saved:
+            raise UserError(
+                f"{target}: the best on validation was step {ranked[0]}, whose checkpoint has gone; there are {steps}. "
+                "checkpoint.keep_best keeps it"
+            )
+        return saved[ranked[0]]
+    if not which.isdecimal() or int(which) not in saved:
+        raise UserError(f"{target}: no checkpoint {which}; there are {steps}, and best")
+    return saved[int(which)]
 
 
 def label_of(path: Path) -> str:

@@ -29,8 +29,8 @@ from hone.rewards.judge import opinion_line, second_opinion
 from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.train import jsonl
+from hone.train.manifest import code_version
 from hone.train.progress import Track
-from hone.train.run import code_version
 from hone.types import Interval, Problem, Rollout
 
 #: What is drawn and saved at a time. Part of what decides a sample: other sizes are other random streams.

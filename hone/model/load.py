@@ -7,11 +7,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
 from hone.config import UserError
-from hone.model import attention, lora
+from hone.model import attention, lora, shards
 from hone.model.config import ModelConfig
 from hone.model.logprobs import output_head
 
@@ -37,15 +37,7 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
         model = load_model(config.at(base_of(config.path)), on)
         lora.merge_from(model, config.path)
         return model
-    model = _found(
-        config,
-        lambda: AutoModelForCausalLM.from_pretrained(
-            config.path,
-            revision=config.revision,
-            dtype=getattr(torch, config.dtype),
-            attn_implementation=attention.NAME,
-        ),
-    )
+    model = _found(config, lambda: (_of_checkpoint if shards.is_sharded(config.path) else _pretrained)(config))
     check_supported(model)
     for module in model.modules():
         if isinstance(module, torch.nn.Dropout):
@@ -58,6 +50,28 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
             raise UserError(f"model.recompute_activations: {error}; set it to false") from error
     model.to(on or device())
     return model
+
+
+def _pretrained(config: ModelConfig) -> Any:
+    return AutoModelForCausalLM.from_pretrained(
+        config.path,
+        revision=config.revision,
+        dtype=getattr(torch, config.dtype),
+        attn_implementation=attention.NAME,
+    )
+
+
+def _of_checkpoint(config: ModelConfig) -> Any:
+    """The weights in `model/` of a checkpoint, which several processes may have written."""
+    settings = AutoConfig.from_pretrained(config.path)
+    model = AutoModelForCausalLM.from_config(
+        settings, dtype=getattr(torch, config.dtype), attn_implementation=attention.NAME
+    )
+    if (Path(config.path) / "generation_config.json").exists():
+        model.generation_config = GenerationConfig.from_pretrained(config.path)
+    tied = set(getattr(model, "all_tied_weights_keys", None) or {})
+    shards.read(Path(config.path), {name: w for name, w in model.state_dict().items() if name not in tied})
+    return model.eval()
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

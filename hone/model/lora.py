@@ -20,10 +20,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import nn
 
 from hone.config import UserError
+from hone.model import shards
 from hone.model.config import LoraConfig
 
 if TYPE_CHECKING:
@@ -120,32 +121,40 @@ def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
 
     `base`: the folder or hub id of the model that the adapter belongs to. Its `config.json` is put beside them.
     """
+    save_settings(model, folder, base)
+    tensors = {name: value.contiguous() for name, value in named_weights(model).items()}
+    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def save_settings(model: PreTrainedModel, folder: Path, base: str) -> None:
+    """All of that but the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.copy(_peft_config(model))
     config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).exists() else base
     config.inference_mode = True
     config.save_pretrained(folder)
     model.config.save_pretrained(folder)
-    tensors = {_PREFIX + name: value.contiguous() for name, value in adapter_weights(model).items()}
-    save_file(tensors, folder / WEIGHTS_FILE, metadata={"format": "pt"})
+
+
+def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
+    """The adapter's own tensors, by their names in peft's files; they share memory with the model."""
+    return {_PREFIX + name: value for name, value in adapter_weights(model).items()}
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
-    """Fill the attached adapter from files in peft's format. Raises UserError if they do not fit it."""
-    tensors = {name.removeprefix(_PREFIX): value for name, value in load_file(folder / WEIGHTS_FILE).items()}
-    own = adapter_weights(model)
+    """Fill the attached adapter from files in peft's format, or a checkpoint's. Raises UserError if they do not fit."""
+    there = shards.shapes(folder)
+    own = named_weights(model)
     ours, theirs = _peft_config(model), read_config(folder)
-    wrong = {name for name in own.keys() & tensors.keys() if own[name].shape != tensors[name].shape}
-    if own.keys() != tensors.keys() or wrong or ours.lora_alpha != theirs["lora_alpha"]:
+    fits = there == {name: tuple(value.shape) for name, value in own.items()}
+    if not fits or ours.lora_alpha != theirs["lora_alpha"]:
         targets = theirs["target_modules"]
         raise UserError(
             f"lora: the adapter in {folder} has rank {theirs['r']}, alpha {theirs['lora_alpha']} and targets "
             f"{targets if isinstance(targets, str) else ', '.join(sorted(targets))}; set lora.rank, lora.alpha and "
             "lora.targets to these"
         )
-    with torch.no_grad():
-        for name, value in own.items():
-            value.copy_(tensors[name])
+    shards.read(folder, own)
 
 
 def adapter_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

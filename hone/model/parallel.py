@@ -211,12 +211,18 @@ def whole_tensor(p: torch.Tensor, part: torch.Tensor | None = None) -> torch.Ten
     """All of a parameter, or of something cut as it is (a moment), from every process's part. Every process calls."""
     if not isinstance(p, DTensor):
         return p.detach() if part is None else part
-    local = own_part(p) if part is None else part
     with torch.no_grad():
-        whole: torch.Tensor = DTensor.from_local(
-            local.detach(), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
-        ).full_tensor()
+        whole: torch.Tensor = cut_as(p, own_part(p) if part is None else part).full_tensor()  # type: ignore[attr-defined]
     return whole
+
+
+def cut_as(p: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor:
+    """This process's part of something that is cut as the parameter is, as a DTensor; shares its memory."""
+    if not isinstance(p, DTensor):
+        return part
+    return DTensor.from_local(
+        part.detach(), p.device_mesh, p.placements, run_check=False, shape=p.shape, stride=p.stride()
+    )
 
 
 def part_of(whole: torch.Tensor, p: torch.Tensor) -> torch.Tensor:

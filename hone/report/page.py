@@ -128,6 +128,10 @@ def made(run: Run) -> str:
         facts.append(("Time, all stages", duration(results["seconds"])))
     if isinstance(results.get("peak_rss_bytes"), (int, float)):
         facts.append(("Peak memory", size(results["peak_rss_bytes"])))
+    if isinstance(best := results.get("best"), dict) and best.get("steps"):
+        steps = ", ".join(map(str, best["steps"]))
+        where = f"step {steps} of {best.get('stage')}, chosen on the {best.get('split')} split"
+        facts.append(("Best checkpoint", where))
     parts = [_facts(facts)]
     for stage in run.stages:
         if stage.started:

@@ -57,6 +57,8 @@ class LayersConfig(Section):
 class CheckpointConfig(Section):
     every: PositiveInt = 10  # steps
     keep: PositiveInt = Field(default=2)  # newest ones kept
+    keep_best: NonNegativeInt = 0  # and so many more: those with the highest accuracy on the validation split
+    stop_within_seconds: PositiveFloat = 60.0  # from SIGTERM to the end of the process
 
 
 class SFTConfig(Section):

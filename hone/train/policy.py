@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from safetensors.torch import load_file, save_file
 
 from hone.algo.config import AlgoConfig, ValueConfig
 from hone.algo.losses import value_loss
@@ -18,15 +17,18 @@ from hone.algo.objective import METRICS, objective
 from hone.config import UserError
 from hone.dist.world import ALONE, World
 from hone.model import lora as adapters
+from hone.model import shards
 from hone.model.config import LoraConfig, ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.model.parallel import as_forward, assemble, fill, own_part, part_of, spread, whole_tensor
+from hone.model.parallel import as_forward, assemble, spread
+from hone.train import state
 from hone.train.config import LayersConfig, OptimConfig
 from hone.train.forward import frozen_logprobs as frozen_logprobs
 from hone.train.forward import look, mine, packed_hidden, score, to_device
 from hone.train.master import clip_gradients, collect_gradients, master_weights, publish
 from hone.train.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
+from hone.train.state import State
 from hone.train.totals import Totals, merge_stats
 from hone.train.totals import split_by_sample as split_by_sample
 from hone.types import MicroBatch, StepStats
@@ -69,6 +71,7 @@ class Policy:
         self.fresh_at = 0  # the update that was the first of this optimizer
         self.resets: list[dict[str, Any]] = []  # hard resets so far: the step before which, and why
         self.stop_ids = stop_token_ids(model, tokenizer)
+        self._beside: tuple[int, dict[str, bytes]] | None = None  # files of a checkpoint that change with a reset only
         self.lora, self.base, self.seed = lora, base, seed
         if lora is not None:
             adapters.attach(model, lora, self._adapter_seed())
@@ -329,43 +332,41 @@ class Policy:
     def _export(self, model: PreTrainedModel, folder: Path) -> None:
         if not self.world.main:
             return
-        model.save_pretrained(folder, max_shard_size="1000GB")  # one file: `restore` reads it back
+        model.save_pretrained(folder, max_shard_size="1000GB")  # one file
         self.tokenizer.save_pretrained(folder)
 
-    def save(self, folder: Path) -> dict[str, Any]:
-        """Weights and moments into `folder`; returns the scalars to keep beside them.
+    def save(self) -> State:
+        """A copy of weights, moments and counters; every process calls it, and gets its own part.
 
-        With an adapter these are its weights alone: its base is the stage's model, or that of the last reset.
+        With an adapter the weights are its own alone: its base is the stage's model, or that of the last reset.
         """
-        if self.lora is None:
-            self._export(self.whole(), folder / "model")
-        else:
-            self.export_adapter(folder / "model")
-        tensors = self._state_tensors()
-        if self.world.main:
-            save_file(tensors, folder / "optimizer.safetensors")
-        return {
+        if self._beside is None or self._beside[0] != len(self.resets):
+            self._beside = len(self.resets), state.files(self) if self.world.main else {}
+        tensors = {folder: shards.stage(own) for folder, own in state.tensors(self).items()}
+        scalars = {
             "updates": self.updates,
             "fresh_at": self.fresh_at,
-            "resets": self.resets,
+            "resets": list(self.resets),
             "lora": None if self.lora is None else self.lora.model_dump(mode="json"),
         }
+        return State(tensors, self._beside[1], scalars)
 
-    def restore(self, folder: Path, state: dict[str, Any], base: Path | None = None) -> None:
-        """Back to exactly what `save` wrote: weights, moments, counters. `base`: the model of the last hard reset.
+    def restore(self, folder: Path, scalars: Mapping[str, Any], base: Path | None = None) -> None:
+        """Back to exactly what `save` gave, read from a checkpoint: weights, moments, counters. Who wrote it may have
+        been another number of processes, in another layout. `base`: the model of the last hard reset.
 
         Raises UserError if one of the two had an adapter and the other has none.
         """
-        kept = state.get("lora")
+        kept = scalars.get("lora")
         if (kept is None) != (self.lora is None):
             has, wants = ("no adapter", "one") if kept is None else ("an adapter", "none")
             raise UserError(f"{folder} has {has} and the recipe wants {wants}; resume with lora as it was")
-        self.resets = list(state.get("resets", ()))
+        self.resets = list(scalars.get("resets", ()))
         if kept is not None:
             model = self.whole()
             adapters.remove(model)
             if base is not None:
-                self._load_weights(model, base)
+                state.read_weights(model, base)
                 self.base = str(base)
             self.lora = LoraConfig.model_validate(kept)
             adapters.attach(model, self.lora, self._adapter_seed())
@@ -375,49 +376,12 @@ class Policy:
             self._take(model)
             self._begin(self.optim, self.layers)
         else:
-            self._load_weights(self.model, folder / "model")
+            state.read_weights(self.model, folder / "model")
             if base is not None and self.reference is not None:
-                self._load_weights(self.reference, base)
-        for master, p in zip(self.masters, self.parameters, strict=True):
-            master.data.copy_(own_part(p))  # unless the checkpoint has something more precise, below
-        tensors = load_file(folder / "optimizer.safetensors")
-        for i, (stepped, p) in enumerate(self._stepped_for()):
-            if f"{i}.weight" in tensors:
-                stepped.data.copy_(part_of(tensors[f"{i}.weight"], p))
-            if f"{i}.step" in tensors:
-                moments = {key: part_of(tensors[f"{i}.{key}"], p) for key in ("exp_avg", "exp_avg_sq")}
-                self.optimizer.state[stepped] = {
-                    key: value.to(stepped.device).contiguous()
-                    for key, value in {"step": tensors[f"{i}.step"], **moments}.items()
-                }
-        self.updates, self.fresh_at = int(state["updates"]), int(state.get("fresh_at", 0))
-
-    @staticmethod
-    def _load_weights(model: PreTrainedModel, folder: Path) -> None:
-        tensors = load_file(folder / "model.safetensors")
-        own = {name for name, _ in model.named_parameters()}
-        tied = set(getattr(model, "all_tied_weights_keys", None) or {})
-        missing, unexpected = own - tensors.keys() - tied, tensors.keys() - own - tied
-        if missing or unexpected:
-            raise ValueError(f"{folder}: weights do not fit the model (missing {missing}, unexpected {unexpected})")
-        fill(model, tensors)
+                state.read_weights(self.reference, base)
+        state.restore(self, folder)
+        self.updates, self.fresh_at = int(scalars["updates"]), int(scalars.get("fresh_at", 0))
 
     def _stepped(self) -> list[torch.Tensor]:
         """Everything that the optimizer steps, in a fixed order."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]
-
-    def _stepped_for(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
-        """The same, each with the parameter that it is, or that it is a part or a more precise copy of."""
-        of = {id(m): p for m, p in zip(self.masters, self.parameters, strict=True)}
-        return [(stepped, of.get(id(stepped), stepped)) for stepped in self._stepped()]
-
-    def _state_tensors(self) -> dict[str, torch.Tensor]:
-        """Moments, and the weights that the exported model does not hold: masters that are copies, the value head."""
-        exported = {id(p) for p in self.parameters if p.dtype == torch.float32}  # the adapter's, if there is one
-        tensors: dict[str, torch.Tensor] = {}
-        for i, (stepped, p) in enumerate(self._stepped_for()):
-            for key, value in self.optimizer.state.get(stepped, {}).items():
-                tensors[f"{i}.{key}"] = (whole_tensor(p, value) if value.ndim else value).contiguous()
-            if id(p) not in exported:
-                tensors[f"{i}.weight"] = whole_tensor(p, stepped.detach()).contiguous()
-        return tensors

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from types import TracebackType
 
 from rich.console import Console
@@ -44,8 +44,11 @@ class Clock:
 class Track:
     """`total` steps of something called `title`. Use as a context manager."""
 
-    def __init__(self, title: str, total: int, done: int = 0, shown: bool = True) -> None:
-        """`shown`: of several processes one speaks to the user."""
+    def __init__(
+        self, title: str, total: int, done: int = 0, shown: bool = True, breathe: Callable[[], None] | None = None
+    ) -> None:
+        """`shown`: of several processes one speaks to the user. `breathe` is called now and then within a step."""
+        self._breathe = breathe
         self.title, self.total, self.done, self._first, self._shown = title, total, done, done, shown
         self._started = self._said = time.monotonic()
         self._bar: Progress | None = None
@@ -85,6 +88,8 @@ class Track:
 
     def inner(self, done: int, total: int) -> None:
         """Progress within the step, e.g. sequences finished of those being generated."""
+        if self._breathe is not None:
+            self._breathe()
         if self._bar:
             self._bar.update(self._inner, completed=done, total=total, visible=done < total)
 

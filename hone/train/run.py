@@ -5,6 +5,7 @@
     metrics.jsonl          one row per step, the same for the same seed
     timings.jsonl          one row per step, seconds
     costs.jsonl            one row per step whose reward asked a server: calls, tokens, answers from the cache
+    ledger.jsonl           which problems were drawn for a step: see hone.train.ledger
     evals.jsonl            one row per evaluation; evals/LABEL.jsonl its samples
     events.jsonl           whatever was out of the ordinary
     rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
@@ -21,42 +22,28 @@ A row of metrics.jsonl: {"step": 3, "phase": "rl", "loss": 0.01, "reward/mean": 
 from __future__ import annotations
 
 import contextlib
-import datetime
-import hashlib
-import importlib.metadata
 import json
 import os
-import platform
 import shutil
-import signal
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from safetensors.numpy import save_file
-
-import hone
 from hone.algo.curriculum import Course
 from hone.config import UserError
 from hone.dist.world import ALONE, World
 from hone.train import checkpoint, jsonl
 from hone.train.config import CheckpointConfig
+from hone.train.ledger import row_of
+from hone.train.manifest import manifest, user_files
 from hone.train.policy import Policy
+from hone.train.progress import Track
 from hone.train.reset import drop_resets, reset_folder
-from hone.types import FloatArray, Group, Sample, StepStats
-from hone.verify.targets import source_of
-
-
-class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop and has saved; `--resume` goes on from there. Exit code 130, as for any Ctrl-C."""
-
-    def __init__(self, step: int) -> None:
-        super().__init__(f"stopped before step {step}, saved")
-        self.step = step
+from hone.train.retention import best_validated
+from hone.train.stop import Interrupted, Preempted, Stop, Stopping
+from hone.train.tokens import rollout_rows, write_tokens
+from hone.types import Group, Sample, StepStats
 
 
 class Run:
@@ -66,8 +53,13 @@ class Run:
         self.folder, self.world = folder, world
         self.config = checkpoints
         self.history: list[dict[str, Any]] = []  # rows of metrics.jsonl
-        self._stop = False  # this process was asked to
-        self._stopping = False  # one of them was, and the step is saved
+        self._stop = Stop(checkpoints.stop_within_seconds, world.main)
+        self._stopping = False  # a process was asked to, and the step is saved
+        self._preempted = False  # the same, by SIGTERM
+        self._writer = checkpoint.Writer()
+        self._at: tuple[int, Policy, Course | None]  # the last step boundary: what may be saved in the middle of a step
+        self._saved = 0  # the last step that was saved, or is being saved
+        self._writing: int | None = None  # the step of the checkpoint that is being written
         self._unsynced: set[Path] = set()  # written since the last checkpoint
 
     @classmethod
@@ -134,30 +126,19 @@ class Run:
         """
         if not self.world.main:
             return
-        rows = []
-        rest = iter(samples)
-        for group, prompt in zip(groups, prompts, strict=True):
-            for rollout, reward in zip(group.rollouts, group.rewards, strict=True):
-                rows.append(
-                    {
-                        "problem_id": rollout.problem_id,
-                        "index": rollout.index,
-                        "level": group.problem.level,
-                        "prompt": prompt,
-                        "text": rollout.text,
-                        "parts": dict(reward.parts),
-                        "total": reward.total,
-                        "verdict": reward.verdict,
-                        "extracted": reward.extracted,
-                        "advantage": _mean_advantage(next(rest)),
-                        "tokens": rollout.num_tokens,
-                        "finish": rollout.finish,
-                        **({"note": reward.note} if reward.note else {}),
-                        "policy_version": rollout.turns[-1].policy_version,
-                    }
-                )
-        self._write_rows(f"rollouts/step_{step:06d}.jsonl", rows)
-        _write_tokens(self.path(f"tokens/step_{step:06d}.safetensors"), samples, stats, piece)
+        self._write_rows(f"rollouts/step_{step:06d}.jsonl", rollout_rows(groups, prompts, samples))
+        write_tokens(self.path(f"tokens/step_{step:06d}.safetensors"), samples, stats, piece)
+
+    def log_prompts(
+        self, step: int, rounds: Sequence[Sequence[str]], groups: Sequence[Group], replaced: Sequence[Group] = ()
+    ) -> None:
+        """What was drawn for a step, by round (ids), and what became of it: see `hone.train.ledger`."""
+        for number, drawn in enumerate(filter(None, rounds)):
+            self._append("ledger.jsonl", row_of(step, number, drawn, groups, replaced))
+
+    def track(self, title: str, total: int, done: int) -> Track:
+        """The progress that is shown; while answers are sampled it lets the run end."""
+        return Track(title, total, done, self.world.main, self.breathe)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         return jsonl.read(self.folder / name)
@@ -165,22 +146,41 @@ class Run:
     # --- checkpoints --------------------------------------------------------------------------
 
     def checkpoint(self, step: int, policy: Policy, course: Course | None = None, now: bool = False) -> None:
-        """Save what is needed to begin step `step`, if it is due, if `now`, or if the user asked to stop."""
-        self._stopping = self.world.any(self._stop, "whether to stop")
+        """Save what is needed to begin step `step`, if it is due, if `now`, or if the user asked to stop.
+
+        Raises OSError if the checkpoint before could not be written.
+        """
+        self._at = step, policy, course
+        mine = self._stop.asked, self._stop.preempted, self._writer.error is not None
+        states = self.world.gather([mine], "whether to stop")
+        self._stopping, self._preempted, failed = (any(flags) for flags in zip(*states, strict=True))
+        if failed:
+            self.settle()
         if step % self.config.every == 0 or self._stopping or now:
             self.save(step, policy, course)
 
     def save(self, step: int, policy: Policy, course: Course | None = None) -> None:
-        """What was written about the steps before comes to the disk first: a resumed run does not write it again."""
-        for path in self._unsynced if self.world.main else ():
-            checkpoint.fsync(path)
+        """Copy what is needed to begin `step`; it is written while the loop goes on. What was written about the steps
+        before comes to the disk first: a resumed run does not write it again."""
+        self.settle()
+        rows = [path for path in self._unsynced if path.exists()]
         self._unsynced.clear()
-        state = None if course is None else course.state()
-        if self.world.main:
-            checkpoint.save(self.folder / "checkpoints", step, policy, self.config.keep, state)
-        else:
-            policy.save(self.folder)  # its part of the weights, for the first process to write
-        self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
+        state = None if course is None else course.state(step)
+        kept = checkpoint.take(step, policy, self.config.keep, state, self.best_steps())
+        folder, world = self.folder / "checkpoints", self.world
+        self._writer.begin(lambda: checkpoint.write(folder, kept, world, rows))
+        self._writing = self._saved = step
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written. Raises OSError if it could not be."""
+        step, self._writing = self._writing, None
+        self._writer.wait()
+        if step is not None:
+            self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
+
+    def best_steps(self) -> list[int]:
+        """The steps of the best checkpoints by validation accuracy, best first; of equal ones the earlier."""
+        return best_validated(self.rows("evals.jsonl"), self.config.keep_best) if self.world.main else []
 
     def resume(self, policy: Policy, course: Course | None = None) -> int:
         """The step to begin with: that of the newest good checkpoint, 0 if none was written yet.
@@ -200,6 +200,8 @@ class Run:
             if course is not None and state.get("course") is not None:
                 course.restore(state["course"])
         self.history = self.world.on_main(lambda: self._back_to(step, resets), "the rows so far")
+        self._at = step, policy, course
+        self._saved = step
         return step
 
     def _newest_checkpoint(self) -> Path | None:
@@ -219,7 +221,7 @@ class Run:
         """Remove what was written of `step` and later ones; the rows of the steps before."""
         drop_resets(self.folder, resets)
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
-        for name in ("metrics.jsonl", "timings.jsonl", "costs.jsonl", "evals.jsonl"):
+        for name in ("metrics.jsonl", "timings.jsonl", "costs.jsonl", "evals.jsonl", "ledger.jsonl"):
             jsonl.keep(self.folder / name, lambda row: row["step"] < step)
         for name in ("rollouts", "tokens", "skipped"):
             for path in (self.folder / name).glob("*"):
@@ -233,6 +235,9 @@ class Run:
 
     def finish(self, policy: Policy, steps: int) -> None:
         """Export the final model; a stage with a `model` folder is complete."""
+        self.settle()
+        if self.world.main:
+            checkpoint.prune(self.folder / "checkpoints", self.config.keep, self.best_steps())
         if policy.lora is not None:
             policy.export_adapter(self.folder / "adapter")
         aside = self.folder / ".model"
@@ -251,26 +256,45 @@ class Run:
 
     @contextlib.contextmanager
     def interruptible(self) -> Iterator[None]:
-        """The first Ctrl-C (or SIGTERM) asks the loop to save and stop; a second one stops at once."""
+        """The first Ctrl-C asks the loop to save and stop, a second one stops at once; SIGTERM: see `hone.train.stop`.
 
-        def ask(number: int, _: Any) -> None:
-            if self._stop:
-                raise KeyboardInterrupt
-            self._stop = True
-            if self.world.main:
-                print("\nstopping after this step, then saving (again: stop at once)", file=sys.stderr, flush=True)
-
-        before = {s: signal.signal(s, ask) for s in (signal.SIGINT, signal.SIGTERM)}
+        Whatever ends the loop, a checkpoint that is being written is waited for.
+        """
         try:
-            yield
-        finally:
-            for number, handler in before.items():
-                signal.signal(number, handler)
+            with self._stop.listening():
+                try:
+                    yield
+                except Stopping:  # in the middle of a step: what there was at its beginning is still there
+                    step, policy, course = self._at
+                    if step != self._saved:
+                        self.save(step, policy, course)
+                    self.settle()
+                    raise Preempted(step) from None
+                except BaseException:
+                    self._writer.join()
+                    if self._writer.error is not None:  # beside what ends the run anyway
+                        print(self._writer.error, file=sys.stderr, flush=True)
+                    raise
+                self.settle()
+        except Preempted:
+            raise
+        except BaseException:
+            self._stop.cancel()
+            raise
+
+    def breathe(self) -> None:
+        """Called now and then while answers are sampled: leaves the step in progress if the machine is about to go.
+
+        Several processes wait for each other in the middle of a step, so they stop together, after it.
+        """
+        if self._stop.preempted and self.world.size == 1:
+            raise Stopping
 
     def stop_if_asked(self, step: int) -> None:
-        """Called between steps, after `checkpoint`: raises `Interrupted` if the user asked to stop."""
+        """Called between steps, after `checkpoint`: raises `Interrupted` or `Preempted` if it was asked for."""
         if self._stopping:  # asked for since then: the next step saves first
-            raise Interrupted(step)
+            self.settle()
+            raise Preempted(step) if self._preempted else Interrupted(step)
 
     # --- files --------------------------------------------------------------------------------
 
@@ -288,67 +312,3 @@ class Run:
         path.parent.mkdir(exist_ok=True)
         self._unsynced |= {path, path.parent}
         return path
-
-
-def _mean_advantage(sample: Sample) -> float:
-    values = sample.advantages[sample.trained]
-    return float(values.mean()) if len(values) else 0.0
-
-
-def _write_tokens(path: Path, samples: Sequence[Sample], stats: StepStats, piece: Callable[[int], str]) -> None:
-    """Completion tokens of all samples, one after the other; `lengths` tells them apart.
-
-    The trainer's log-prob and entropy are NaN where it had no reason to look: no gradient in that sample.
-    """
-    lengths = [int(s.trained.sum()) for s in samples]
-    ids = np.concatenate([s.token_ids[s.trained] for s in samples]).astype(np.int32)
-
-    def of_trainer(values: Mapping[int, FloatArray]) -> FloatArray:
-        return np.concatenate([values.get(i, np.full(n, np.nan, np.float32)) for i, n in enumerate(lengths)])
-
-    arrays = {
-        "lengths": np.asarray(lengths, np.int32),
-        "ids": ids,
-        "sampled_logprobs": np.concatenate([s.logprobs[s.trained] for s in samples]),
-        "trainer_logprobs": of_trainer(stats.logprobs),
-        "entropies": of_trainer(stats.entropies),
-        "advantages": np.concatenate([s.advantages[s.trained] for s in samples]),
-    }
-    pieces = {str(i): piece(i) for i in np.unique(ids).tolist()}
-    save_file(arrays, path, metadata={"pieces": json.dumps(pieces, ensure_ascii=False)})
-
-
-def manifest(seed: int) -> dict[str, Any]:
-    """What one needs to know to run this again."""
-    packages = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "pydantic")
-    return {
-        "code_version": code_version(),
-        "seed": seed,
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
-        "versions": {"python": platform.python_version(), **{p: importlib.metadata.version(p) for p in packages}},
-        "hardware": {
-            "machine": platform.machine(),
-            "system": platform.system(),
-            "cpus": os.cpu_count(),
-            "torch_threads": torch.get_num_threads(),
-            "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        },
-    }
-
-
-def user_files(config: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of the files of the user's functions, by their names in the recipe."""
-    sources = {name: source_of(name) for name in config.get("reward", {}).get("parts", {}) if ":" in name}
-    return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items() if source is not None}
-
-
-def code_version() -> str:
-    """The package version, with the commit when run from a checkout."""
-    root = Path(hone.__file__).parent.parent
-    if not (root / ".git").exists() or shutil.which("git") is None:
-        return hone.__version__
-    answer = subprocess.run(
-        ["git", "-C", str(root), "describe", "--always", "--dirty"], capture_output=True, text=True, timeout=10
-    )
-    return f"{hone.__version__}+{answer.stdout.strip() or 'unknown'}"

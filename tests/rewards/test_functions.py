@@ -18,7 +18,7 @@ from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
 from hone.rollout.collect import score
 from hone.tasks.countdown import CountdownConfig, CountdownTask
-from hone.train.run import user_files
+from hone.train.manifest import user_files
 from hone.types import Grade, Problem, Rollout, Turn
 
 TASK = CountdownTask(CountdownConfig())

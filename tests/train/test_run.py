@@ -14,6 +14,7 @@ from hone.config import UserError
 from hone.train import jsonl
 from hone.train.config import CheckpointConfig
 from hone.train.run import Run
+from hone.train.state import State
 from hone.types import Sample, StepStats
 
 
@@ -22,9 +23,8 @@ class FakePolicy:
 
     updates = 0
 
-    def save(self, folder: Path) -> dict[str, Any]:
-        (folder / "weights").write_text("x")
-        return {"updates": 7}
+    def save(self) -> State:
+        return State({}, {"weights": b"x"}, {"updates": 7})
 
     def restore(self, folder: Path, state: dict[str, Any]) -> None:
         self.updates = state["updates"]
@@ -42,6 +42,7 @@ def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None
         (tmp_path / "rollouts").mkdir(exist_ok=True)
         (tmp_path / "rollouts" / f"step_{step:06d}.jsonl").write_text("{}\n")
         run.checkpoint(step + 1, FakePolicy())  # type: ignore[arg-type]  # saves before steps 2 and 4
+    run.settle()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # torn by a kill
     policy = FakePolicy()
@@ -106,6 +107,7 @@ def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     for step in range(2):
         run.log(step, {"loss": 1.0}, {"seconds": 1.0})
         run.checkpoint(step + 1, FakePolicy())  # type: ignore[arg-type]
+    run.settle()
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "step_000001.jsonl").write_text("{}\n")
     (tmp_path / "rollouts" / "step_000001.jsonl.writing").write_text("{")
@@ -121,9 +123,10 @@ def test_a_damaged_checkpoint_is_passed_over_and_removed(tmp_path: Path, capsys:
     run = open_run(tmp_path)
     for step in (2, 4):
         run.checkpoint(step, FakePolicy())  # type: ignore[arg-type]
-    (tmp_path / "checkpoints" / "step_000004" / "weights").write_text("y")
+    run.settle()
+    (tmp_path / "checkpoints" / "step_000004" / "model" / "weights").write_text("y")
     assert open_run(tmp_path).resume(FakePolicy()) == 2  # type: ignore[arg-type]
-    assert "step_000004 is damaged (weights differs from its checksum)" in capsys.readouterr().err
+    assert "step_000004 is damaged (model/weights differs from its checksum)" in capsys.readouterr().err
     assert [p.name for p in (tmp_path / "checkpoints").iterdir()] == ["step_000002"]
 
 
@@ -131,6 +134,7 @@ def test_without_a_whole_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     run.log(0, {"loss": 1.0}, {"seconds": 1.0})
     run.checkpoint(2, FakePolicy())  # type: ignore[arg-type]
+    run.settle()
     (tmp_path / "checkpoints" / "step_000002" / "checksums.json").unlink()
     with pytest.raises(UserError, match="none of its 1 checkpoints is whole; nothing was changed"):
         open_run(tmp_path).resume(FakePolicy())  # type: ignore[arg-type]

@@ -250,7 +250,7 @@ def test_a_damaged_checkpoint_is_passed_over_with_a_message(folder: Path, tmp_pa
     policy = load(folder)
     for step in (1, 2):
         checkpoint.save(tmp_path, step, policy, keep=3)
-    victim = tmp_path / "step_000002" / "model" / "model.safetensors"
+    victim = tmp_path / "step_000002" / "model" / "shard-00001-model-00001-of-00001.safetensors"
     data = bytearray(victim.read_bytes())
     if damage == "flip":
         data[-5] ^= 1

@@ -1,0 +1,20 @@
+"""Which checkpoint is best: that of the step with the highest accuracy on the validation split, never on another."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+SPLIT = "validation"
+
+
+def best_validated(evals: Iterable[Mapping[str, Any]], count: int) -> list[int]:
+    """The `count` best steps of the rows of evals.jsonl, best first; of equal ones the earlier.
+
+    Step 0 is the model that training began with, and has no checkpoint.
+    """
+    if not count:
+        return []
+    rows = [row for row in evals if row["label"] == SPLIT and row["step"] > 0]
+    ranked = sorted(rows, key=lambda row: (-row["accuracy"]["value"], row["step"]))
+    return [int(row["step"]) for row in ranked[:count]]

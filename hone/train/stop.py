@@ -1,0 +1,101 @@
+"""How a run is asked to stop, and how it ends then.
+
+Ctrl-C      the step in progress is finished and saved; exit code 130. A second one stops at once.
+SIGTERM     a machine is about to be taken away: what is finished is saved, and the process ends within a bound;
+            exit code 75 (EX_TEMPFAIL of sysexits.h: try again), so that a scheduler can start it again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import psutil
+
+#: Exit code after SIGTERM, saved or not: what is in the run folder can be gone on from.
+EX_TEMPFAIL = 75
+
+
+class Interrupted(KeyboardInterrupt):
+    """The run was asked to stop and has saved; `--resume` goes on from there. Exit code 130, as for any Ctrl-C."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(f"stopped before step {step}, saved")
+        self.step = step
+
+
+class Preempted(SystemExit):
+    """As `Interrupted`, by SIGTERM."""
+
+    def __init__(self, step: int) -> None:
+        super().__init__(EX_TEMPFAIL)
+        self.step = step
+
+    def __str__(self) -> str:
+        return f"stopped before step {self.step}, saved"
+
+
+class Stopping(BaseException):
+    """Leave the step in progress; nothing of it counts. Only the run itself catches it."""
+
+
+class Stop:
+    """What the signals said to this process."""
+
+    def __init__(self, within: float, speaks: bool) -> None:
+        """`within`: seconds from SIGTERM to the end; `speaks`: of several processes one does."""
+        self.asked = False
+        self.preempted = False
+        self._within, self._speaks = within, speaks
+        self._last_resort: threading.Timer | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[None]:
+        before = {s: signal.signal(s, self._hear) for s in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def cancel(self) -> None:
+        """The run has ended otherwise: no last resort."""
+        if self._last_resort is not None:
+            self._last_resort.cancel()
+
+    def _hear(self, number: int, _: Any) -> None:
+        if number == signal.SIGTERM:
+            self._preempt()
+        elif self.asked:
+            raise KeyboardInterrupt
+        else:
+            self.asked = True
+            self._say("\nstopping after this step, then saving (again: stop at once)")
+
+    def _preempt(self) -> None:
+        if self.preempted:
+            return
+        self.asked = self.preempted = True
+        self._last_resort = threading.Timer(self._within, self._too_late)
+        self._last_resort.daemon = True
+        self._last_resort.start()
+        self._say(f"\nSIGTERM: saving what is finished, within {self._within:g} s")
+
+    def _too_late(self) -> None:
+        self._say(
+            f"stopped {self._within:g} s after SIGTERM (checkpoint.stop_within_seconds), in the middle of a step: "
+            "--resume goes on from the last checkpoint"
+        )
+        for child in psutil.Process().children(recursive=True):  # servers that we started
+            with contextlib.suppress(psutil.NoSuchProcess):
+                child.terminate()
+        os._exit(EX_TEMPFAIL)
+
+    def _say(self, text: str) -> None:
+        if self._speaks:
+            print(text, file=sys.stderr, flush=True)
