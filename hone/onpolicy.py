@@ -31,6 +31,8 @@ from hone.data.samples import to_samples, with_advantages
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
 from hone.model.load import load_model, load_tokenizer
+from hone.plan.batch import longest_prompt
+from hone.plan.rehearse import rehearse
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
@@ -68,6 +70,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     packer = partial(pack, tokens_per_microbatch=recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
 
     first = run.resume(policy, course)
+    rehearse(run, recipe, model, policy, longest_prompt(course.problems, renderer))
     with run.interruptible(), closing(engine), Track("distil", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress)
         for step in range(first, recipe.steps + 1):

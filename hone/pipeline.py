@@ -12,7 +12,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from hone.chain import MODELLESS, beside
 from hone.config import UserError
 from hone.model import tiny
 from hone.model.config import ModelConfig
+from hone.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe import Pipeline, Recipe, resolved
 from hone.sinks import check_installed, copying
 from hone.tasks import make_task
@@ -72,12 +72,16 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
         for stage, sub in stages[len(done) :]:
             # A stage that comes first, or alone, has the base of the whole run.
             base = folder / "base" if sub == stages[0][1] else folder / sub / "base"
-            with copying(folder / sub, stage.sinks, f"{recipe.name}-{sub}" if sub.parts else recipe.name):
+            name = f"{recipe.name}-{sub}" if sub.parts else recipe.name
+            with copying(folder / sub, stage.sinks, name), explained(stage, folder / sub):
                 loop(stage)(stage, folder / sub, stage.model.at(str(first_model(stage, folder / sub, base))))
     for n, (_, sub) in enumerate(stages, start=1):
         if (folder / sub / "model").exists():
             card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
-    (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
+    found = results(folder, stages)
+    if "memory" in found:
+        print(line(found["memory"]), file=sys.stderr)
+    (folder / "results.json").write_text(json.dumps(found, indent=1))
     return folder
 
 
@@ -180,12 +184,6 @@ def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     return row
 
 
-def peak_rss_bytes() -> int:
-    """The most memory this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
-
-
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
     """Seconds over all sittings, peak memory, and the evaluations before and after the last RL stage."""
     sittings = jsonl.read(folder / "sessions.jsonl")
@@ -194,6 +192,9 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
         "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
         "seed": stages[0][0].seed,
     }
+    memory = compared([folder / sub for _, sub in stages])
+    if memory is not None:
+        found["memory"] = memory
     for _, sub in stages:
         for row in jsonl.read(folder / sub / "evals.jsonl"):
             if row["label"] in ("before", "after"):

@@ -24,6 +24,8 @@ from hone.data.render import Renderer
 from hone.data.samples import to_samples
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
+from hone.plan.batch import longest_prompt
+from hone.plan.rehearse import rehearse
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.base import RewardFn
@@ -60,6 +62,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
     first = run.resume(policy, course)
+    rehearse(run, recipe, model, policy, longest_prompt(course.problems, renderer))  # the longest first
     with run.interruptible(), closing(engine), Track("RL", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress)
         for step in range(first, recipe.steps + 1):

@@ -22,6 +22,7 @@ from hone.data.pack import pack
 from hone.data.render import Renderer
 from hone.data.samples import supervised_sample
 from hone.model.config import ModelConfig
+from hone.plan.rehearse import rehearse_examples
 from hone.recipe import Recipe
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask
@@ -69,6 +70,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     packer = partial(pack, tokens_per_microbatch=recipe.tokens_per_microbatch, share_prompts=recipe.share_prompts)
 
     first = run.resume(policy)
+    rehearse_examples(run, recipe, model, policy, samples)
     with run.interruptible(), Track("SFT", steps, first) as progress:
         for step in range(first, steps):
             clock = Clock()

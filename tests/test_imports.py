@@ -24,6 +24,7 @@ ROWS = (
     ("rewards",),
     ("train", "rollout"),
     ("recipe",),
+    ("plan",),
     ("evaluate", "explain_phases", "notices"),
     ("rl", "sft", "serve", "evals", "sinks", "explain_stages"),
     ("sample", "distil", "onpolicy", "rl_async", "explain"),

@@ -274,16 +274,16 @@ def _update(
     stage: Recipe, mine: PreTrainedModel, micro: object, again: bool, split: ParallelConfig, device: str
 ) -> dict[str, int]:
     batch = to_device(micro, torch.device("meta"))  # type: ignore[arg-type]
-    traced = trace(mine, batch, entropy=stage.stage != "sft" and bool(stage.algo.entropy_coef), again=again)
+    peak = trace(mine, batch, entropy=stage.stage != "sft" and bool(stage.algo.entropy_coef), again=again)
     trained = [p for p in mine.parameters() if p.requires_grad]
     low = any(p.dtype != torch.float32 for p in trained)
     gradients = 4 * sum(p.numel() for p in trained) // split.shard
     born = 0 if again else sum(p.nbytes for p in trained)  # traced, if there were none before
     # Gradients that come with the only micro-batch stand where activations were.
-    both = traced.peak if not again and not low and split.shard == 1 else gradients + traced.peak - born * (not low)
+    both = peak if born and not low and split.shard == 1 else gradients + peak - born * (not low)
     vocabulary = mine.get_output_embeddings().weight.shape[0]
     chunk = min(len(batch.targets), max(1, BUDGET[device] // vocabulary)) * vocabulary
-    workspace = min(traced.peak, chunk * (8 + (2 if low else 0)))
+    workspace = min(peak, chunk * (8 + (2 if low else 0)))
     rest = max(0, both - gradients - workspace)
     parts = {"gradients": gradients, "log-probs": workspace, "activations": rest}
     if device == "cpu":

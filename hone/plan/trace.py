@@ -1,7 +1,7 @@
 """What is alive while a micro-batch goes there and back: the step's own code, run on the meta device, and added up.
 
     model = meta_model(config, "bfloat16")                        # shapes without numbers, of any architecture
-    traced = trace(model, batch, temperature=1.0, again=True)     # bytes
+    most = trace(model, batch, again=True)                        # bytes beyond the weights and gradients
 
 Tensors of the meta device have a size and no memory, so a model of 7 billion weights takes seconds and nothing else.
 What a kernel uses inside itself, and what an allocator keeps beside the tensors, is not seen here.
@@ -11,8 +11,6 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,14 +23,6 @@ from hone.types import MicroBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-
-@dataclass(frozen=True, slots=True)
-class Traced:
-    """Bytes beyond the weights (and, if there were some before, beyond their gradients)."""
-
-    saved: int  # kept for the way back when the last hidden states are there
-    peak: int
 
 
 class Alive(TorchDispatchMode):
@@ -68,27 +58,31 @@ class Alive(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
+def there_and_back(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: bool) -> None:
+    """The forward and backward pass of `Policy`'s step. `entropy`: its gradient too. Gradients are left behind."""
+    hidden = packed_hidden(model, batch)
+    hidden.retain_grad()
+    logprobs, entropies = head_logprobs(model, hidden, batch.targets, temperature, want_entropy=True)
+    assert entropies is not None
+    loss = -(batch.weights * logprobs).sum()
+    if entropy:
+        loss = loss - entropies.sum()
+    loss.backward()  # type: ignore[no-untyped-call]
+
+
 def trace(
     model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, entropy: bool = False, again: bool = True
-) -> Traced:
-    """Forward and backward of `Policy`'s step. `entropy`: its gradient too. `again`: a micro-batch before this one has
-    left gradients, to which these are added; else they are counted as they come."""
+) -> int:
+    """Most bytes alive in `there_and_back`, beyond the weights and the gradients that were there before.
+
+    `again`: a micro-batch before this one has left gradients, to which these are added."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:
         p.grad = torch.empty_like(p) if again else None
     try:
-        with ExitStack() as stack:
-            alive = stack.enter_context(Alive())
-            hidden = packed_hidden(model, batch)
-            hidden.retain_grad()
-            saved = alive.now
-            logprobs, entropies = head_logprobs(model, hidden, batch.targets, temperature, want_entropy=True)
-            assert entropies is not None
-            loss = -(batch.weights * logprobs).sum()
-            if entropy:
-                loss = loss - entropies.sum()
-            loss.backward()
-        return Traced(saved, alive.peak)
+        with Alive() as alive:
+            there_and_back(model, batch, temperature, entropy)
+        return alive.peak
     finally:
         for p in trained:
             p.grad = None
