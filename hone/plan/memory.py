@@ -24,7 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -40,18 +40,19 @@ from hone.rollout.native.core import _PREFILL_TOKENS as PREFILL_TOKENS
 from hone.rollout.native.memory import Budget, columns
 from hone.train.optimizer import depths, is_trained, num_layers
 from hone.train.policy import to_device
+from hone.types import MicroBatch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 MIB, GIB = 1 << 20, 1 << 30
 
-#: Bytes that a process holds whatever the model, by device. CPU: the peak of a run whose model has 10 000 parameters,
+#: Bytes that a process holds whatever the model, by device. CPU: the peak of a run whose model has 15 000 parameters,
 #: `benchmarks/plan.py --base`, Linux x86-64, torch 2.13, transformers 5.23. CUDA: assumed; the context and the
 #: libraries' kernels, which `torch.cuda.max_memory_allocated` does not count.
-BASE = {"cpu": 560 * MIB, "cuda": 600 * MIB}
+BASE = {"cpu": 525 * MIB, "cuda": 600 * MIB}
 #: More of it where peft is loaded.
-BASE_LORA = 60 * MIB
+BASE_LORA = 15 * MIB
 
 #: Share of activations and gradients that glibc's malloc holds beyond them, because blocks below 32 MiB come from one
 #: heap: 0.16 to 0.20 over 4 updates with micro-batches of changing lengths (30 M parameters), where every block on its
@@ -62,6 +63,9 @@ OWN_BLOCK = 32 * MIB
 
 #: Memory of a device that is not here, where none is given.
 ASSUMED_TOTAL = 80 * GIB
+
+#: What was traced once in this process: sizes are tried, and most of them come again.
+_TRACED: dict[tuple[Any, ...], int] = {}
 
 #: What is said of lengths that nothing tells.
 ASSUMED_PROMPT, ASSUMED_ANSWER = 512, 2048
@@ -160,7 +164,7 @@ def stage_plan(
     lengths: Lengths | None = None,
 ) -> Plan:
     """See `estimate`."""
-    from hone.plan.lengths import lengths_of
+    from hone.plan.lengths import lengths_of  # which needs this module
 
     split, device = parallel or parallel_of(stage), device or device_of(stage)
     total = total_bytes or total_of(device)
@@ -271,10 +275,13 @@ def _gathered(model: PreTrainedModel) -> int:
 
 
 def _update(
-    stage: Recipe, mine: PreTrainedModel, micro: object, again: bool, split: ParallelConfig, device: str
+    stage: Recipe, mine: PreTrainedModel, batch: MicroBatch, again: bool, split: ParallelConfig, device: str
 ) -> dict[str, int]:
-    batch = to_device(micro, torch.device("meta"))  # type: ignore[arg-type]
-    peak = trace(mine, batch, entropy=stage.stage != "sft" and bool(stage.algo.entropy_coef), again=again)
+    entropy = stage.stage != "sft" and bool(stage.algo.entropy_coef)
+    key = (repr(mine.config), stage.model, stage.lora, stage.layers, batch.layout, entropy, again)
+    if key not in _TRACED:
+        _TRACED[key] = trace(mine, to_device(batch, torch.device("meta")), entropy=entropy, again=again)
+    peak = _TRACED[key]
     trained = [p for p in mine.parameters() if p.requires_grad]
     low = any(p.dtype != torch.float32 for p in trained)
     gradients = 4 * sum(p.numel() for p in trained) // split.shard
