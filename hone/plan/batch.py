@@ -1,6 +1,6 @@
 """The longest micro-batch that a stage can come to: full, every answer as long as it may be.
 
-    batch = longest(stage, prompt_tokens=300)      # MicroBatch, on the CPU; its numbers mean nothing
+batch = longest(stage, prompt_tokens=300)      # MicroBatch, on the CPU; its numbers mean nothing
 """
 
 from __future__ import annotations
@@ -92,4 +92,3 @@ def assumed_prompt(stage: Recipe, problems: Sequence[Problem], system: str) -> i
     system = system if stage.prompt.system is None else stage.prompt.system
     most = max(characters(problem) for problem in problems) + len(system) + len(stage.prompt.template)
     return max(1, round(most / per))
-

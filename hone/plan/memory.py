@@ -325,7 +325,7 @@ def _generation(
         copy += size_of(whole)
     width = 8 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
     prompt_tokens = min(PREFILL_TOKENS, -(-rows // stage.samples_per_prompt) * lengths.prompt)
-    cut = stage.sampling.top_p < 1 or 0 < stage.sampling.top_k
+    cut = stage.sampling.top_p < 1 or stage.sampling.top_k > 0
     logits = rows * config.vocab_size * 4 * (10 if cut else 5)  # with top-p also sorted: values, indices, their sums
     return {"engine copy": copy, "kv cache": kv, "prefill": prompt_tokens * width * item, "sampling": logits}
 

@@ -69,15 +69,11 @@ def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, promp
     go_through(policy, micro[most], settings[most].sampling.temperature, entropy)
 
 
-def rehearse_examples(
-    run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, samples: Sequence[Sample]
-) -> None:
+def rehearse_examples(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, samples: Sequence[Sample]) -> None:
     """Of supervised training: the longest examples that can come together in a step."""
     stage = recipe.model_copy(update={"model": model})
     chosen = sorted(samples, key=lambda s: len(s.token_ids))[-stage.sft.examples_per_step :]
-    packed = pack(
-        chosen, [1.0] * len(chosen), stage.tokens_per_microbatch, share_prompts=stage.share_prompts
-    )
+    packed = pack(chosen, [1.0] * len(chosen), stage.tokens_per_microbatch, share_prompts=stage.share_prompts)
     prompt = max(s.prompt_len for s in chosen)
     answer = max(len(s.token_ids) - s.prompt_len for s in chosen)
     _predict(run, stage, policy, Lengths(prompt, answer))

@@ -1,7 +1,7 @@
 """A model's shape without its weights: from its `config.json`, or for common ones from what was published.
 
-    config, where = config_of(ModelConfig(path="Qwen/Qwen2.5-7B-Instruct"))
-    model = meta_model(config, "bfloat16")        # on the meta device: no memory, every shape
+config, where = config_of(ModelConfig(path="Qwen/Qwen2.5-7B-Instruct"))
+model = meta_model(config, "bfloat16")        # on the meta device: no memory, every shape
 """
 
 from __future__ import annotations

@@ -112,12 +112,11 @@ def _seconds(value: float) -> str:
 def _advice(one: Planned) -> list[str]:
     advice = one.advice
     if not advice.fits:
-        return ["does not fit, whatever the sizes: choose a smaller model, LoRA (lora:), or more devices (parallel.shard)"]
+        return [
+            "does not fit, whatever the sizes: choose a smaller model, LoRA (lora:), or more devices (parallel.shard)"
+        ]
     if not advice.settings:
         return ["write: nothing, it fits as it is"]
     written = " ".join(f"{key}={json.dumps(value)}" for key, value in advice.settings.items())
     peak = advice.plan.peak_bytes / GIB
     return [f"write: {written}   (then {peak:.2f} GiB at the peak, for 90 % of the device)"]
-
-
-

@@ -1,7 +1,7 @@
 """Settings that fit the device: how many tokens a micro-batch may have, and how much memory keys and values may take.
 
-    advice = advise(stage, plan)
-    advice.settings        # {"tokens_per_microbatch": 12288, "rollout.kv_cache_gib": 20.5}
+advice = advise(stage, plan)
+advice.settings        # {"tokens_per_microbatch": 12288, "rollout.kv_cache_gib": 20.5}
 """
 
 from __future__ import annotations
