@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/plan.py             # writes benchmarks/results/plan.json, five minutes of one core
     .venv/bin/python benchmarks/plan.py --quick     # the smallest model only
-    .venv/bin/python benchmarks/plan.py --base      # what a process holds whatever the model: the constants of the planner
+    .venv/bin/python benchmarks/plan.py --base      # what a process holds whatever the model
 
 Random Qwen2 models of three sizes answer puzzles; a function of the text rewards them, so that there is something to
 learn from. The medium one also with LoRA, and with a KL penalty against a frozen reference. Measured is the peak of the

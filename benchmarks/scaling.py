@@ -1,11 +1,11 @@
 """How the work of a step grows with tokens, group size and model size: measured on this CPU, beside what is modelled.
 
-    .venv/bin/python benchmarks/scaling.py          # writes benchmarks/results/scaling.json and prints docs/scaling.md's tables
+    .venv/bin/python benchmarks/scaling.py          # writes benchmarks/results/scaling.json, prints its tables
 
 One thread; figures are processor seconds (`time.process_time`), medians of three, which other processes on the machine
 disturb less than the clock on the wall; the load average at the start is recorded. `ratio` is to the first row of its
-table, `modelled` the ratio that `hone.plan.cost` gives for one speed: operations alone. Beyond one process everything is
-modelled (`modelled` in the file): nothing of it was run.
+table, `modelled` the ratio that `hone.plan.cost` gives for one speed: operations alone. Beyond one process everything
+is modelled (`modelled` in the file): nothing of it was run.
 """
 
 from __future__ import annotations
@@ -151,7 +151,7 @@ def markdown(found: dict[str, Any]) -> str:
                 f"{r['train_modelled']:.2f} | {r['generate_seconds']:.3f} | {r['generate_ratio']:.2f} | "
                 f"{r['generate_modelled']:.2f} |"
             )
-    lines += ["\nModelled", "", "| model | H100 | replicate x shard x tensor | generate | train | send | sync | step, s |",
+    lines += ["\nModelled", "", "| model | H100 | replicate x shard x tensor | generate | train | send | sync | step |",
               "|---|---|---|---|---|---|---|---|"]  # fmt: skip
     for r in found["modelled"]:
         lines.append(

@@ -6,6 +6,7 @@ batch = longest(stage, prompt_tokens=300)      # MicroBatch, on the CPU; its num
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -64,7 +65,7 @@ def longest(stage: Recipe, prompt: int, answer: int) -> MicroBatch:
     samples = [_sample(i, prompt, length) for i, group in enumerate(groups) for length in group]
     tokens = sum(map(sum, groups))
     budget = tokens + prompt * (len(groups) if stage.share_prompts else len(samples))
-    given = {}
+    given: dict[str, Any] = {}
     if stage.stage != "sft" and stage.algo.kl.coef:
         given["ref_logprobs"] = [np.zeros(int(s.trained.sum()), np.float32) for s in samples]
     (batch,) = pack(samples, [1.0 / tokens] * len(samples), budget, share_prompts=stage.share_prompts, **given)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -26,6 +27,9 @@ from hone.recipe import Recipe
 from hone.rollout.config import SamplingConfig
 from hone.rollout.native.engine import NativeEngine
 from hone.train.policy import to_device
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 #: Tokens of the micro-batch that is timed, and of the answers: enough for a rate, little time on a CPU.
 TRAIN_TOKENS, SHORT, LONG = 1024, 4, 12
@@ -72,7 +76,7 @@ def calibrate(stage: Recipe, plan: Plan, work: Work, shape: Shape) -> Speeds:
     return Speeds("this machine, calibrated", reached, decoded, float("inf"))
 
 
-def _random_model(stage: Recipe, device: torch.device) -> torch.nn.Module:
+def _random_model(stage: Recipe, device: torch.device) -> PreTrainedModel:
     config, _ = config_of(stage.model)
     model = meta_model(config, stage.model.dtype, stage.model.recompute_activations)
     if stage.lora is not None:

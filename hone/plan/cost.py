@@ -8,8 +8,8 @@ Pure functions. N: weights that take part in matrix products (an embedding that 
                    arXiv:2001.08361, table 1); backward twice that; recomputed activations one forward more
     decoding       the larger of 2 N * rows / rate and (weights + keys and values of all rows) / bandwidth, per token
                    (Pope et al., arXiv:2211.05102, section 2)
-    shard          per micro-batch each weight is gathered twice and each gradient reduced once, (s - 1) / s of them over
-                   the wire (Zhao et al., PyTorch FSDP, arXiv:2304.11277); beside the computation
+    shard          per micro-batch each weight is gathered twice and each gradient reduced once, (s - 1) / s of them
+                   over the wire (Zhao et al., PyTorch FSDP, arXiv:2304.11277); beside the computation
     replicate      one ring all-reduce of the gradients per update, 2 (r - 1) / r of them
     tensor         two all-reduces of hidden states per layer in each direction (Shoeybi et al., Megatron-LM,
                    arXiv:1909.08053, section 3); nothing is computed meanwhile
@@ -23,6 +23,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING
 
 from hone.dist.config import ParallelConfig
+from hone.model.logprobs import output_head
 from hone.plan.batch import micro_batches
 from hone.plan.shapes import meta_model
 from hone.recipe import Recipe
@@ -49,8 +50,8 @@ class Speeds:
         return self.link if ranks <= self.per_machine else self.network
 
 
-#: Assumed: 40 % of the dense bfloat16 peak of 989 TFLOP/s in training, 30 % of it and 60 % of 3.35 TB/s in decoding (peaks:
-#: NVIDIA H100 SXM data sheet), 75 % of NVLink's 450 GB/s in one direction, and of 50 GB/s (400 Gbit/s) between machines.
+#: Assumed: 40 % of the dense bfloat16 peak of 989 TFLOP/s in training, 30 % of it and 60 % of 3.35 TB/s in decoding
+#: (peaks: NVIDIA H100 SXM data sheet), 75 % of NVLink's 450 GB/s in one direction, and of 50 GB/s between machines.
 H100 = Speeds("H100 SXM, assumed", 0.40 * 989e12, 0.30 * 989e12, 0.60 * 3.35e12, 0.75 * 450e9, 0.75 * 50e9)
 
 
@@ -72,11 +73,11 @@ def shape_of(config: PretrainedConfig, dtype: str) -> Shape:
     model = meta_model(config, dtype)
     text = config.get_text_config()
     weights = sum(p.numel() for p in model.parameters())
-    embedding, head = model.get_input_embeddings().weight, model.get_output_embeddings().weight
+    embedding, head = model.get_input_embeddings().weight, output_head(model)[0]
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return Shape(
         weights,
-        weights - (0 if embedding is head else embedding.numel()),
+        weights - (0 if embedding is head else int(embedding.numel())),
         text.num_hidden_layers,
         text.hidden_size,
         text.num_attention_heads * size,

@@ -14,7 +14,7 @@ trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `pa
                   point: the step itself, traced on the meta device (`hone.plan.trace`)
     log-probs     a chunk of logits and what is computed from it, `hone.model.logprobs.BUDGET` elements each
     kv cache      2 * layers * kv heads * head size * bytes for each position, as `hone.rollout.native.memory`
-    engine copy   CPU: weights laid out for oneDNN; LoRA in float32: the merged matrices; shard or tensor > 1: all weights
+    engine copy   CPU: weights laid out for oneDNN; LoRA in float32: merged matrices; shard or tensor > 1: all weights
     prefill, sampling   hidden states of 8192 prompt tokens, and the logits of all rows
     reference, answerer, teacher   frozen models beside the policy
     allocator     CPU: what malloc keeps between the blocks that are in use: measured (`SLACK`)
@@ -126,8 +126,8 @@ def estimate(
 ) -> Plan:
     """The plan of a stage, or of that of several which needs most. Nothing is loaded, nothing has to be reachable.
 
-    `parallel`: the recipe's own by default. `device`: cpu or cuda; by default that of this machine, and cuda for a model
-    in bfloat16. `total_bytes`: of the device. `lengths`: found in the data by default, or assumed.
+    `parallel`: the recipe's own by default. `device`: cpu or cuda; by default that of this machine, and cuda for a
+    model in bfloat16. `total_bytes`: of the device. `lengths`: found in the data by default, or assumed.
     Raises UserError for a model whose shape is found nowhere, or that hone does not support.
     """
     plans = [

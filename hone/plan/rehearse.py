@@ -43,7 +43,7 @@ REMEDIES = {
     "kv cache": "rollout.kv_cache_gib, or rollout.max_sequences",
     "sampling": "rollout.max_sequences",
     "prefill": "rollout.max_sequences",
-    "optimizer": "the number of trained weights: set lora, or model.dtype: bfloat16 with parallel.shard on more devices",
+    "optimizer": "the number of trained weights: set lora, or parallel.shard on more devices",
     "gradients": "the number of trained weights: set lora, or parallel.shard on more devices",
     "reference": "the number of copies: set lora, whose reference is the policy itself, or algo.kl.coef: 0",
 }

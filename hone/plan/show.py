@@ -83,7 +83,8 @@ def text(one: Planned) -> str:
         f"stage {plan.stage}: {plan.peak_bytes / GIB:.2f} GiB in each process at the peak, which is in {plan.moment}; "
         f"{plan.device} with {plan.total_bytes / GIB:.1f} GiB",
         f"  {plan.parameters / 1e6:,.1f} M parameters, {plan.trained / 1e6:,.1f} M trained; prompts up to "
-        f"{plan.prompt_tokens} tokens, answers up to {plan.answer_tokens}; longest micro-batch {plan.batch_tokens} tokens",
+        f"{plan.prompt_tokens} tokens, answers up to {plan.answer_tokens}; longest micro-batch "
+        f"{plan.batch_tokens} tokens",
     ]
     names = list(dict.fromkeys(name for parts in plan.moments.values() for name in parts))
     lines.append("  " + " " * 14 + "".join(f"{moment:>14}" for moment in plan.moments) + "   GiB")

@@ -67,7 +67,7 @@ def there_and_back(model: PreTrainedModel, batch: MicroBatch, temperature: float
     loss = -(batch.weights * logprobs).sum()
     if entropy:
         loss = loss - entropies.sum()
-    loss.backward()  # type: ignore[no-untyped-call]
+    loss.backward()
 
 
 def trace(

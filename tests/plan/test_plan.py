@@ -279,9 +279,10 @@ def test_the_rehearsal_draws_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     ],
 )
 def test_running_out_of_memory_names_the_parts_and_the_setting(error: Exception, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"(?s)out of memory in stage x.*activations.*lower tokens_per_microbatch"):
-        with explained(recipe(tokens_per_microbatch=65536, prompts_per_step=64), tmp_path):
-            raise error
+    stage = recipe(stage="sft", tokens_per_microbatch=65536)
+    said = r"(?s)out of memory in stage x.*activations.*lower tokens_per_microbatch"
+    with pytest.raises(UserError, match=said), explained(stage, tmp_path):
+        raise error
 
 
 def test_other_errors_are_left_alone(tmp_path: Path) -> None:
@@ -290,7 +291,8 @@ def test_other_errors_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_the_remedy_is_that_of_the_largest_part() -> None:
-    stage = recipe(tokens_per_microbatch=128, model=ModelConfig(tiny=TinyConfig(hidden_size=1024, layers=8)))
+    model = ModelConfig(tiny=TinyConfig(hidden_size=1024, layers=8))
+    stage = recipe(stage="sft", tokens_per_microbatch=128, model=model)
     plan = stage_plan(stage, device="cpu", lengths=Lengths(10, 10))
     assert "optimizer: lower the number of trained weights" in remedy(plan)
 
@@ -299,7 +301,7 @@ def test_the_remedy_is_that_of_the_largest_part() -> None:
 
 
 def test_hone_plan_prints_parts_sizes_and_seconds(capsys: pytest.CaptureFixture[str]) -> None:
-    assert cli_plan(load("knights-distil-full", ["stages.0.steps=1"]), None, 24.0, False, False) == 1
+    assert cli_plan(load("knights-distil-full"), None, 24.0, False, False) == 1
     out = capsys.readouterr().out
     assert "stage teacher: " in out
     assert "activations" in out
