@@ -20,7 +20,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hone.dist.config import ParallelConfig
 from hone.model.logprobs import output_head
@@ -73,11 +73,12 @@ def shape_of(config: PretrainedConfig, dtype: str) -> Shape:
     model = meta_model(config, dtype)
     text = config.get_text_config()
     weights = sum(p.numel() for p in model.parameters())
-    embedding, head = model.get_input_embeddings().weight, output_head(model)[0]
+    embedding: Any = model.get_input_embeddings()
+    lookup = embedding.weight
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return Shape(
         weights,
-        weights - (0 if embedding is head else int(embedding.numel())),
+        weights - (0 if lookup is output_head(model)[0] else lookup.numel()),
         text.num_hidden_layers,
         text.hidden_size,
         text.num_attention_heads * size,
