@@ -55,10 +55,9 @@ BASE = {"cpu": 525 * MIB, "cuda": 600 * MIB}
 BASE_LORA = 15 * MIB
 
 #: Share of activations, log-probs and gradients that the process holds beyond them: glibc's malloc takes blocks below
-#: 32 MiB from one heap and keeps what lies between those in use, and oneDNN keeps kernels and buffers per shape. Over the
-#: runs of `benchmarks/plan.py` it was 0.46 (120 M parameters, all answers of one length) to 0.9 (30 M, LoRA): one
-#: constant near their middle, not one per case.
-SLACK = 0.6
+#: 32 MiB from one heap and keeps what lies between those in use, and oneDNN keeps buffers per shape. In the runs of
+#: `benchmarks/plan.py` it was 0.04 (120 M, answers of one length), 0.4 (30 M) and 0.7 (3 M): one constant, not one each.
+SLACK = 0.33
 #: From this size on a block is returned to the system as soon as it is free (glibc, DEFAULT_MMAP_THRESHOLD_MAX).
 OWN_BLOCK = 32 * MIB
 
@@ -187,7 +186,7 @@ def stage_plan(
     if samples and stage.rollout.engine == "native":
         moments["generation"] = parts | _generation(stage, whole, split, lengths, rows, tokens * each, device)
         if device == "cpu" and "update" in moments:
-            _keep_heap(moments, tokens * each // (2 * num_layers(whole)))
+            _keep_heap(moments, tokens * each // (2 * num_layers(whole)), _merged(stage, whole))
     elif samples:
         said.append(f"{stage.rollout.engine} is a server of its own: its memory is not counted here")
     return Plan(
@@ -351,10 +350,11 @@ def _merged(stage: Recipe, whole: PreTrainedModel) -> int:
     )
 
 
-def _keep_heap(moments: dict[str, dict[str, int]], largest: int) -> None:
-    """malloc keeps what the update has freed; generation takes from it, except for blocks that are too large."""
+def _keep_heap(moments: dict[str, dict[str, int]], largest: int, merged: int) -> None:
+    """malloc keeps what the update has freed; generation takes from it, except for blocks that are too large
+    (`largest`: of the cache), and for the second copy of the weights that an adapter needs (`merged`)."""
     update, generation = moments["update"], moments["generation"]
     heap = sum(update[name] for name in ("gradients", "log-probs", "activations", "allocator"))
-    own = generation["kv cache"] if largest >= OWN_BLOCK else 0
+    own = merged + (generation["kv cache"] if largest >= OWN_BLOCK else 0)
     used = sum(generation[name] for name in ("engine copy", "kv cache", "prefill", "sampling")) - own
     generation["allocator"] = max(0, heap - used)
