@@ -12,7 +12,7 @@ import errno
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -143,6 +143,24 @@ def check(
     from hone.check.run import cli_check
 
     raise typer.Exit(cli_check(loaded, problems, model, checkpoint, as_json))
+
+
+@app.command()
+def plan(
+    recipe: Target,
+    overrides: Overrides = None,
+    memory: Annotated[float | None, typer.Option(min=0.1, help="GiB of the device; default: what is here.")] = None,
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Default: the best here.")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="Time the model's shape on this machine, some seconds.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Predict memory and time of a step, and say what to write to fit; exit code 1 if it does not fit as it is."""
+    loaded = _load(recipe, overrides)
+    from hone.plan.show import cli_plan
+
+    raise typer.Exit(cli_plan(loaded, device, memory, calibrate, as_json))
 
 
 @app.command()

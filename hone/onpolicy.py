@@ -32,6 +32,8 @@ from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
 from hone.model.load import load_model, load_tokenizer
 from hone.model.parallel import spread
+from hone.plan.batch import longest_prompt
+from hone.plan.rehearse import rehearse
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
@@ -70,6 +72,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     packer = make_packer(recipe, world)
 
     first = run.resume(policy, course)
+    rehearse(run, recipe, model, policy, longest_prompt(course.problems, renderer))
     with run.interruptible(), closing(engine), run.track("distil", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress, world)
         for step in range(first, recipe.steps + 1):

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import resource
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -25,6 +24,7 @@ from hone.config import UserError
 from hone.dist.world import World
 from hone.model import tiny
 from hone.model.config import ModelConfig
+from hone.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe import Pipeline, Recipe, resolved
 from hone.sinks import check_installed, copying
 from hone.tasks import make_task
@@ -77,7 +77,8 @@ def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Pat
     base = folder / "base" if sub == stages_of(recipe)[0][1] else folder / sub / "base"
     model = world.on_main(lambda: str(first_model(stage, folder / sub, base)), "the model to begin with")
     sinks = stage.sinks if world.main else ()
-    with copying(folder / sub, sinks, f"{recipe.name}-{sub}" if sub.parts else recipe.name):
+    name = f"{recipe.name}-{sub}" if sub.parts else recipe.name
+    with copying(folder / sub, sinks, name), explained(stage, folder / sub, world):
         loop(stage)(stage, folder / sub, stage.model.at(model))
 
 
@@ -200,18 +201,15 @@ def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:
     return row
 
 
-def peak_rss_bytes() -> int:
-    """The most memory this process has held."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
-
-
 def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
     """results.json, and before it, since it says that all is done, the cards of the models."""
     for n, (_, sub) in enumerate(stages, start=1):
         if (folder / sub / "model").exists():
             card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
-    (folder / "results.json").write_text(json.dumps(results(folder, stages), indent=1))
+    found = results(folder, stages)
+    if "memory" in found:
+        print(line(found["memory"]), file=sys.stderr)
+    (folder / "results.json").write_text(json.dumps(found, indent=1))
 
 
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
@@ -222,6 +220,9 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
         "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
         "seed": stages[0][0].seed,
     }
+    memory = compared([folder / sub for _, sub in stages])
+    if memory is not None:
+        found["memory"] = memory
     for stage, sub in stages:
         evals = jsonl.read(folder / sub / "evals.jsonl")
         if best := best_validated(evals, stage.checkpoint.keep_best):

@@ -25,6 +25,8 @@ from hone.data.samples import to_samples
 from hone.dist.world import World
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
+from hone.plan.batch import longest_prompt
+from hone.plan.rehearse import rehearse
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.base import RewardFn
@@ -62,6 +64,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
     first = run.resume(policy, course)
+    rehearse(run, recipe, model, policy, longest_prompt(course.problems, renderer))  # the longest first
     with run.interruptible(), closing(engine), run.track("RL", recipe.steps, first) as progress:
         evaluator = Evaluator(recipe, task, renderer, engine, progress, world)
         for step in range(first, recipe.steps + 1):

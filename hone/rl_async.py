@@ -29,6 +29,8 @@ from hone.data.render import Renderer
 from hone.dist.world import World
 from hone.evaluate import Evaluator
 from hone.model.config import ModelConfig
+from hone.plan.batch import longest_prompt
+from hone.plan.rehearse import rehearse
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.base import Composed
@@ -81,6 +83,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
 
     reward_of(now)  # what is wrong with it shows before anything starts
     first = run.resume(policy, course)
+    rehearse(run, recipe, model, policy, longest_prompt(course.problems, renderer))
     ahead = Ahead(bound(recipe.rollout, recipe.algo.refill_rounds))
     # What is last here ends first: the engine hangs up before the thread that waits for it is waited for.
     with run.interruptible(), ahead, closing(engine), run.track("RL", recipe.steps, first) as progress:

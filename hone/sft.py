@@ -23,6 +23,7 @@ from hone.data.render import Renderer
 from hone.data.samples import supervised_sample
 from hone.dist.world import World
 from hone.model.config import ModelConfig
+from hone.plan.rehearse import rehearse_examples
 from hone.recipe import Recipe
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask
@@ -78,6 +79,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     )
 
     first = run.resume(policy)
+    rehearse_examples(run, recipe, model, policy, samples)
     with run.interruptible(), run.track("SFT", steps, first) as progress:
         for step in range(first, steps):
             clock = Clock()

@@ -25,6 +25,7 @@ ROWS = (
     ("train", "rollout"),
     ("launch",),
     ("recipe",),
+    ("plan",),
     ("evaluate", "explain_phases", "notices"),
     ("rl", "sft", "serve", "evals", "sinks", "explain_stages"),
     ("sample", "distil", "onpolicy", "rl_async", "explain"),
