@@ -156,6 +156,12 @@ def adapter_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
     return found
 
 
+def factor(model: PreTrainedModel) -> float:
+    """alpha / rank, by which B A x counts."""
+    config = _peft_config(model)
+    return float(config.lora_alpha / config.r)
+
+
 def is_adapter(path: str | Path) -> bool:
     """A folder in peft's format."""
     return (Path(path) / CONFIG_FILE).is_file()

@@ -54,6 +54,7 @@ class Weights:
     digests: Mapping[str, int]  # name -> `hone.rollout.inside.hone_worker.digest`
     dtypes: Mapping[str, str]  # name -> as in "bfloat16": of the policy's rounded to it is the digest to compare
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # "qkv_proj" -> ("q_proj", "k_proj", "v_proj")
+    adapter: bool = False  # beside the base: `layer.lora_A.weight` and `layer.lora_B.weight`, B times alpha / rank
 
 
 def check_room(lengths: Sequence[int], max_tokens: int, context: int | None) -> None:

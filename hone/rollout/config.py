@@ -47,9 +47,20 @@ class ServerConfig(Section):
             raise ValueError(f"{ours[0]} has no effect on the server at url, which already runs; remove one of the two")
         return self
 
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether an adapter is handed over as it is, beside its base."""
+        return False
+
 
 class VLLMConfig(ServerConfig):
     """vLLM's OpenAI-compatible server in development mode, which can take new weights."""
+
+    lora: Literal["merged", "adapter"] = "merged"  # what a recipe's `lora` is sent as: whole weights, or A and B alone
+
+    @property
+    def serves_adapter(self) -> bool:
+        return self.lora == "adapter"
 
 
 class SGLangConfig(ServerConfig):

@@ -30,7 +30,7 @@ import torch
 from hone.config import UserError
 from hone.data.pack import pack
 from hone.data.samples import supervised_sample
-from hone.model.lora import merged
+from hone.model.lora import adapter_off, adapter_weights, factor, merged
 from hone.rollout.base import Engine, Event, Weights
 from hone.rollout.config import IdentityConfig, SamplingConfig
 from hone.rollout.inside.hone_worker import digest
@@ -191,8 +191,11 @@ class Verified:
         if held is None:
             self._say_partial("the engine tells no digests of its weights: log-probs alone are compared")
             return {}
-        with merged(policy.model):  # an adapter is handed over as a part of its matrices
+        # An adapter is handed over beside its base, or as a part of its matrices.
+        with (adapter_off if held.adapter else merged)(policy.model):
             expected, missing = policy_digests(policy.model.named_parameters(), held)
+        if held.adapter:
+            expected |= adapter_digests(policy.model, held)
         if missing:
             self._say_partial(
                 f"digests of {len(missing)} of the policy's tensors are not compared, as the engine has none by that "
@@ -260,3 +263,12 @@ def policy_digests(parameters: Any, held: Weights) -> tuple[dict[str, int], list
         rounded = p.detach().to(getattr(torch, held.dtypes[theirs]))
         expected[theirs] = (expected.get(theirs, 0) + digest(rounded)) % 2**64
     return expected, missing
+
+
+def adapter_digests(model: Any, held: Weights) -> dict[str, int]:
+    """Digests of the policy's A and B as an engine holds them that serves the adapter; of a layer without, 0."""
+    expected = {name: 0 for name in held.digests if ".lora_" in name}
+    for name, tensor in adapter_weights(model).items():
+        rounded = tensor.detach().to(getattr(torch, held.dtypes[name]) if name in held.dtypes else tensor.dtype)
+        expected[name] = digest(rounded * factor(model) if ".lora_B." in name else rounded)
+    return expected

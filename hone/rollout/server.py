@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 import threading
@@ -26,6 +25,7 @@ import numpy as np
 from hone.config import UserError
 from hone.rollout.base import Event, Weights, check_room
 from hone.rollout.config import SamplingConfig, ServerConfig
+from hone.rollout.handover import Handed, Handover
 from hone.rollout.http import Http, ServerError, ServerHangs, ServerLost, ServerRefused, free_port, port_is_free
 from hone.rollout.process import ServerProcess, stop_leftover
 from hone.types import Finish, IntArray, Turn
@@ -67,11 +67,12 @@ class ServerEngine(ABC):
         self.config = config
         self._stops, self._dtype, self._max_sequences = [int(i) for i in stop_ids], dtype, max_sequences
         self._log = folder / f"{self.module}.log"
-        self._weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
+        weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
+        self._handover = Handover(weights, adapter=config.serves_adapter)
         self._event = event
         self._process: ServerProcess | None = None
         self._http: Http | None = None
-        self._served: Path | None = None  # the folder with the weights that the server was given last
+        self._served: Handed | None = None  # the weights that the server was given last
         self._version = -1
         self._context: int | None = None
         self._model = MODEL
@@ -85,19 +86,19 @@ class ServerEngine(ABC):
 
     def sync(self, policy: Policy, version: int) -> None:
         """Hand over the weights; the first time, start the server with them or connect to the one at `url`."""
-        folder = self._export(policy, version)
-        before, self._served, self._version = self._served, folder, version
-        if self._http is None and self.config.url is None:
+        new = self._handover.export(policy, version)
+        before, self._served, self._version = self._served, new, version
+        if self.config.url is None and (self._http is None or not self._fits(new)):
             self._start()
         else:
             if self._http is None:
                 self._connect()
             try:
-                self._update(folder, version)
+                self._update(new, before)
             except (ServerLost, ServerHangs) as error:
                 self._recover(error, "its new weights")
-        if before is not None and before != folder:
-            shutil.rmtree(before)
+        if before is not None:
+            self._handover.drop(before, new)
 
     def generate(
         self,
@@ -139,7 +140,7 @@ class ServerEngine(ABC):
             self._process.stop()
             self._process = None
         if self._served is not None:
-            shutil.rmtree(self._served, ignore_errors=True)  # a copy; it may lie in memory
+            self._handover.drop(self._served)  # a copy; it may lie in memory
         self._http = self._served = None
 
     # --- for hone.rollout.identity ------------------------------------------------------------
@@ -159,8 +160,8 @@ class ServerEngine(ABC):
     # --- what differs -------------------------------------------------------------------------
 
     @abstractmethod
-    def _command(self, model: Path, port: int) -> list[str]:
-        """The command line of a server for the model in a folder."""
+    def _command(self, served: Handed, port: int) -> list[str]:
+        """The command line of a server for these weights."""
 
     @abstractmethod
     def _environment(self) -> dict[str, str]: ...
@@ -170,8 +171,12 @@ class ServerEngine(ABC):
         """Whether the server can generate. Raises ServerError if it does not answer as expected."""
 
     @abstractmethod
-    def _update(self, folder: Path, version: int) -> None:
-        """Replace the weights in place by those in `folder`; what was cached of the old ones is dropped."""
+    def _update(self, new: Handed, old: Handed | None) -> None:
+        """Replace the weights in place; what was cached of the old ones is dropped. `old` None: it is not known."""
+
+    def _fits(self, new: Handed) -> bool:
+        """Whether the server that was started can take these weights over in place."""
+        return True
 
     @abstractmethod
     def _answers(
@@ -291,6 +296,8 @@ class ServerEngine(ABC):
     def _start(self) -> None:
         """A new server with the weights in `_served`, on a port of loopback."""
         assert self._served is not None
+        if self._process is not None and self._process.running:
+            self._process.stop()
         if stop_leftover(self._log):
             self._event("server_leftover", f"stopped the {self.name} server that an earlier run left behind")
         self._check_port()
@@ -349,7 +356,7 @@ class ServerEngine(ABC):
         else:
             self._wait_for_return(self.config.url)
             assert self._served is not None
-            self._update(self._served, self._version)
+            self._update(self._served, None)
         self.on_restart()
 
     def _wait_for_return(self, url: str) -> None:
@@ -364,21 +371,6 @@ class ServerEngine(ABC):
             if time.monotonic() > deadline:
                 raise UserError(f"{self.name}: no server at {url} within {self.config.start_timeout:g} s: {reason}")
             time.sleep(1.0)
-
-    # --- weights ------------------------------------------------------------------------------
-
-    def _export(self, policy: Policy, version: int) -> Path:
-        """The weights in a folder of their own, whole or not there."""
-        final = self._weights / f"version_{version:06d}"
-        aside = self._weights / f".writing_{version:06d}"
-        if self._served is None:  # nothing of an earlier run is of use
-            for old in (*self._weights.glob("version_*"), *self._weights.glob(".writing_*")):
-                shutil.rmtree(old)
-        shutil.rmtree(aside, ignore_errors=True)
-        aside.mkdir(parents=True)
-        policy.export(aside)
-        os.replace(aside, final)
-        return final.resolve()
 
 
 def prompt_seed(seed: int, prompt: int) -> int:

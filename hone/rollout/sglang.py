@@ -10,10 +10,10 @@ that keeps it; never run against SGLang itself: see docs/rollout.md.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 from hone.rollout.config import SamplingConfig
+from hone.rollout.handover import Handed
 from hone.rollout.http import Http, ServerRefused
 from hone.rollout.server import SHORT, Aborted, ServerEngine, ordinary
 from hone.types import Finish
@@ -30,9 +30,9 @@ class SGLangEngine(ServerEngine):
     name = "SGLang"
     module = "sglang"
 
-    def _command(self, model: Path, port: int) -> list[str]:
+    def _command(self, served: Handed, port: int) -> list[str]:
         options = {
-            "--model-path": model,
+            "--model-path": served.model,
             "--host": "127.0.0.1",
             "--port": port,
             "--dtype": self._dtype,
@@ -51,18 +51,20 @@ class SGLangEngine(ServerEngine):
         http.get("/health_generate", seconds=SHORT + 20, what="SGLang's health")  # it gives itself 20 s to say no
         return True
 
-    def _update(self, folder: Path, version: int) -> None:
+    def _update(self, new: Handed, old: Handed | None) -> None:
         """In the order that SGLang's guide prescribes: pause, update, continue."""
         self._post("/pause_generation", {"mode": "retract"}, "SGLang's pause")
-        body = {"model_path": str(folder), "flush_cache": True, "weight_version": str(version)}
+        body = {"model_path": str(new.model), "flush_cache": True, "weight_version": str(new.version)}
         found = self._post("/update_weights_from_disk", body, "SGLang's update of the weights")
         if not found.get("success"):
             raise ServerRefused(200, found.get("message", "success is false"), "SGLang's update of the weights")
         self._post("/flush_cache", None, "SGLang's flush of its cache")
         self._post("/continue_generation", {}, "SGLang's continuation")
         said = self.http.get("/get_model_info", seconds=SHORT, what="SGLang's model info").get("weight_version")
-        if said is not None and said != str(version):
-            raise ServerRefused(200, f"it says weight_version {said} after the update to {version}", "SGLang's update")
+        if said is not None and said != str(new.version):
+            raise ServerRefused(
+                200, f"it says weight_version {said} after the update to {new.version}", "SGLang's update"
+            )
 
     def _answers(
         self, prompt: list[int], sampling: SamplingConfig, samples: int, seed: int

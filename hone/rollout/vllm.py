@@ -2,32 +2,52 @@
 
     rollout: {engine: vllm, vllm: {python: /path/to/vllm/venv/bin/python}}
 
-Endpoints: /v1/completions (token ids in and out), /pause, /collective_rpc, /reset_prefix_cache, /resume.
-Sources: https://docs.vllm.ai/en/latest/training/rlhf/ and the source of vllm/entrypoints.
+Endpoints: /v1/completions (token ids in and out), /pause, /collective_rpc, /reset_prefix_cache, /resume; for adapters
+/v1/load_lora_adapter and /v1/unload_lora_adapter. Each version of an adapter is served under a name of its own: an
+answer cannot come from another, and its keys and values are not taken for those of another.
+Sources: https://docs.vllm.ai/en/latest/training/rlhf/, .../features/lora/ and the source of vllm/entrypoints.
 """
 
 from __future__ import annotations
 
+import contextlib
+import os
+import subprocess
+import uuid
 from pathlib import Path
 from typing import Any
 
+from hone.config import UserError
 from hone.rollout.base import Weights
-from hone.rollout.config import SamplingConfig
+from hone.rollout.config import SamplingConfig, VLLMConfig
+from hone.rollout.handover import Handed
 from hone.rollout.http import Http, ServerRefused
 from hone.rollout.server import MODEL, SHORT, Aborted, ServerEngine, ordinary
 from hone.types import Finish
 
 #: Holds the module that vLLM's workers load.
 INSIDE = Path(__file__).resolve().parent / "inside"
+#: Ranks that vLLM keeps room for (vllm/config/lora.py).
+RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+#: Run by the server's interpreter: is it a build for CPUs? As vllm.platforms asks, without its import, of seconds.
+CPU_BUILD = """
+import importlib.metadata as m, os, sys
+names = m.packages_distributions().get("vllm", [])
+told = os.environ.get("VLLM_TARGET_DEVICE") == "cpu" or sys.platform == "darwin"
+print(told or any("cpu" in f"{name} {m.version(name)}" for name in names))
+"""
 
 
 class VLLMEngine(ServerEngine):
     name = "vLLM"
     module = "vllm"
+    config: VLLMConfig
+    _room = 0  # the largest rank that the server was started for
+    _adapter: str | None = None  # the name under which it serves the adapter
 
-    def _command(self, model: Path, port: int) -> list[str]:
+    def _command(self, served: Handed, port: int) -> list[str]:
         options = {
-            "--model": model,
+            "--model": served.model,
             "--served-model-name": MODEL,
             "--host": "127.0.0.1",
             "--port": port,
@@ -38,27 +58,63 @@ class VLLMEngine(ServerEngine):
             "--worker-extension-cls": "hone_worker.Extension",
         }
         command = [self._python(), "-m", "vllm.entrypoints.openai.api_server"]
+        if served.adapter:
+            options |= {"--max-loras": 1, "--max-cpu-loras": 1, "--max-lora-rank": room(served.rank)}
+            command.append("--enable-lora")
+        if self._cpu_build():
+            # A request with a seed whose prompt is read in parts ends the CPU engine (a generator without `offset`).
+            command.append("--no-enable-chunked-prefill")
         return command + [str(part) for option in options.items() for part in option]
+
+    def _cpu_build(self) -> bool:
+        command = [self._python(), "-c", CPU_BUILD]
+        environment = {**os.environ, **self._environment(), **self.config.environment}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+        return done.stdout.strip() == "True"
 
     def _environment(self) -> dict[str, str]:
         return {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
             "PYTHONPATH": str(INSIDE),  # and not ours: the interpreter is another one
+            **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self.config.serves_adapter else {}),
         }
+
+    def _fits(self, new: Handed) -> bool:
+        return new.rank <= self._room
+
+    def _start(self) -> None:
+        super()._start()
+        assert self._served is not None
+        self._room = room(self._served.rank)
+        if self._served.adapter:
+            self._load_adapter(self._served)
 
     def _healthy(self, http: Http) -> bool:
         http.get("/health", seconds=SHORT, what="vLLM's health")
         return True
 
-    def _update(self, folder: Path, version: int) -> None:
+    def _update(self, new: Handed, old: Handed | None) -> None:
         """Nothing is generated meanwhile: `wait` lets requests end, and none comes in before /resume."""
         self._post("/pause?mode=wait", None, "vLLM's pause")
-        self._rpc("reload_weights", {"weights_path": str(folder)})
+        if old is None or new.model != old.model:
+            self._rpc("reload_weights", {"weights_path": str(new.model)})
+        if new.adapter:
+            self._load_adapter(new)
         found = self._post("/reset_prefix_cache", None, "vLLM's reset of its prefix cache")
         if isinstance(found, dict) and found.get("success") is False:
             raise ServerRefused(200, "success is false: keys and values of the old weights are still held", "the reset")
         self._post("/resume", None, "vLLM's resume")
+
+    def _load_adapter(self, served: Handed) -> None:
+        """Under a new name. The one before is forgotten: the server keeps one, and would not serve the old again."""
+        name, before = f"{MODEL}-{served.version}-{uuid.uuid4().hex[:8]}", self._adapter
+        body = {"lora_name": name, "lora_path": str(served.adapter)}
+        self._post("/v1/load_lora_adapter", body, "vLLM's load of the adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
+        self._adapter = self._model = name
+        if before is not None:
+            with contextlib.suppress(ServerRefused):  # a server that was started again has never heard of it
+                self._post("/v1/unload_lora_adapter", {"lora_name": before}, "vLLM's unload of the old adapter")
 
     def _answers(
         self, prompt: list[int], sampling: SamplingConfig, samples: int, seed: int
@@ -124,17 +180,29 @@ class VLLMEngine(ServerEngine):
             {name: int(value) for name, (_, value) in tensors.items()},
             {name: dtype for name, (dtype, _) in tensors.items()},
             workers[0]["parts"],
+            adapter=self._adapter is not None,
         )
 
     def _rpc(self, method: str, kwargs: dict[str, str]) -> Any:
         return self._post("/collective_rpc", {"method": method, "kwargs": kwargs}, f"vLLM's {method}")
 
-    def _post(self, path: str, body: Any, what: str) -> Any:
+    def _post(self, path: str, body: Any, what: str, variable: str = "VLLM_SERVER_DEV_MODE=1") -> Any:
+        """`variable`: of the server's environment, without which it does not know the path."""
         try:
             return self.http.post(path, body, seconds=self.config.sync_timeout, what=what)
         except ServerRefused as error:
             if error.status == 404:
                 raise ServerRefused(
-                    404, f"it has no {path}; start it with VLLM_SERVER_DEV_MODE=1 in its environment", what
+                    404, f"it has no {path}; start it with {variable} in its environment", what
                 ) from error
             raise
+
+
+def room(rank: int) -> int:
+    """The rank to start a server for. Raises UserError for one that vLLM has no room for."""
+    for size in (0, *RANKS):
+        if rank <= size:
+            return size
+    raise UserError(
+        f"lora.rank: vLLM serves adapters up to rank {RANKS[-1]}, this has {rank}; set rollout.vllm.lora: merged"
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -10,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
 from hone.model import tiny
-from hone.model.config import ModelConfig, TinyConfig
+from hone.model.config import LoraConfig, ModelConfig, TinyConfig
 from hone.model.load import load_model
 from hone.rollout.base import Weights
 from hone.rollout.config import IdentityConfig, RolloutConfig, SGLangConfig, VLLMConfig
@@ -23,7 +25,7 @@ from hone.rollout.native.engine import NativeEngine
 from hone.rollout.server import ServerEngine
 from hone.rollout.sglang import SGLangEngine
 from hone.rollout.vllm import VLLMEngine
-from hone.train.config import OptimConfig
+from hone.train.config import LayersConfig, OptimConfig
 from hone.train.policy import Policy
 from tests.rollout.stand_ins import contract
 
@@ -40,12 +42,28 @@ class Served(contract.Toy):
         self.fault: Callable[[dict[str, torch.Tensor], dict[str, torch.Tensor]], None] = lambda new, old: None
         self.model = load_model(ModelConfig(path=str(folder)))
         self.held = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.adapter: dict[str, torch.Tensor] = {}
 
     def load(self, folder: str) -> None:
         new = load_file(Path(folder) / "model.safetensors")
         self.fault(new, self.held)
         self.model.load_state_dict(new, strict=False)
         self.held = {name: p.detach().clone() for name, p in self.model.named_parameters()}
+        self.adapter = {}
+
+    def load_adapter(self, folder: str) -> None:
+        """A and B beside the base, by their names, B times alpha / rank; computed with as one matrix."""
+        files = load_file(Path(folder) / "adapter_model.safetensors")
+        new = {name.removeprefix("base_model.model."): tensor for name, tensor in files.items()}
+        config = json.loads((Path(folder) / "adapter_config.json").read_text())
+        new = {n: t * (config["lora_alpha"] / config["r"]) if ".lora_B." in n else t for n, t in new.items()}
+        self.fault(new, self.adapter)
+        self.adapter = new
+        whole = dict(self.held)
+        for name in (n for n in new if ".lora_A." in n):
+            place = name.replace(".lora_A.", ".")
+            whole[place] = whole[place] + new[name.replace("lora_A", "lora_B")] @ new[name]
+        self.model.load_state_dict(whole, strict=False)
 
     @torch.no_grad()
     def score(self, ids: list[int]) -> list[float]:
@@ -67,7 +85,8 @@ class Served(contract.Toy):
         embedding = tensors["model.embed_tokens.weight"]
         rows = -len(embedding) % 64
         tensors["model.embed_tokens.weight"] = torch.cat([embedding, embedding.new_zeros(rows, embedding.shape[1])])
-        return {"tensors": digests(tensors.items()), "parts": PACKED}
+        room = {name: F.pad(t, (0, 3) if "lora_B" in name else (0, 0, 0, 3)) for name, t in self.adapter.items()}
+        return {"tensors": digests([*tensors.items(), *room.items()]), "parts": PACKED}
 
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
@@ -85,8 +104,8 @@ def serve(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     """(policy, verified engine, what the server holds, events); kinds: vllm, vllm without digests, sglang."""
     servers: list[contract.Server] = []
 
-    def start(kind: str) -> tuple[Policy, Verified, Served, list[tuple[str, str]]]:
-        policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
+    def start(kind: str, lora: LoraConfig | None = None) -> tuple[Policy, Verified, Served, list[tuple[str, str]]]:
+        policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=lora)
         model = Served(folder, kind == "vllm")
         server = contract.Server(contract.SGLang if kind == "sglang" else contract.VLLM, model)
         servers.append(server)
@@ -99,7 +118,12 @@ def serve(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         make: Any = SGLangEngine if kind == "sglang" else VLLMEngine
         config: Any = SGLangConfig if kind == "sglang" else VLLMConfig
         engine: ServerEngine = make(
-            config(url=server.url), policy.stop_ids, dtype="float32", max_sequences=8, folder=tmp_path, event=event
+            config(url=server.url, **({"lora": "adapter"} if lora else {})),
+            policy.stop_ids,
+            dtype="float32",
+            max_sequences=8,
+            folder=tmp_path,
+            event=event,
         )
         return policy, Verified(engine, policy.tokenizer, IdentityConfig(), "float32", event), model, events
 
@@ -222,6 +246,63 @@ def test_a_corrupted_adapter_matrix_stops_the_run(serve: Any, wrong: str) -> Non
     with pytest.raises(PolicyMismatch):
         engine.sync(policy, 1)
     assert events[-1][0] == "policy_mismatch"
+
+
+LORA = LoraConfig(rank=4, alpha=5.0, targets=("q_proj", "down_proj"))
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm without digests"])
+def test_an_adapter_that_is_served_beside_its_base_passes_through_updates_and_a_hard_reset(
+    serve: Any, kind: str
+) -> None:
+    pytest.importorskip("peft")
+    policy, engine, _, events = serve(kind, LORA)
+    matrices = [8, 8, 8, 4]  # A and B of two layers in each block, later of one
+    for version, count in enumerate(matrices):
+        if version == 3:
+            policy.merge_and_reset(3, OptimConfig(), LayersConfig(), LoraConfig(rank=2, targets=("o_proj",)), {})
+        synced = engine.sync(policy, version)
+        assert synced["identity/gap"] < 1e-5
+        assert synced["identity/tensors"] == (16 + count if kind == "vllm" else 0)
+        step(policy, 0.05)
+    assert [name for name, _ in events] == ([] if kind == "vllm" else ["identity"])
+
+
+@pytest.mark.parametrize("kind", ["vllm", "vllm without digests"])
+@pytest.mark.parametrize("wrong", ["zeroed", "negated", "of another layer", "the one before", "a stranger"])
+def test_a_corrupted_matrix_of_a_served_adapter_stops_the_run(serve: Any, kind: str, wrong: str) -> None:
+    pytest.importorskip("peft")
+    policy, engine, served, events = serve(kind, LORA)
+    for i, p in enumerate(policy.parameters):
+        p.data.copy_(0.1 * torch.randn(p.shape, generator=torch.Generator().manual_seed(i)))
+    assert engine.sync(policy, 0)["identity/gap"] < 1e-5
+    step(policy, 0.01)
+    name, other = (f"model.layers.{i}.mlp.down_proj.lora_B.weight" for i in (0, 1))
+
+    def fault(new: dict[str, torch.Tensor], old: dict[str, torch.Tensor]) -> None:
+        if wrong == "a stranger":  # left behind in a layer that the adapter does not have
+            new["model.layers.0.mlp.up_proj.lora_A.weight"] = torch.full((4, 32), 0.1)
+            new["model.layers.0.mlp.up_proj.lora_B.weight"] = torch.full((48, 4), 0.1)
+            return
+        wrongs = {"zeroed": 0 * new[name], "negated": -new[name], "of another layer": new[other]}
+        new[name] = {**wrongs, "the one before": old[name]}[wrong]
+
+    served.fault = fault
+    seen = {"vllm": "2 of 26 tensors" if wrong == "a stranger" else f"1 of 24 tensors .*{name}"}
+    with pytest.raises(PolicyMismatch, match=seen.get(kind)):
+        engine.sync(policy, 1)
+    assert events[-1][0] == "policy_mismatch"
+
+
+def test_one_bit_of_a_served_adapter_is_seen(serve: Any) -> None:
+    pytest.importorskip("peft")
+    policy, engine, served, _ = serve("vllm", LORA)
+    step(policy, 0.1)
+    name = "model.layers.1.self_attn.q_proj.lora_A.weight"
+    engine.sync(policy, 0)
+    served.fault = lambda new, old: new[name].view(-1)[7].mul_(1 + 2**-23)
+    with pytest.raises(PolicyMismatch, match=name):
+        engine.sync(policy, 1)
 
 
 def adapter(policy: Policy) -> list[tuple[str, torch.Tensor]]:

@@ -19,6 +19,7 @@ import psutil
 import pytest
 
 from hone.config import UserError
+from hone.model.config import LoraConfig
 from hone.rollout.config import SamplingConfig, ServerConfig, SGLangConfig, VLLMConfig
 from hone.rollout.http import Http, ServerHangs, ServerLost, ServerRefused, free_port
 from hone.rollout.server import ServerEngine, prompt_seed
@@ -111,6 +112,20 @@ def running(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         server.server_close()
 
 
+class Adapted(Weights):
+    """The same for a policy with an adapter."""
+
+    def __init__(self, version: int = 0, resets: int = 0, rank: int = 4) -> None:
+        super().__init__(version)
+        self.resets, self.lora = [{}] * resets, LoraConfig(rank=rank)
+
+    def export_base(self, folder: Path) -> None:
+        (folder / "version").write_text("900")  # not to be asked
+
+    def export_adapter(self, folder: Path) -> None:
+        self.export(folder)
+
+
 def flat(groups: list[list[Turn]]) -> list[tuple[list[int], list[float], str, int]]:
     return [
         (t.completion_ids.tolist(), np.round(t.logprobs, 6).tolist(), t.finish, t.policy_version)
@@ -187,8 +202,60 @@ def test_new_weights_are_taken_over_while_nothing_is_generated_and_caches_are_dr
     assert server.calls[:4] == calls
     assert server.model.version == 2
     assert not server.paused
-    assert len(list((engine._weights).iterdir())) == 1  # weights that were taken over do not pile up
+    assert len(list(engine._handover._folder.iterdir())) == 1  # weights that were taken over do not pile up
     assert flat(engine.generate(PROMPTS, SAMPLING, samples=1, seed=0))[0][3] == 2
+
+
+def test_an_adapter_is_handed_over_by_itself_under_a_name_for_each_version(running: Any, tmp_path: Path) -> None:
+    engine, server, _ = running("vllm", lora="adapter")
+    folder = engine._handover._folder
+    engine.sync(Adapted(1), 1)
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter_000001", "base_000"]
+    first = list(server.adapters)
+    server.calls.clear()
+    engine.sync(Adapted(2), 2)
+    assert server.calls == [  # the base stays where it is
+        *("/pause", "/v1/load_lora_adapter", "/v1/unload_lora_adapter", "/reset_prefix_cache", "/resume")
+    ]
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter_000002", "base_000"]
+    assert (len(first), len(server.adapters)) == (1, 1)
+    assert first != server.adapters
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=2, seed=3)) == wanted(2, 2, 3)
+    server.calls.clear()
+    engine.sync(Adapted(3, resets=1), 3)  # the adapter was merged: a new base
+    assert server.calls[:3] == ["/pause", "/collective_rpc", "/v1/load_lora_adapter"]
+    assert sorted(path.name for path in folder.iterdir()) == ["adapter_000003", "base_001"]
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=2, seed=3)) == wanted(3, 2, 3)
+
+
+def test_a_server_that_is_started_again_gets_the_adapter_again(started: Any) -> None:
+    engine, events = started(fault="die 3", requests=2, lora="adapter")
+    engine.sync(Adapted(4, rank=9), 4)
+    command = (engine._log).read_text()
+    assert "--enable-lora" in command
+    assert "'--max-lora-rank', '16'" in command  # vLLM's next size
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=2, seed=9)) == wanted(4, 2, 9)
+    assert [name for name, _ in events] == ["server_restart"]
+    pid = engine._process.pid
+    engine.sync(Adapted(5, rank=16), 5)
+    assert engine._process.pid == pid
+    engine.sync(Adapted(6, resets=1, rank=17), 6)  # more than it was started for
+    assert engine._process.pid != pid
+    assert flat(engine.generate(PROMPTS, SAMPLING, samples=2, seed=9)) == wanted(6, 2, 9)
+    with pytest.raises(UserError, match=r"up to rank 512, this has 513; set rollout.vllm.lora: merged"):
+        engine.sync(Adapted(7, resets=2, rank=513), 7)
+
+
+def test_an_adapter_with_merged_weights_and_a_policy_without_one_go_whole(running: Any) -> None:
+    plain = Weights(1)
+    plain.lora = None
+    for lora, policy in (("merged", Adapted(1)), ("adapter", plain)):
+        engine, server, _ = running("vllm", lora=lora)
+        engine.sync(policy, 1)
+        assert not server.adapters
+        assert [path.name for path in engine._handover._folder.iterdir()] == ["version_000001"]
+        assert flat(engine.generate(PROMPTS, SAMPLING, samples=1, seed=3)) == wanted(1, 1, 3)
+        engine.close()
 
 
 def test_greedy_answers_are_asked_for_once_and_given_to_each_sample(running: Any) -> None:

@@ -9,7 +9,7 @@ It is loaded by the interpreter that runs vLLM, which need not have hone: it imp
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -45,6 +45,26 @@ def digests(parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, list[st
     }
 
 
+def adapter_matrices(runner: Any, packed: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, torch.Tensor]]:
+    """A and B of the adapter that was loaded last, by peft's names; vLLM keeps B times alpha / rank.
+
+    They stand in buffers for the largest rank; the rest is zeros, which a digest does not count. Layers without an
+    adapter have zeros too.
+    """
+    manager = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
+    loaded = [] if manager is None else [(n, slot) for slot, n in enumerate(manager.lora_index_to_id) if n is not None]
+    if not loaded:
+        return
+    slot = max(loaded)[1]
+    for name, layer in manager.modules.items():
+        where, _, last = name.rpartition(".")
+        kinds = {"lora_A": layer.lora_a_stacked, "lora_B": layer.lora_b_stacked}
+        for kind, buffers in kinds.items():
+            buffers = (buffers,) if isinstance(buffers, torch.Tensor) else buffers
+            for part, buffer in zip(packed.get(last, [last]), buffers, strict=True):
+                yield f"{where}.{part}.{kind}.weight".removeprefix("."), buffer[slot, 0]
+
+
 class Extension:
     """Methods that `/collective_rpc` of vLLM's server can call."""
 
@@ -53,7 +73,8 @@ class Extension:
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
         parts = {whole: list(names) for whole, names in packed.items()}
-        return {"tensors": digests(model.named_parameters()), "parts": parts}
+        tensors = (*model.named_parameters(), *adapter_matrices(self.model_runner, packed))  # type: ignore[attr-defined]
+        return {"tensors": digests(tensors), "parts": parts}
 
 
 def keep_weights_plain() -> None:

@@ -51,6 +51,9 @@ class Toy:
     def load(self, folder: str) -> None:
         self.version = int((Path(folder) / "version").read_text())
 
+    def load_adapter(self, folder: str) -> None:
+        self.load(folder)
+
     def score(self, ids: list[int]) -> list[float]:
         return [self._logprob(token) for token in ids[1:]]
 
@@ -80,6 +83,7 @@ class Server(ThreadingHTTPServer):
         self.asked = 0
         self.paused = False
         self.weight_version = "default"
+        self.adapters: list[str] = []
         self.calls: list[str] = []
 
     @property
@@ -146,7 +150,11 @@ class VLLM(Handler):
             return self.models()
         if path == "/v1/completions":
             known(body, COMPLETION_FIELDS)
+            if body["model"] not in ("policy", *server.adapters):
+                raise Refusal(404, f"The model `{body['model']}` does not exist.")
             return self.score(body) if "prompt_logprobs" in body else self.complete(body)
+        if path in ("/v1/load_lora_adapter", "/v1/unload_lora_adapter"):
+            return self.adapter(path, body)
         if path == "/pause":
             if query != "mode=wait":
                 raise Refusal(400, query)
@@ -160,6 +168,21 @@ class VLLM(Handler):
         if path == "/reset_prefix_cache":
             return {"success": True}
         raise Refusal(404, "Not Found")
+
+    def adapter(self, path: str, body: dict[str, Any]) -> Any:
+        name, adapters = body["lora_name"], self.server.adapters
+        if path == "/v1/unload_lora_adapter":
+            known(body, {"lora_name", "lora_int_id"})
+            if name not in adapters:
+                raise Refusal(404, f"The lora adapter '{name}' cannot be found.")
+            adapters.remove(name)
+            return "Success"
+        known(body, {"lora_name", "lora_path", "load_inplace", "is_3d_lora_weight"})
+        if name in adapters:
+            raise Refusal(400, f"The lora adapter '{name}' has already been loaded.")
+        self.server.model.load_adapter(body["lora_path"])
+        adapters.append(name)
+        return "Success"
 
     def rpc(self, body: dict[str, Any]) -> Any:
         known(body, {"method", "args", "kwargs", "timeout"})
