@@ -22,6 +22,7 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface, AttentionMaskInterface
 
 from hone.config import UserError
+from hone.model import attention_gpu
 from hone.types import Block
 
 NAME = "hone"
@@ -35,6 +36,8 @@ def packed_attention(
     scaling: float,
 ) -> torch.Tensor:  # [1, T, H, D]
     """Causal attention inside each block: completions see their prompt and themselves, no one else."""
+    if how := attention_gpu.kind(query):
+        return attention_gpu.attention(query, key, value, layout, scaling, how)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     out: torch.Tensor = _PackedAttention.apply(q, k, v, layout, scaling)
     return out[None]

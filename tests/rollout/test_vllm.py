@@ -19,10 +19,11 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from hone import rl, rl_async
 from hone.model import tiny
-from hone.model.config import ModelConfig, TinyConfig
+from hone.model.config import LoraConfig, ModelConfig, TinyConfig
 from hone.recipe import Recipe
 from hone.rollout import make_engine
 from hone.rollout.base import Event
@@ -31,7 +32,7 @@ from hone.rollout.http import Http, ServerError, free_port
 from hone.rollout.identity import PolicyMismatch, Verified, policy_logprobs
 from hone.tasks import make_task
 from hone.train import jsonl
-from hone.train.config import OptimConfig
+from hone.train.config import LayersConfig, OptimConfig
 from hone.train.policy import Policy
 
 PYTHON = os.environ.get("HONE_VLLM_PYTHON", sys.executable)
@@ -96,6 +97,65 @@ def test_tokens_logprobs_and_weights_follow_through_updates_and_a_crash(folder: 
         turns = [turn for group in groups for turn in group]
         served = np.concatenate([turn.logprobs for turn in turns])
         np.testing.assert_allclose(served, policy_logprobs(policy, turns), atol=2e-4)
+    finally:
+        engine.close()
+
+
+def test_many_long_prompts_with_seeds_are_read_whole(folder: Path, tmp_path: Path) -> None:
+    """On a CPU vLLM 0.32 ends when it reads a prompt with a seed in parts, as it does when a batch has no room for all
+    of it: "CPU Generator does not use offset". 40 prompts of 300 tokens are many times its batch of 2048."""
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
+    events: list[tuple[str, str]] = []
+    settings = SETTINGS.model_copy(update={"arguments": (*SETTINGS.arguments, "--no-enable-prefix-caching")})
+    engine = engine_for(policy, tmp_path, settings, lambda kind, message: events.append((kind, message)))
+    draw = np.random.default_rng(0)
+    prompts = [draw.integers(5, 390, 300) for _ in range(40)]
+    try:
+        engine.sync(policy, 0)
+        groups = engine.generate(prompts, SamplingConfig(max_tokens=8), samples=2, seed=0)
+    finally:
+        engine.close()
+    assert not events
+    turns = [turn for group in groups for turn in group]
+    served = np.concatenate([turn.logprobs for turn in turns])
+    np.testing.assert_allclose(served, policy_logprobs(policy, turns), atol=2e-4)
+
+
+def test_an_adapter_beside_its_base_follows_and_one_wrong_matrix_stops_the_run(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("peft")
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=LoraConfig(rank=4, alpha=6.0))
+    events: list[tuple[str, str]] = []
+    settings = SETTINGS.model_copy(update={"lora": "adapter"})
+    engine = engine_for(policy, tmp_path, settings, lambda kind, message: events.append((kind, message)))
+    prompts = [np.arange(5, 15), np.arange(30, 50)]
+    try:
+        for version in range(4):
+            if version == 2:  # a new base, which the server takes over in place
+                policy.merge_and_reset(2, OptimConfig(), LayersConfig(), LoraConfig(rank=8, targets="mlp"), {})
+            synced = engine.sync(policy, version)
+            assert synced["identity/gap"] < 1e-5
+            assert synced["identity/tensors"] >= 16 + (28 if version < 2 else 12)  # every A and B of two layers
+            groups = engine.generate(prompts, SamplingConfig(max_tokens=24), samples=4, seed=version)
+            turns = [turn for group in groups for turn in group]
+            served = np.concatenate([turn.logprobs for turn in turns])
+            np.testing.assert_allclose(served, policy_logprobs(policy, turns), atol=2e-4)
+            assert all(turn.policy_version == version for turn in turns)
+            step(policy, 5e-2)
+        psutil.Process(engine._engine._process.pid).kill()
+        again = engine.generate(prompts, SamplingConfig(max_tokens=24), samples=4, seed=3)
+        assert [kind for kind, _ in events] == ["server_restart"]
+        assert {turn.policy_version for group in again for turn in group} == {3}
+
+        def corrupted(to: Path) -> None:
+            export(to)
+            file = to / "adapter_model.safetensors"
+            tensors = load_file(file)
+            name = next(name for name in tensors if "layers.1.mlp.down_proj.lora_B" in name)
+            save_file({**tensors, name: -tensors[name]}, file, metadata={"format": "pt"})
+
+        export, policy.export_adapter = policy.export_adapter, corrupted
+        with pytest.raises(PolicyMismatch, match=r"are others than the policy's, model.layers.1.mlp.down_proj.lora_B"):
+            engine.sync(policy, 4)
     finally:
         engine.close()
 

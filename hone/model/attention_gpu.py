@@ -1,0 +1,177 @@
+"""Packed attention on a GPU: one call for all sequences of a row, whatever their lengths.
+
+`flash`: `torch.nn.attention.varlen.varlen_attn` (FlashAttention-2, Dao, arXiv:2307.08691). Each sequence has so many
+queries and at least as many keys, and its last query sees its last key ("bottom-right"): a completion's keys are those
+of its prompt, fetched from where they stand, and its own.
+
+`flex`: `torch.nn.attention.flex_attention`, where that does not do (head sizes, older PyTorch). A mask says who sees
+whom, and blocks of it that are empty are skipped; nothing is fetched.
+
+What both compute is what `hone.model.attention.packed_attention` computes by blocks, which float32 goes on with.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, lru_cache
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from hone.types import Block
+
+#: The oldest GPU that PyTorch's FlashAttention runs on, and what its head sizes are at most, and multiples of.
+CAPABILITY, LARGEST_HEAD, HEAD_MULTIPLE = (8, 0), 256, 8
+#: Positions in one block of flex attention's mask: rows are padded to multiples of it (`hone.train.policy`).
+MASK_BLOCK = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Varlen:
+    """N sequences for `varlen_attn`. Queries stand in packed order; keys and values are fetched.
+
+    Worked example: a prompt of 2 shared by completions of 2 and 3, layout (Block(2, (2, 3)),)::
+
+        queries = [0, 2, 4, 7]          # the prompt, then each completion
+        keys    = [0, 2, 6, 11]         # 2, then 2 + 2, then 2 + 3
+        fetched = [0, 1,  0, 1, 2, 3,  0, 1, 4, 5, 6]
+    """
+
+    queries: Tensor  # [N + 1] int32, cumulative
+    keys: Tensor  # [N + 1] int32, cumulative
+    fetched: Tensor | None  # [Tk] int64, packed positions; None: all of them, in order
+    longest_query: int
+    longest_key: int
+
+
+@lru_cache(maxsize=16)  # every layer asks, and recomputed ones again
+def varlen(layout: tuple[Block, ...], device: torch.device) -> Varlen:
+    queries, keys, fetched = [0], [0], []
+    start = 0
+    for block in layout:
+        prompt = torch.arange(start, start + block.prompt_len)
+        if block.prompt_len:
+            queries.append(queries[-1] + block.prompt_len)
+            keys.append(keys[-1] + block.prompt_len)
+            fetched.append(prompt)
+        at = start + block.prompt_len
+        for length in block.completion_lens:
+            queries.append(queries[-1] + length)
+            keys.append(keys[-1] + block.prompt_len + length)
+            fetched += [prompt, torch.arange(at, at + length)]
+            at += length
+        start = at
+    shared = any(block.prompt_len and block.completion_lens for block in layout)
+    cumulative = torch.tensor([queries, keys], dtype=torch.int32)
+    longest = cumulative.diff(dim=1).max(dim=1).values.tolist()
+    ends = cumulative.to(device)
+    return Varlen(ends[0], ends[1], torch.cat(fetched).to(device) if shared else None, longest[0], longest[1])
+
+
+@lru_cache(maxsize=16)
+def owners(layout: tuple[Block, ...], device: torch.device) -> tuple[Tensor, Tensor]:
+    """[T] the block of each packed token; and [T] the sequence in it: 0 the prompt, 1, 2, ... the completions."""
+    blocks, sequences = [], []
+    for i, block in enumerate(layout):
+        lengths = torch.tensor([block.prompt_len, *block.completion_lens])
+        sequences.append(torch.arange(len(lengths)).repeat_interleave(lengths))
+        blocks.append(torch.full((block.num_tokens,), i))
+    return torch.cat(blocks).to(device), torch.cat(sequences).to(device)
+
+
+def sees(layout: tuple[Block, ...], device: torch.device) -> Callable[..., Tensor]:
+    """(batch, head, query, key) -> whether the query sees the key; flex attention's `mask_mod`."""
+    block, sequence = owners(layout, device)
+
+    def mask(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        prompt_or_own = (sequence[key] == 0) | (sequence[key] == sequence[query])
+        return (query >= key) & (block[query] == block[key]) & prompt_or_own
+
+    return mask
+
+
+def kind(query: Tensor) -> Literal["flash", "flex"] | None:
+    """What computes attention for queries [..., D]; None: block by block, as on a CPU."""
+    if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
+        return None
+    size = query.shape[-1]
+    capable = torch.cuda.get_device_capability(query.device) >= CAPABILITY
+    if capable and size <= LARGEST_HEAD and size % HEAD_MULTIPLE == 0 and _varlen_attn() is not None:
+        return "flash"
+    return "flex" if capable else None
+
+
+def attention(
+    query: Tensor,  # [1, H, T, D]
+    key: Tensor,  # [1, Hkv, T, D]
+    value: Tensor,  # [1, Hkv, T, D]
+    layout: tuple[Block, ...],
+    scaling: float,
+    how: Literal["flash", "flex"],
+) -> Tensor:  # [1, T, H, D]
+    """Causal attention inside each block: completions see their prompt and themselves. Differentiable."""
+    if how == "flash":
+        call = _varlen_attn()
+        assert call is not None
+        return flash(query, key, value, varlen(layout, query.device), scaling, call)
+    return flex(query, key, value, layout, scaling, _compiled_flex())
+
+
+def flash(
+    query: Tensor, key: Tensor, value: Tensor, layout: Varlen, scaling: float, call: Callable[..., Tensor]
+) -> Tensor:
+    """Shapes as in `attention`; `call` is `varlen_attn` or what does the same."""
+    q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
+    if layout.fetched is not None:
+        k, v = k.index_select(0, layout.fetched), v.index_select(0, layout.fetched)
+    out = call(
+        q.contiguous(),
+        k.contiguous(),
+        v.contiguous(),
+        layout.queries,
+        layout.keys,
+        layout.longest_query,
+        layout.longest_key,
+        scale=scaling,
+        window_size=(-1, 0),  # causal
+        enable_gqa=q.shape[1] != k.shape[1],
+    )
+    return out[None]
+
+
+def flex(
+    query: Tensor, key: Tensor, value: Tensor, layout: tuple[Block, ...], scaling: float, call: Callable[..., Any]
+) -> Tensor:
+    """Shapes as in `attention`; `call` is `flex_attention`, compiled or not."""
+    mask = _block_mask(layout, query.device)
+    out: Tensor = call(query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
+    return out.transpose(1, 2)
+
+
+@lru_cache(maxsize=4)
+def _block_mask(layout: tuple[Block, ...], device: torch.device) -> Any:
+    from torch.nn.attention.flex_attention import create_block_mask
+
+    tokens = sum(block.num_tokens for block in layout)
+    return create_block_mask(sees(layout, device), None, None, tokens, tokens, device=device, BLOCK_SIZE=MASK_BLOCK)
+
+
+@cache
+def _compiled_flex() -> Callable[..., Any]:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return torch.compile(flex_attention)  # type: ignore[no-any-return]
+
+
+@cache
+def _varlen_attn() -> Callable[..., Tensor] | None:
+    """None: this PyTorch has none, or one that knows neither grouped heads nor causal windows yet."""
+    try:
+        from torch.nn.attention.varlen import varlen_attn
+    except ImportError:
+        return None
+    known = set(inspect.signature(varlen_attn).parameters)
+    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= known else None  # type: ignore[return-value]

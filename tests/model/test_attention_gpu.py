@@ -1,0 +1,125 @@
+"""What the kernels of a GPU are given, computed by plain means; and on a GPU, the kernels themselves."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+from torch.nn.attention.flex_attention import flex_attention
+
+from hone.model import attention_gpu as gpu
+from hone.model.attention import packed_attention
+from hone.types import Block
+
+CPU = torch.device("cpu")
+LAYOUTS = {
+    "shared": (Block(5, (3, 3, 7)), Block(0, (4, 6)), Block(9, (1,)), Block(2, ())),
+    "plain": (Block(0, (6, 2, 8)), Block(0, (16,))),
+}
+#: Query and key heads: each its own, and groups of 3.
+HEADS = [(4, 4), (6, 2)]
+
+
+def test_a_layout_by_hand() -> None:
+    got = gpu.varlen((Block(2, (2, 3)), Block(0, (2,))), CPU)
+    assert got.queries.tolist() == [0, 2, 4, 7, 9]
+    assert got.keys.tolist() == [0, 2, 6, 11, 13]
+    assert got.fetched is not None
+    assert got.fetched.tolist() == [0, 1, 0, 1, 2, 3, 0, 1, 4, 5, 6, 7, 8]
+    assert (got.longest_query, got.longest_key) == (3, 5)
+    assert got.queries.dtype == got.keys.dtype == torch.int32
+    assert gpu.varlen((Block(0, (2, 3)),), CPU).fetched is None  # nothing is shared: keys are where they are
+
+
+def test_who_sees_whom_by_hand() -> None:
+    """A prompt a b with completions c d and e, and a sequence of its own, f g."""
+    sees = gpu.sees((Block(2, (2, 1)), Block(0, (2,))), CPU)
+    index = torch.arange(7)
+    table = sees(None, None, index[:, None], index[None, :])
+    rows = ["".join(name for name, seen in zip("abcdefg", row) if seen) for row in table.tolist()]
+    assert rows == ["a", "ab", "abc", "abcd", "abe", "f", "fg"]
+
+
+def plain_varlen(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    queries: Tensor,
+    keys: Tensor,
+    longest_query: int,
+    longest_key: int,
+    *,
+    scale: float,
+    window_size: tuple[int, int],
+    enable_gqa: bool,
+) -> Tensor:
+    """What `varlen_attn` says that it does, one sequence at a time: the last query sees the last key."""
+    assert window_size == (-1, 0)
+    assert q.is_contiguous()
+    assert (longest_query, longest_key) == (int(queries.diff().max()), int(keys.diff().max()))
+    out = []
+    for a, b, c, d in zip(queries[:-1], queries[1:], keys[:-1], keys[1:]):
+        one, theirs, values = (x[s:e].transpose(0, 1)[None] for x, s, e in ((q, a, b), (k, c, d), (v, c, d)))
+        mask = torch.ones(one.shape[2], theirs.shape[2], dtype=torch.bool).tril(theirs.shape[2] - one.shape[2])
+        got = F.scaled_dot_product_attention(one, theirs, values, mask, scale=scale, enable_gqa=enable_gqa)
+        out.append(got[0].transpose(0, 1))
+    return torch.cat(out)
+
+
+def inputs(layout: tuple[Block, ...], heads: tuple[int, int], device: torch.device = CPU) -> list[Tensor]:
+    tokens, (many, few) = sum(block.num_tokens for block in layout), heads
+    draw = torch.Generator().manual_seed(0)
+    return [torch.randn(1, n, tokens, 16, generator=draw).to(device).requires_grad_() for n in (many, few, few)]
+
+
+def with_gradients(out: Tensor, given: list[Tensor]) -> list[Tensor]:
+    """The output and the gradients of a weighted sum of it."""
+    weights = torch.randn(out.shape, generator=torch.Generator().manual_seed(1)).to(out)
+    return [out, *torch.autograd.grad((out * weights).sum(), given)]
+
+
+@pytest.mark.parametrize("heads", HEADS)
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_flash_is_given_what_makes_it_the_packed_attention(name: str, heads: tuple[int, int]) -> None:
+    layout, given = LAYOUTS[name], inputs(LAYOUTS[name], heads)
+    expected = with_gradients(packed_attention(*given, layout, 0.3), given)
+    got = with_gradients(gpu.flash(*given, gpu.varlen(layout, CPU), 0.3, plain_varlen), given)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+def test_flex_is_given_what_makes_it_the_packed_attention() -> None:
+    """Not compiled, it computes all scores and masks them; on a CPU it has no way back."""
+    layout = LAYOUTS["shared"]
+    given = [x.detach() for x in inputs(layout, HEADS[1])]
+    got = gpu.flex(*given, layout, 0.3, flex_attention)
+    torch.testing.assert_close(got, packed_attention(*given, layout, 0.3), atol=1e-5, rtol=1e-5)
+
+
+def test_a_cpu_and_float32_go_on_block_by_block() -> None:
+    assert gpu.kind(torch.zeros(1, 2, 3, 16)) is None
+    assert gpu.kind(torch.zeros(1, 2, 3, 16, dtype=torch.bfloat16)) is None
+
+
+def test_this_pytorch_knows_the_call_that_flash_makes() -> None:
+    assert gpu._varlen_attn() is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("how", ["flash", "flex"])
+@pytest.mark.parametrize("heads", HEADS)
+def test_on_a_gpu_both_agree_with_float32_block_by_block(how: Any, heads: tuple[int, int]) -> None:
+    device = torch.device("cuda")
+    layout = (Block(70, (33, 41, 90)), Block(0, (64, 20)), Block(0, (-(70 + 33 + 41 + 90 + 84) % 128,)))
+    exact = inputs(layout, heads, device)
+    expected = with_gradients(packed_attention(*exact, layout, 0.25), exact)
+    given = [x.detach().bfloat16().requires_grad_() for x in exact]
+    assert gpu.kind(given[0]) == "flash"
+    got = with_gradients(gpu.attention(*given, layout, 0.25, how), given)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a.float(), b, atol=0.03 * float(b.abs().max()), rtol=0)
