@@ -88,6 +88,15 @@ def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
     return head.weight, head.bias
 
 
+def has_plain_head(model: Any) -> bool:
+    """Whether logits are hidden @ weight + bias and nothing else. Others can be sampled from, not trained."""
+    try:
+        output_head(model)
+    except ValueError:
+        return False
+    return True
+
+
 class _TokenLogprobs(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -148,7 +157,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = (narrow @ weight).to(hidden.dtype)
             if grad_weight is not None:
-                _add_product(grad_weight, narrow.t(), hidden[part].to(weight.dtype))
+                _addproduct(grad_weight, narrow.t(), hidden[part].to(weight.dtype))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -171,7 +180,7 @@ def _chunks(
     work = _work_dtype(hidden, weight)
     for start in range(0, hidden.shape[0], rows):
         part = slice(start, min(start + rows, hidden.shape[0]))
-        logits = _product(hidden[part].to(weight.dtype), weight.t(), work)
+        logits = product(hidden[part].to(weight.dtype), weight.t(), work)
         if bias is not None:
             logits += bias
         if temperature != 1.0:
@@ -179,7 +188,14 @@ def _chunks(
         yield part, logits
 
 
-def _product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
+def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """hidden [N, D], weight [V, D], bias [V] -> logits [N, V] in float32 or better, as those that log-probs come from:
+    a sampler that rounds them otherwise draws from another distribution than is trained."""
+    logits = product(hidden.to(weight.dtype), weight.t(), _work_dtype(hidden, weight))
+    return logits if bias is None else logits + bias
+
+
+def product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
     """left @ right in `out`. On a GPU the sums of bfloat16 products leave unrounded: a logit of 20
     rounded to bfloat16 is off by up to 0.06, and so is every log-prob."""
     if left.dtype != out and left.is_cuda:
@@ -187,8 +203,8 @@ def _product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
     return (left @ right).to(out)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
+def _addproduct(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:
-        total += _product(left, right, total.dtype)
+        total += product(left, right, total.dtype)

@@ -14,6 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hone.model import attention_gpu
+from hone.types import Block
+
 
 @dataclass(frozen=True, slots=True)
 class Grid:
@@ -96,6 +99,8 @@ def prefill_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequen
 
     query [1, H, T, D], key and value [1, Hkv, T, D], lengths [P] summing to T. Returns [1, T, H, D].
     """
+    if attention_gpu.kind(query) == "flash":
+        return attention_gpu.attention(query, key, value, (Block(0, tuple(lengths)),), scaling, "flash")
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
     parts = [

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -21,6 +22,7 @@ from transformers import PreTrainedModel
 
 from hone.config import UserError
 from hone.data.stream import Decode, StopText
+from hone.model.logprobs import has_plain_head, logits_of, output_head
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
@@ -65,6 +67,7 @@ class Core:
         kernel: Kernel | None = None,
     ) -> None:
         self._model, self._device = model, next(model.parameters()).device
+        self._head = None if model.dtype == torch.float32 or not has_plain_head(model) else output_head(model)
         self._stop_ids = frozenset(stops)
         self._stops = torch.tensor(list(stops), dtype=torch.int64, device=self._device)
         self._budget, self._decode_text, self._version = budget, decode, version
@@ -163,15 +166,20 @@ class Core:
                 everything = range(len(rows.work))
                 self._rebuild(everything, [], live=[row for row in everything if self._alive[row]])
             positions = rows.prompt_lens + rows.lengths - 1  # [B], of the token said last
-            out = self._model(
-                input_ids=rows.last[:, None],
-                position_ids=positions[:, None],
-                decode_cache=self._cache,
-                use_cache=False,
-                logits_to_keep=1,
-            )
+            inputs = {"input_ids": rows.last[:, None], "position_ids": positions[:, None], "decode_cache": self._cache}
+            logits = self._logits(inputs, slice(-1, None))[:, 0]
             self._cache.column += 1
-            self._say(rows, out.logits[:, -1])
+            self._say(rows, logits)
+
+    def _logits(self, inputs: dict[str, Any], keep: slice | Tensor) -> Tensor:
+        """[B, K, V] after the kept positions. From bfloat16 weights they leave unrounded, as where log-probs are
+        trained; a head in float32 is called as it is, it may be packed."""
+        if self._head is None:
+            kept = -keep.start if isinstance(keep, slice) else keep
+            logits: Tensor = self._model(**inputs, use_cache=False, logits_to_keep=kept).logits
+            return logits
+        hidden = self._model.base_model(**inputs, use_cache=False).last_hidden_state[:, keep]  # [B, K, D]
+        return logits_of(hidden.flatten(0, 1), *self._head).unflatten(0, hidden.shape[:2])
 
     def _say(self, rows: Rows, logits: Tensor, first: int = 0) -> None:
         """The next token of `rows`, of which the first is or will be row `first` of the batch. logits [B, V]"""
@@ -290,16 +298,16 @@ class Core:
         positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
         cache = PromptPass(lengths)
-        inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache, "use_cache": False}
+        inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache}
         if any(request.echo for request in asked):
-            hidden = self._model.base_model(**inputs).last_hidden_state[0]  # [T, D]
-            logits = self._model.get_output_embeddings()(hidden[ends])
+            hidden = self._model.base_model(**inputs, use_cache=False).last_hidden_state[0]  # [T, D]
+            logits = logits_of(hidden[ends], *output_head(self._model))
             top = max(request.top_logprobs for request in asked)
             for i, request, scores in zip(batch, asked, prompt_scores(self._model, hidden, tokens, lengths, top)):
                 if request.echo:
                     self._news.append(Output(i, 0, *_NOTHING, prompt=scores))
         else:
-            logits = self._model(**inputs, logits_to_keep=ends).logits[0]
+            logits = self._logits(inputs, ends)[0]
         self._read.update(zip(batch, zip(cache.prompts(), logits.unbind(0))))
 
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hone.model.logprobs import BUDGET, output_head
+from hone.model.logprobs import BUDGET, logits_of, output_head
 from hone.types import FloatArray, IntArray
 
 
@@ -34,7 +34,7 @@ def prompt_scores(
     rows, top = max(1, budget // weight.shape[0]), min(top, weight.shape[0])
     parts = []
     for part, target in zip(hidden[:-1].split(rows), tokens[1:].split(rows)):
-        logprobs = torch.nn.functional.linear(part, weight, bias).float().log_softmax(-1)
+        logprobs = logits_of(part, weight, bias).log_softmax(-1)
         values, ids = logprobs.topk(top, dim=-1)
         parts.append((logprobs.gather(1, target[:, None]).squeeze(1), ids, values))
     nothing = hidden.new_full((1,), torch.nan, dtype=torch.float32)
