@@ -67,6 +67,8 @@ def _rl_notices(stage: Recipe) -> Iterator[str]:
     algo, watch, overlong = stage.algo, stage.watch, stage.reward.overlong
     yield from (f"algo.{text}" for text in algo.idle_settings())
     yield from (f"rollout.{text}" for text in stage.rollout.idle_settings())
+    if stage.rollout.engine == "vllm" and stage.rollout.vllm.serves_adapter and stage.lora is None:
+        yield "rollout.vllm.lora: no effect without lora, as there is no adapter to send"
     cut = [key for key in ("top_p", "top_k", "min_p") if key in stage.sampling.changed()]
     if stage.rollout.engine == "sglang" and cut:
         yield f"sampling.{cut[0]}: SGLang's log-probs are of the distribution before it was cut, and so biased"

@@ -35,7 +35,7 @@ from hone.judge.config import JudgeConfig
 from hone.model.config import LoraConfig, ModelConfig
 from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.rollout.config import VLLM_RANKS, RolloutConfig, SamplingConfig
 from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import RegisteredConfig, registered
 from hone.tasks.registered import load as registered_task
@@ -218,6 +218,10 @@ class Recipe(Section):
             raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
         if self.rollout.ahead:
             self._possible_ahead()
+        most = VLLM_RANKS[-1]
+        if self.rollout.engine == "vllm" and self.rollout.vllm.serves_adapter and self.lora and self.lora.rank > most:
+            message = f"vLLM serves adapters of up to rank {most}; lower it, or set rollout.vllm.lora: merged"
+            raise impossible("lora.rank", message)
         schedules.check(self)
 
     def _possible_ahead(self) -> None:

@@ -25,7 +25,7 @@ from hone.types import Block
 
 #: The oldest GPU that PyTorch's FlashAttention runs on, and what its head sizes are at most, and multiples of.
 CAPABILITY, LARGEST_HEAD, HEAD_MULTIPLE = (8, 0), 256, 8
-#: Positions in one block of flex attention's mask: rows are padded to multiples of it (`hone.train.policy`).
+#: Positions in one block of flex attention's mask: the trainer pads rows to multiples of it.
 MASK_BLOCK = 128
 
 

@@ -28,6 +28,10 @@ def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Even
         from hone.rollout.native.engine import NativeEngine
 
         engine = NativeEngine(policy.model, policy.stop_ids, config, decode=decoder(policy.tokenizer), event=event)
+    elif config.engine == "vllm" and config.vllm.in_process:
+        from hone.rollout.vllm_inside import VLLMInside
+
+        engine = VLLMInside(config.vllm, policy.stop_ids, dtype, config.max_sequences, folder)
     elif config.engine == "vllm":
         from hone.rollout.vllm import VLLMEngine
 

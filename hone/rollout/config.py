@@ -53,10 +53,25 @@ class ServerConfig(Section):
         return False
 
 
+#: Ranks of adapters that vLLM keeps room for (vllm/config/lora.py); one between two gets the room of the larger.
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+#: Settings that only a server has.
+SERVER_ONLY = ("url", "port", "python", "environment", "start_timeout", "request_timeout", "requests", "restarts")
+
+
 class VLLMConfig(ServerConfig):
     """vLLM's OpenAI-compatible server in development mode, which can take new weights."""
 
     lora: Literal["merged", "adapter"] = "merged"  # what a recipe's `lora` is sent as: whole weights, or A and B alone
+    in_process: bool = False  # vLLM's `LLM` instead of its server, in the interpreter that runs hone
+
+    @model_validator(mode="after")
+    def _in_process(self) -> VLLMConfig:
+        if self.in_process and (ours := [key for key in SERVER_ONLY if key in self.changed()]):
+            raise ValueError(f"{ours[0]} is of a server, and with in_process there is none; remove one of the two")
+        return self
 
     @property
     def serves_adapter(self) -> bool:

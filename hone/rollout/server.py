@@ -108,6 +108,7 @@ class ServerEngine(ABC):
         samples: int,
         seed: int,
         progress: Callable[[int, int], None] | None = None,
+        first: int = 0,
     ) -> list[list[Turn]]:
         """See `hone.rollout.base.Engine`.
 
@@ -121,7 +122,7 @@ class ServerEngine(ABC):
         tries: Counter[int] = Counter()
 
         def ask(i: int) -> list[Turn]:
-            return self._turns(prompts[i], sampling, samples, prompt_seed(seed, i))
+            return self._turns(prompts[i], sampling, samples, prompt_seed(seed, first + i))
 
         while len(done) < len(prompts):
             waiting = [i for i in range(len(prompts)) if i not in done]

@@ -14,12 +14,12 @@ import contextlib
 import os
 import subprocess
 import uuid
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.config import UserError
 from hone.rollout.base import Weights
-from hone.rollout.config import SamplingConfig, VLLMConfig
+from hone.rollout.config import VLLM_RANKS, SamplingConfig, VLLMConfig
 from hone.rollout.handover import Handed
 from hone.rollout.http import Http, ServerRefused
 from hone.rollout.server import MODEL, SHORT, Aborted, ServerEngine, ordinary
@@ -27,8 +27,6 @@ from hone.types import Finish
 
 #: Holds the module that vLLM's workers load.
 INSIDE = Path(__file__).resolve().parent / "inside"
-#: Ranks that vLLM keeps room for (vllm/config/lora.py).
-RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 #: Run by the server's interpreter: is it a build for CPUs? As vllm.platforms asks, without its import, of seconds.
 CPU_BUILD = """
 import importlib.metadata as m, os, sys
@@ -36,6 +34,30 @@ names = m.packages_distributions().get("vllm", [])
 told = os.environ.get("VLLM_TARGET_DEVICE") == "cpu" or sys.platform == "darwin"
 print(told or any("cpu" in f"{name} {m.version(name)}" for name in names))
 """
+
+
+def is_cpu_build(python: str, environment: Mapping[str, str]) -> bool:
+    command = [python, "-c", CPU_BUILD]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
+    return done.stdout.strip() == "True"
+
+
+def engine_options(served: Handed, dtype: str, max_sequences: int, cpu: bool) -> list[str]:
+    """Of vLLM's command line, and of its engine in this process."""
+    options = {
+        "--model": served.model,
+        "--dtype": dtype,
+        "--max-num-seqs": max_sequences,
+        "--logprobs-mode": "processed_logprobs",  # after temperature, top-k, top-p: what was sampled from
+        "--generation-config": "vllm",  # nothing from the model's generation_config.json but what we ask for
+        "--worker-extension-cls": "hone_worker.Extension",
+    }
+    if served.adapter:
+        options |= {"--max-loras": 1, "--max-cpu-loras": 1, "--max-lora-rank": room(served.rank)}
+    flags = ["--enable-lora"] if served.adapter else []
+    # A request with a seed whose prompt is read in parts ends the CPU engine (its generator has no `offset`).
+    flags += ["--no-enable-chunked-prefill"] if cpu else []
+    return [str(part) for option in options.items() for part in option] + flags
 
 
 class VLLMEngine(ServerEngine):
@@ -46,31 +68,11 @@ class VLLMEngine(ServerEngine):
     _adapter: str | None = None  # the name under which it serves the adapter
 
     def _command(self, served: Handed, port: int) -> list[str]:
-        options = {
-            "--model": served.model,
-            "--served-model-name": MODEL,
-            "--host": "127.0.0.1",
-            "--port": port,
-            "--dtype": self._dtype,
-            "--max-num-seqs": self._max_sequences,
-            "--logprobs-mode": "processed_logprobs",  # after temperature, top-k, top-p: what was sampled from
-            "--generation-config": "vllm",  # nothing from the model's generation_config.json but what we ask for
-            "--worker-extension-cls": "hone_worker.Extension",
-        }
         command = [self._python(), "-m", "vllm.entrypoints.openai.api_server"]
-        if served.adapter:
-            options |= {"--max-loras": 1, "--max-cpu-loras": 1, "--max-lora-rank": room(served.rank)}
-            command.append("--enable-lora")
-        if self._cpu_build():
-            # A request with a seed whose prompt is read in parts ends the CPU engine (a generator without `offset`).
-            command.append("--no-enable-chunked-prefill")
-        return command + [str(part) for option in options.items() for part in option]
-
-    def _cpu_build(self) -> bool:
-        command = [self._python(), "-c", CPU_BUILD]
+        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
         environment = {**os.environ, **self._environment(), **self.config.environment}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-        return done.stdout.strip() == "True"
+        cpu = is_cpu_build(self._python(), environment)
+        return command + engine_options(served, self._dtype, self._max_sequences, cpu)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -172,16 +174,7 @@ class VLLMEngine(ServerEngine):
             found = self._rpc("hone_digests", {})
         except ServerRefused:  # a server at `url` that was started without --worker-extension-cls
             return None
-        workers = found["results"]
-        if len(workers) != 1:
-            return None
-        tensors = workers[0]["tensors"]
-        return Weights(
-            {name: int(value) for name, (_, value) in tensors.items()},
-            {name: dtype for name, (dtype, _) in tensors.items()},
-            workers[0]["parts"],
-            adapter=self._adapter is not None,
-        )
+        return held_weights(found["results"], self._adapter is not None)
 
     def _rpc(self, method: str, kwargs: dict[str, str]) -> Any:
         return self._post("/collective_rpc", {"method": method, "kwargs": kwargs}, f"vLLM's {method}")
@@ -198,11 +191,19 @@ class VLLMEngine(ServerEngine):
             raise
 
 
-def room(rank: int) -> int:
-    """The rank to start a server for. Raises UserError for one that vLLM has no room for."""
-    for size in (0, *RANKS):
-        if rank <= size:
-            return size
-    raise UserError(
-        f"lora.rank: vLLM serves adapters up to rank {RANKS[-1]}, this has {rank}; set rollout.vllm.lora: merged"
+def held_weights(workers: Sequence[dict[str, Any]], adapter: bool) -> Weights | None:
+    """What hone's extension says, of each worker; None for several, whose tensors are parts of the policy's."""
+    if len(workers) != 1:
+        return None
+    tensors = workers[0]["tensors"]
+    return Weights(
+        {name: int(value) for name, (_, value) in tensors.items()},
+        {name: dtype for name, (dtype, _) in tensors.items()},
+        workers[0]["parts"],
+        adapter=adapter,
     )
+
+
+def room(rank: int) -> int:
+    """The rank to start a server for; 0 for none. `hone.recipe` has refused what is too large."""
+    return next(size for size in (0, *VLLM_RANKS) if rank <= size)
