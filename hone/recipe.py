@@ -228,6 +228,9 @@ class Recipe(Section):
         if self.rollout.engine == "native":
             message = "the native engine samples from the weights that are being trained; remove it, or give"
             raise impossible("rollout.ahead", f"{message} rollout.engine: vllm or sglang")
+        if self.rollout.engine == "vllm" and self.rollout.vllm.in_process:
+            message = "the engine in this process waits for its answers; remove it, or remove rollout.vllm.in_process"
+            raise impossible("rollout.ahead", message)
         if self.algo.correction.kind == "none":
             message = "rollouts ahead are from older weights, which nothing corrects; give tis or mis"
             raise impossible("algo.correction.kind", message)

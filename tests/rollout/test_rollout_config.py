@@ -36,3 +36,20 @@ def test_sglangs_log_probs_of_a_cut_distribution_are_said_to_be_biased() -> None
     cut = Recipe(name="x", task=TASK, rollout={"engine": "sglang"}, sampling={"top_p": 0.9})
     assert any(n.startswith("sampling.top_p: SGLang's log-probs") for n in notices(cut))
     assert not any("SGLang" in n for n in notices(cut.model_copy(update={"rollout": RolloutConfig()})))
+
+
+def test_an_adapter_that_is_served_as_it_is_needs_one_that_vllm_has_room_for() -> None:
+    served = {"engine": "vllm", "vllm": {"lora": "adapter"}}
+    assert any(
+        n.startswith("rollout.vllm.lora: no effect") for n in notices(Recipe(name="x", task=TASK, rollout=served))
+    )
+    Recipe(name="x", task=TASK, rollout=served, lora={"rank": 512})
+    with pytest.raises(ValidationError, match=r"up to rank 512; lower it, or set rollout.vllm.lora: merged"):
+        Recipe(name="x", task=TASK, rollout=served, lora={"rank": 513})
+    Recipe(name="x", task=TASK, rollout={"engine": "vllm"}, lora={"rank": 513})
+
+
+def test_rollouts_ahead_need_a_server() -> None:
+    inside = {"engine": "vllm", "vllm": {"in_process": True}, "ahead": True}
+    with pytest.raises(ValidationError, match=r"waits for its answers; remove it, or remove rollout.vllm.in_process"):
+        Recipe(name="x", task=TASK, rollout=inside, algo={"correction": {"kind": "tis"}})
