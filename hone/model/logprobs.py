@@ -180,7 +180,7 @@ def _chunks(
     work = _work_dtype(hidden, weight)
     for start in range(0, hidden.shape[0], rows):
         part = slice(start, min(start + rows, hidden.shape[0]))
-        logits = product(hidden[part].to(weight.dtype), weight.t(), work)
+        logits = _product(hidden[part].to(weight.dtype), weight.t(), work)
         if bias is not None:
             logits += bias
         if temperature != 1.0:
@@ -191,11 +191,11 @@ def _chunks(
 def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """hidden [N, D], weight [V, D], bias [V] -> logits [N, V] in float32 or better, as those that log-probs come from:
     a sampler that rounds them otherwise draws from another distribution than is trained."""
-    logits = product(hidden.to(weight.dtype), weight.t(), _work_dtype(hidden, weight))
+    logits = _product(hidden.to(weight.dtype), weight.t(), _work_dtype(hidden, weight))
     return logits if bias is None else logits + bias
 
 
-def product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
+def _product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
     """left @ right in `out`. On a GPU the sums of bfloat16 products leave unrounded: a logit of 20
     rounded to bfloat16 is off by up to 0.06, and so is every log-prob."""
     if left.dtype != out and left.is_cuda:
@@ -207,4 +207,4 @@ def _addproduct(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:
-        total += product(left, right, total.dtype)
+        total += _product(left, right, total.dtype)
