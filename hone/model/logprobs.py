@@ -157,7 +157,7 @@ class _TokenLogprobs(torch.autograd.Function):
             if grad_hidden is not None:
                 grad_hidden[part] = (narrow @ weight).to(hidden.dtype)
             if grad_weight is not None:
-                _addproduct(grad_weight, narrow.t(), hidden[part].to(weight.dtype))
+                _add_product(grad_weight, narrow.t(), hidden[part].to(weight.dtype))
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
@@ -203,7 +203,7 @@ def _product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
     return (left @ right).to(out)
 
 
-def _addproduct(total: Tensor, left: Tensor, right: Tensor) -> None:
+def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
     if left.dtype == total.dtype:
         total.addmm_(left, right)
     else:
