@@ -163,7 +163,7 @@ def _block_mask(layout: tuple[Block, ...], device: torch.device) -> Any:
 def _compiled_flex() -> Callable[..., Any]:
     from torch.nn.attention.flex_attention import flex_attention
 
-    return torch.compile(flex_attention)  # type: ignore[no-any-return]
+    return torch.compile(flex_attention)
 
 
 @cache

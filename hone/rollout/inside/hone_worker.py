@@ -51,8 +51,10 @@ def adapter_matrices(runner: Any, packed: Mapping[str, Sequence[str]]) -> Iterat
     They stand in buffers for the largest rank; the rest is zeros, which a digest does not count. Layers without an
     adapter have zeros too.
     """
-    manager = getattr(getattr(runner, "lora_manager", None), "_adapter_manager", None)
-    loaded = [] if manager is None else [(n, slot) for slot, n in enumerate(manager.lora_index_to_id) if n is not None]
+    if getattr(runner, "lora_manager", None) is None:
+        return
+    manager = runner.lora_manager._adapter_manager
+    loaded = [(n, slot) for slot, n in enumerate(manager.lora_index_to_id) if n is not None]
     if not loaded:
         return
     slot = max(loaded)[1]
