@@ -92,7 +92,7 @@ def evaluate(
     ]
     row = summary(records, config)
     if config.judge.url is not None:
-        row["judge"] = second_opinion(problems, records, Judge(config.judge))
+        row["judge"] = second_opinion(problems, records, Judge(config.judge), task)
     return row, records
 
 
