@@ -113,16 +113,16 @@ def test_stalls_are_bounded_and_the_others_are_answered(tmp_path):
 
     with serving(behave) as server:
         start = time.monotonic()
-        judge = judge_at(server, tmp_path, timeout=0.5, tries=2)
+        judge = judge_at(server, tmp_path, timeout=1.5, tries=2)  # enough for a healthy answer on a busy machine
         answers = ask(judge, range(8))
-        assert time.monotonic() - start < 6.0
+        assert time.monotonic() - start < 7.0  # twice, with a pause; less than one stall
         assert answers[0::2] == [0, 2, 4, 6]
         for failed in answers[1::2]:
-            assert failed == Failure("verifier_error", "no answer within 0.5 s (judge.timeout) (after 2 tries)")
+            assert failed == Failure("verifier_error", "no answer within 1.5 s (judge.timeout) (after 2 tries)")
         start = time.monotonic()
-        judge = judge_at(server, tmp_path, timeout=60.0, seconds=1.0)
+        judge = judge_at(server, tmp_path, timeout=60.0, seconds=2.0)
         answers = ask(judge, range(12))
-        assert time.monotonic() - start < 6.0
+        assert time.monotonic() - start < 7.0
         assert answers[0::2] == [0, 2, 4, 6, 8, 10]
         assert {answer.kind for answer in answers[1::2]} == {"verifier_timeout"}
 
