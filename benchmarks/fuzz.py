@@ -32,8 +32,12 @@ from hone.tasks import arithmetic
 from hone.tasks.base import Task
 from hone.tasks.countdown import CountdownConfig, CountdownTask
 from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.knights_text import read_roles
 from hone.tasks.linear_algebra import LinearAlgebraConfig, LinearAlgebraTask
+from hone.tasks.matrices import parse_matrix
 from hone.types import Grade, Problem, Rollout, Turn
+from hone.verify.answers import equivalent
+from hone.verify.extract import MAX_ANSWER, extract
 
 LIMIT = 0.05  # seconds
 LONG = 100_000  # characters
@@ -70,6 +74,10 @@ FRAGMENTS = (
     *("\u0301", "\u200b", "\u4e2d", "\u0438", "\U0001d7d9", "\uff11", "\u2212", "\ufdfa", "\x00", "\u2028", "\u0130"),
     *("Assistant:", "<|im_end|>", "\\frac{1}{2}", "\\text{", "'", '"', "\\", "&", "\r\n", "this is thinking process"),
 )
+
+
+#: Recorded answers that given ones are compared with.
+GOLD = ("1234.5", "\\frac{1}{2}", "(1, 2]", "x^2 + 1", "Zoey")
 
 
 class Number:
@@ -126,6 +134,12 @@ def parsers(problem: Problem) -> dict[str, Callable[[str], object]]:
         except (ValueError, ZeroDivisionError):  # what it says of anything that is no arithmetic
             return None
 
+    def matrix(text: str) -> object:
+        try:
+            return parse_matrix(text)
+        except ValueError:  # what it says of anything that is no matrix
+            return None
+
     return {
         "parse": parse,
         "boxed": boxed,
@@ -135,6 +149,11 @@ def parsers(problem: Problem) -> dict[str, Callable[[str], object]]:
         "number": number,
         "leaks": lambda text: leaks(text, "1234.5") or leaks(text, "Zoey is a knight"),
         "arithmetic": expression,
+        "matrix": matrix,
+        "roles": lambda text: read_roles(text, ("Zoey", "Oliver")),
+        "extract": extract,
+        "extract strictly": partial(extract, strict=True),
+        "equivalent": lambda text: [equivalent(gold, text[:MAX_ANSWER]) for gold in GOLD],
     }
 
 

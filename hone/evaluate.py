@@ -102,7 +102,8 @@ def evaluate(
     records = [{"prompt": renderer.prompt_text(problem), **row} for (problem, _), row in zip(items, rows, strict=True)]
     row = summary(records, config)
     if config.judge.url is not None:
-        row["judge"] = world.on_main(lambda: second_opinion(problems, records, Judge(config.judge)), "the judge")
+        judge = Judge(config.judge)
+        row["judge"] = world.on_main(lambda: second_opinion(problems, records, judge, task), "the judge")
     return row, records
 
 

@@ -71,7 +71,7 @@ def cli_eval(
             gold.measure(store, load(), problems, stage, config.samples)
         results.append(finish(store, problems, config, ks))
         if config.judge.url is not None:
-            opinions.append(ask_judge(store, problems, config))
+            opinions.append(ask_judge(store, problems, config, task))
     print("\n".join([said(results, problems, config, seed, ks), *gold.said(results), *opinions]))
     print(f"samples and summaries: {folder}; figures and tables: hone report {folder}")
     return folder
@@ -199,10 +199,10 @@ def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Se
     return result
 
 
-def ask_judge(store: Store, problems: Sequence[Problem], config: EvalConfig) -> str:
-    """Write judge.json, a second opinion on the samples that were asked for; returns it in a line."""
+def ask_judge(store: Store, problems: Sequence[Problem], config: EvalConfig, task: Task) -> str:
+    """Write judge.json, a second opinion on the samples that were asked for; returns it in a line or two."""
     rows = [dict(row) for row in store.chosen([problem.id for problem in problems], config.samples)]
-    opinion = second_opinion(problems, rows, Judge(config.judge))
+    opinion = second_opinion(problems, rows, Judge(config.judge), task)
     jsonl.replace(store.folder / "judge.json", json.dumps(opinion, indent=1, ensure_ascii=False))
     return f"{store.settings['label']}: {opinion_line(opinion)}"
 

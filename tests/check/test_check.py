@@ -145,7 +145,7 @@ def test_an_answer_without_a_score_is_no_answer_that_scores_0():
 
 def test_a_task_that_grades_nothing_is_judged_by_its_reward(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(20)]
+    rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(50, 70)]
     (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     (tmp_path / "mine.py").write_text(
         "def last(completions, answer):\n"
@@ -154,7 +154,7 @@ def test_a_task_that_grades_nothing_is_judged_by_its_reward(tmp_path, monkeypatc
     )
     (tmp_path / "r.yaml").write_text(
         "name: r\nruns: runs\nmodel: {path: tiny}\ntask: {name: dataset, source: rows.jsonl, grading: none}\n"
-        "reward: {parts: {mine.py:NAME: 1.0}}\nsteps: 1\n"
+        "reward: {parts: {mine.py:NAME: 1.0}}\nsteps: 1\nsampling: {max_tokens: 32}\n"
     )
     text = (tmp_path / "r.yaml").read_text()
     results = {}

@@ -21,7 +21,7 @@ from hone.recipe import load
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.rewards.judge import CORRECT, opinion_line, question, second_opinion
-from hone.tasks.countdown import CountdownConfig, CountdownTask
+from hone.tasks.countdown import CountdownConfig, CountdownTask, find_term
 from hone.types import Problem, Rollout, Turn
 from hone.verify.workers import Failure
 from tests.judge.server import completion, says, serving
@@ -113,16 +113,16 @@ def test_stalls_are_bounded_and_the_others_are_answered(tmp_path):
 
     with serving(behave) as server:
         start = time.monotonic()
-        judge = judge_at(server, tmp_path, timeout=0.5, tries=2)
+        judge = judge_at(server, tmp_path, timeout=1.5, tries=2)  # enough for a healthy answer on a busy machine
         answers = ask(judge, range(8))
-        assert time.monotonic() - start < 6.0
+        assert time.monotonic() - start < 7.0  # twice, with a pause; less than one stall
         assert answers[0::2] == [0, 2, 4, 6]
         for failed in answers[1::2]:
-            assert failed == Failure("verifier_error", "no answer within 0.5 s (judge.timeout) (after 2 tries)")
+            assert failed == Failure("verifier_error", "no answer within 1.5 s (judge.timeout) (after 2 tries)")
         start = time.monotonic()
-        judge = judge_at(server, tmp_path, timeout=60.0, seconds=1.0)
+        judge = judge_at(server, tmp_path, timeout=60.0, seconds=2.0)
         answers = ask(judge, range(12))
-        assert time.monotonic() - start < 6.0
+        assert time.monotonic() - start < 7.0
         assert answers[0::2] == [0, 2, 4, 6, 8, 10]
         assert {answer.kind for answer in answers[1::2]} == {"verifier_timeout"}
 
@@ -311,6 +311,37 @@ def test_as_second_opinion_of_an_evaluation(tmp_path):
     assert (row["differ"], row["failed"], row["costs"]["calls"]) == ([[PROBLEM.id, 2]], 1, 3.0)
     assert opinion_line(row).startswith("judge m: accuracy 0.667  95% [")
     assert "agrees with the rule on 66.7% of the answers, failed on 1; 3 calls, 20 tokens" in opinion_line(row)
+
+
+def test_as_reader_of_the_answers_that_the_rule_cannot_read(tmp_path):
+    """The judge copies an answer without knowing the right one; the rule grades it."""
+    nums, target = PROBLEM.answer["nums"], PROBLEM.answer["target"]
+    right = find_term(nums, target).text
+    verdicts = ["correct", "malformed", "malformed", "malformed", "malformed", "wrong"]
+    texts = ["A", f"so it is {right}, I think", "maybe 1 + 1", "no idea", "broken", "B"]
+    records = [{"problem_id": PROBLEM.id, "text": t, "verdict": v} for t, v in zip(texts, verdicts, strict=True)]
+    asked = []
+
+    def behave(body, _):
+        text = body["messages"][-1]["content"]
+        if "answer" not in body["response_format"]["json_schema"]["schema"]["properties"]:
+            return says({"correct": False})
+        asked.append(text)
+        found = {"I think": right, "maybe": "1 + 1", "no idea": None, "broken": 7}
+        return says({"answer": next(a for said, a in found.items() if said in text)})
+
+    with serving(behave) as server:
+        judge = judge_at(server, tmp_path, tries=1)
+        row = second_opinion([PROBLEM], records, judge, CountdownTask(CountdownConfig()))
+    found = row["extracted"]
+    assert (found["asked"], found["read"], found["correct"], found["failed"]) == (4, 2, 1, 1)
+    # correct, correct (read), wrong (read), malformed (none), wrong: 2 of 5; the one that the judge failed on is out.
+    assert found["accuracy"]["value"] == pytest.approx(2 / 5)
+    assert [r.get("judge_read") for r in records] == [None, right, "1 + 1", "", None, None]
+    assert all("reference-answer" not in text for text in asked)
+    assert "read 2 of 4 answers that the rule could not, of which 1 are right: accuracy by the rule then 0.400" in (
+        opinion_line(row)
+    )
 
 
 # --- labels ----------------------------------------------------------------------------------------------------------
