@@ -1,0 +1,19 @@
+"""The reward: 1 for an expression of all the numbers that makes the target, 0.1 for another answer, 0 for none."""
+
+from collections import Counter
+
+from hone.tasks import arithmetic
+
+
+def countdown(completions, nums, target, **columns):
+    return [score(*row) for row in zip(completions, nums, target, strict=True)]
+
+
+def score(text, nums, target):
+    answer = text.rpartition("<answer>")[2].partition("</answer>")[0]
+    try:
+        terms = arithmetic.parse(answer)  # never eval: a model wrote it
+        right = Counter(arithmetic.numbers(terms)) == Counter(nums) and arithmetic.compute(terms) == target
+    except (ValueError, ZeroDivisionError):
+        return 0.0
+    return 1.0 if right else 0.1
