@@ -10,9 +10,9 @@ def countdown(completions, nums, target, **columns):
 
 
 def score(text, nums, target):
-    answer = text.rpartition("<answer>")[2].partition("</answer>")[0]
+    _, tag, rest = text.rpartition("<answer>")
     try:
-        terms = arithmetic.parse(answer)  # never eval: a model wrote it
+        terms = arithmetic.parse(rest.partition("</answer>")[0] if tag else "")  # never eval: a model wrote it
         right = Counter(arithmetic.numbers(terms)) == Counter(nums) and arithmetic.compute(terms) == target
     except (ValueError, ZeroDivisionError):
         return 0.0
