@@ -43,7 +43,8 @@ def test_the_rows(data: Path) -> None:
         assert task.grade(problem, said).verdict == "correct"
         *tried, found = said.split("</think>")[0].removeprefix("<think>").splitlines()
         for text in [*tried, found]:
-            *steps, verdict = text.split(" ")
+            *steps, _, beside, verdict = text.split(" ")
+            assert beside == target
             results = [int(arithmetic.compute(arithmetic.parse(step.split("=")[0]))) for step in steps]
             assert [int(step.split("=")[1]) for step in steps] == results
             assert (results[-1] == int(target)) is (verdict == "yes") is (text is found)

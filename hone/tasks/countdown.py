@@ -145,10 +145,13 @@ def careful(nums: Sequence[int], target: int, solution: Term, rng: random.Random
 
 
 def terse(nums: Sequence[int], target: int, solution: Term, rng: random.Random, tries: int) -> str:
-    """The same in a third of the tokens, for very small models: `3+7=10 10-2=8 no`, a line for each combination."""
+    """The same in half the tokens, for very small models: `3+7=10 10-2=8 vs 20 no`, a line for each combination.
+
+    The target stands beside each result: to compare it with one far away is learned much later.
+    """
     failed = [random_term(rng, nums) for _ in range(rng.randint(0, tries))]
-    lines = [f"{' '.join(term.steps)} no" for term in failed if term.value != target]
-    lines.append(f"{' '.join(solution.steps)} yes")
+    lines = [f"{' '.join(term.steps)} vs {target} no" for term in failed if term.value != target]
+    lines.append(f"{' '.join(solution.steps)} vs {target} yes")
     steps = (re.sub(r" ([-+*/=]) ", r"\1", line) for line in lines)
     return completion("\n".join(steps), solution.text.replace(" ", ""))
 

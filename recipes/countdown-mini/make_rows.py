@@ -43,7 +43,8 @@ def main():
     for _ in range(10):
         for row, lines, expression in rows[200:]:
             tried = [steps(rng, row["nums"]) for _ in range(rng.randrange(4))]
-            text = [f"{said} no" for said, value, _ in tried if value != row["target"]] + [f"{lines} yes"]
+            text = [f"{said} vs {row['target']} no" for said, value, _ in tried if value != row["target"]]
+            text.append(f"{lines} vs {row['target']} yes")
             said = "<think>" + "\n".join(text) + f"</think>\n<answer>{expression}</answer>"
             worked.append({"messages": [*row["messages"], {"role": "assistant", "content": said}]})
     write("worked.jsonl", worked)

@@ -215,7 +215,8 @@ def test_the_terse_trace_is_the_careful_one_in_other_words():
         text = made.trace(problem, "terse", seed=0).text
         *tried, found = parse(text).thinking.splitlines()
         for line in [*tried, found]:
-            *steps, said = line.split(" ")
+            *steps, versus, target, said = line.split(" ")
+            assert (versus, target) == ("vs", str(problem.answer["target"]))
             assert len(steps) == len(problem.answer["nums"]) - 1
             for step in steps:
                 left, right = step.split("=")
