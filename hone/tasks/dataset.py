@@ -213,7 +213,9 @@ class RowsTask:
             return problem_of(puzzle_of(row), str(row["quiz"]))
         if isinstance(self._other, CountdownTask):
             problem = self._other.problem_of(*numbers_of(row), messages=row.get("messages"))
-            return replace(problem, extra={key: cell for key, cell in row.items() if key != "messages" and _is_json(cell)})
+            return replace(
+                problem, extra={key: cell for key, cell in row.items() if key != "messages" and _is_json(cell)}
+            )
         return self._text_problem(row, columns)
 
     def _text_problem(self, row: Row, columns: Columns) -> Problem:
