@@ -55,10 +55,10 @@ def test_the_rows(data: Path) -> None:
     [
         ("<think>3*7=21 25-21=4 yes</think>\n<answer>25-3*7</answer>", 1.0),
         ("<answer>25-7*3</answer>", 1.0),
-        ("<answer>25-(7+3)</answer>", 0.1),  # makes 15
-        ("<answer>4</answer>", 0.1),  # the target itself, of none of the numbers
-        ("<answer>25-21</answer>", 0.1),
-        ("<answer>25/(3-3)*7</answer>", 0.1),
+        ("<answer>25-(7+3)</answer>", 0.0),  # makes 15
+        ("<answer>4</answer>", 0.0),  # the target itself, of none of the numbers
+        ("<answer>25-21</answer>", 0.0),
+        ("<answer>25/(3-3)*7</answer>", 0.0),
         ("<answer>__import__('os').abort()</answer>", 0.0),
         ("<answer></answer>", 0.0),
         ("25-3*7", 0.0),
@@ -73,9 +73,10 @@ def test_the_reward_is_given_the_columns_of_the_rows(data: Path) -> None:
     task = make_task(DatasetConfig(source=str(data / "rows"), validation=50))
     problem = task.problems("test")[0]
     reward = make_reward(RewardConfig(parts={REWARD: 1.0}), task)
+    right = task.trace(problem, "worked", 0).text.split("<answer>")[1].split("</answer>")[0]
     turn = Turn(np.array([1]), np.array([2]), np.array([0.0]), "stop", 0)
-    answers = [Rollout(problem.id, i, (turn,), text) for i, text in enumerate(("<answer>1+1</answer>", "none"))]
-    assert [r.total for r in reward(problem, answers)] == [0.1, 0.0]
+    answers = [Rollout(problem.id, i, (turn,), text) for i, text in enumerate((f"<answer>{right}</answer>", "none"))]
+    assert [r.total for r in reward(problem, answers)] == [1.0, 0.0]
 
 
 def test_the_recipe_says_where_the_rows_come_from() -> None:

@@ -1,4 +1,4 @@
-"""The reward: 1 for an expression of all the numbers that makes the target, 0.1 for another answer, 0 for none."""
+"""The reward: 1 for an expression of all the numbers that makes the target, else 0."""
 
 from collections import Counter
 
@@ -16,4 +16,4 @@ def score(text, nums, target):
         right = Counter(arithmetic.numbers(terms)) == Counter(nums) and arithmetic.compute(terms) == target
     except (ValueError, ZeroDivisionError):
         return 0.0
-    return 1.0 if right else 0.1
+    return float(right)
