@@ -152,5 +152,3 @@ def test_linear_algebra() -> None:
     assert (r.task.rungs, r.task.tolerance) == (("near_identity_2", "inverse_2", "inverse_3"), 0.1)
     assert (r.reward.parts, r.reward.linear_algebra.thinking) == ({"linear_algebra": 1.0}, 0.0)
     assert r.curriculum.steps_per_level == 1000
-
-
