@@ -36,8 +36,11 @@ def test_the_rows(data: Path) -> None:
     task = make_task(DatasetConfig(source=str(data / "rows"), validation=50))
     sizes = [len(task.problems(split)) for split in ("train", "validation", "test")]
     assert sizes == [950, 50, 200], "no training puzzle is a test puzzle in another order"
-    for line in (data / "worked.jsonl").read_text().splitlines()[:300]:
-        asked, said = (message["content"] for message in json.loads(line)["messages"])
+    worked = [
+        [m["content"] for m in json.loads(x)["messages"]] for x in (data / "worked.jsonl").read_text().splitlines()
+    ]
+    assert sum("guess" in said for _, said in worked) == len(worked) / 2
+    for asked, said in worked[:300]:
         nums, target = asked.split(" make ")
         problem = Problem("p", "countdown", (), {"nums": [int(n) for n in nums.split()], "target": int(target)})
         assert task.grade(problem, said).verdict == "correct"

@@ -40,14 +40,21 @@ def main():
     write("rows/test.jsonl", [row for row, *_ in rows[:200]])
     write("rows/train.jsonl", [row for row, *_ in rows[200:]])
     worked = []
-    for _ in range(10):
+    for i in range(10):
         for row, lines, expression in rows[200:]:
+            if i % 2:  # half of the answers only guess
+                worked.append(answered(row, "guess", steps(rng, row["nums"])[2]))
+                continue
             tried = [steps(rng, row["nums"]) for _ in range(rng.randrange(4))]
             text = [f"{said} vs {row['target']} no" for said, value, _ in tried if value != row["target"]]
             text.append(f"{lines} vs {row['target']} yes")
-            said = "<think>" + "\n".join(text) + f"</think>\n<answer>{expression}</answer>"
-            worked.append({"messages": [*row["messages"], {"role": "assistant", "content": said}]})
+            worked.append(answered(row, "\n".join(text), expression))
     write("worked.jsonl", worked)
+
+
+def answered(row, thinking, expression):
+    said = f"<think>{thinking}</think>\n<answer>{expression}</answer>"
+    return {"messages": [*row["messages"], {"role": "assistant", "content": said}]}
 
 
 def write(name, rows):
