@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from hone.analysis.measured import Measured, measured
+
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -44,3 +46,35 @@ def test_three_runs_of_two_thousand_steps_are_compared_in_time() -> None:
     found = json.loads(done.stdout.strip().splitlines()[-1])
     assert (found["runs"], found["steps"]) == (3, 2000)
     assert max(found["comparison"]["cpu_seconds"], found["one_run"]["cpu_seconds"]) < 20
+
+
+def test_the_tables_of_prolonged_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By hand: of 4 puzzles the base solves two, one in every second sample; resets solves all but one, always."""
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    import prolonged_mini as p
+
+    def model(label: str, seed: int, correct: list[int]) -> Measured:
+        verdicts = [["correct"] * c + ["wrong"] * (p.SAMPLES - c) for c in correct]
+        rows = [{"problem_id": f"p{i}", "verdict": v} for i, each in enumerate(verdicts) for v in each]
+        return measured(label, rows, seed=seed, facts={"weights": "w"})
+
+    base, again = model("b", 0, [32, 64, 0, 0]), model("b", 1, [32, 64, 1, 0])
+    one, resets = model("u", 0, [32, 64, 0, 0]), model("r", 0, [64, 64, 64, 0])
+    assert [round(p.differences(base, resets)[str(k)]["value"], 3) for k in (1, 64)] == [0.375, 0.25]
+    assert p.differences(base, one)["16"]["value"] == 0
+    new = p.ability(base, again, [one, resets])
+    assert (new["problems"], new["of"], new["tries"]) == (2, 4, 64)
+    assert [m["solved"] for m in new["models"].values()] == [1, 0, 1]
+    assert new["models"]["resets"]["gain"]["value"] == 0, "one of the two, as luck alone gives the base"
+    row = {
+        "seed": 0,
+        "cpu_seconds": 60.0,
+        "evaluation_cpu_seconds": 30.0,
+        "pass_at_k": {"base": p.curve(base), "resets": p.curve(resets)},
+        "resets_less_base": p.differences(base, resets),
+        "resets_less_uninterrupted": p.differences(one, resets),
+        "new_ability": new,
+    }
+    assert "| 0 | 2 of 4 | 1 | 0 | 1 | 0.000 " in p.table([row])
+    assert p.over_seeds([row])["pass@1, resets less base"] is None
+    assert p.over_seeds([row, row])["pass@1, resets less base"]["value"] == pytest.approx(0.375)

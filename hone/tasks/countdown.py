@@ -7,6 +7,7 @@ One problem in the brief wording is `3 7 2 make 20`, an answer to it `(3 + 7) * 
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -143,12 +144,24 @@ def careful(nums: Sequence[int], target: int, solution: Term, rng: random.Random
     return completion("\n".join(lines), solution.text)
 
 
+def terse(nums: Sequence[int], target: int, solution: Term, rng: random.Random, tries: int) -> str:
+    """The same in half the tokens, for very small models: `3+7=10 10-2=8 vs 20 no`, a line for each combination.
+
+    The target stands beside each result: to compare it with one far away is learned much later.
+    """
+    failed = [random_term(rng, nums) for _ in range(rng.randint(0, tries))]
+    lines = [f"{' '.join(term.steps)} vs {target} no" for term in failed if term.value != target]
+    lines.append(f"{' '.join(solution.steps)} vs {target} yes")
+    steps = (re.sub(r" ([-+*/=]) ", r"\1", line) for line in lines)
+    return completion("\n".join(steps), solution.text.replace(" ", ""))
+
+
 class CountdownTask:
     """A `TracedTask`; see `hone.tasks.base`."""
 
     name = "countdown"
     system = SYSTEM
-    trace_styles: tuple[str, ...] = ("careful", "hasty")
+    trace_styles: tuple[str, ...] = ("careful", "hasty", "terse")
 
     def __init__(self, config: CountdownConfig, seed: int = 0) -> None:
         self.config, self.seed = config, seed
@@ -184,9 +197,9 @@ class CountdownTask:
         """A worked answer. Raises UserError for an unknown style, or a row without a solution."""
         nums, target = problem.answer["nums"], problem.answer["target"]
         rng = random.Random(f"{style}/{seed}/{problem.id}")
-        if style == "careful":
-            term = self._solution(problem)
-            return Example(problem, careful(nums, target, term, rng, self.config.tries), style)
+        if style in ("careful", "terse"):
+            write = careful if style == "careful" else terse
+            return Example(problem, write(nums, target, self._solution(problem), rng, self.config.tries), style)
         if style == "hasty":
             return Example(problem, completion("I will just guess.", random_term(rng, nums).text), style)
         raise UserError(f"countdown: no trace style {style!r}; there are {', '.join(self.trace_styles)}")

@@ -217,7 +217,10 @@ class RowsTask:
         if columns.kind == "knights":
             return problem_of(puzzle_of(row), str(row["quiz"]))
         if isinstance(self._other, CountdownTask):
-            return self._other.problem_of(*numbers_of(row), messages=row.get("messages"))
+            problem = self._other.problem_of(*numbers_of(row), messages=row.get("messages"))
+            return replace(
+                problem, extra={key: cell for key, cell in row.items() if key != "messages" and _is_json(cell)}
+            )
         return self._text_problem(row, columns)
 
     def _text_problem(self, row: Row, columns: Columns) -> Problem:

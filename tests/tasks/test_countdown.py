@@ -208,6 +208,25 @@ def test_the_careful_trace_computes_and_tries_again():
         made.trace(problem, "slow", 0)
 
 
+def test_the_terse_trace_is_the_careful_one_in_other_words():
+    made = CountdownTask(CountdownConfig(numbers=(3, 4), train=20, tries=3))
+    failures = 0
+    for problem in made.problems("train"):
+        text = made.trace(problem, "terse", seed=0).text
+        *tried, found = parse(text).thinking.splitlines()
+        for line in [*tried, found]:
+            *steps, versus, target, said = line.split(" ")
+            assert (versus, target) == ("vs", str(problem.answer["target"]))
+            assert len(steps) == len(problem.answer["nums"]) - 1
+            for step in steps:
+                left, right = step.split("=")
+                assert arithmetic.compute(arithmetic.parse(left)) == int(right)
+            assert (int(steps[-1].split("=")[1]) == problem.answer["target"]) is (said == "yes") is (line is found)
+        assert made.grade(problem, text).verdict == "correct"
+        failures += len(tried)
+    assert 15 < failures < 45  # 0 to 3 each, evenly
+
+
 def test_splits_are_disjoint_whatever_the_seeds():
     config = {"numbers": (3, 4), "max_number": 9, "max_target": 20, "validation": 60, "test": 100}
     one = CountdownTask(CountdownConfig(train=150, **config))
