@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -48,24 +49,28 @@ def prepare(
 ) -> Batch:
     """Everything between rewards and the update. `packer` is `hone.data.pack.pack` with its settings.
 
-    Old log-probs are computed only when several updates make them differ from the current ones,
-    reference log-probs only when a KL penalty needs them, values only for a value head.
+    Old log-probs are computed only when several updates make them differ from the current ones, and then for samples
+    that teach something, reference log-probs only when a KL penalty needs them, values only for a value head.
     """
     if not groups:
         return Batch((), ())
     samples = [s for group in groups for s in to_samples(group)]
 
-    def scored_by(model: PreTrainedModel) -> list[FloatArray]:
-        return per_sample(samples, lambda b: frozen_logprobs(model, b, sampling.temperature, policy.world), packer)
+    def scored_by(model: PreTrainedModel, wanted: Sequence[int] | None = None) -> list[FloatArray]:
+        forward = partial(frozen_logprobs, model, temperature=sampling.temperature, world=policy.world)
+        return per_sample(samples, forward, packer, wanted)
 
     ref = None
     if reference is not None and algo.kl.coef:
         with adapter_off(reference):  # with an adapter the reference is the policy without it, not a second copy
             ref = scored_by(reference)
-    old = scored_by(policy.model) if algo.updates_per_rollout > 1 else None
+    several, old = algo.updates_per_rollout > 1, None
+    penalised = ref is not None and algo.kl.place == "reward"
+    if several and (penalised or algo.needs_every_sample):
+        old = scored_by(policy.model)
     broken: set[int] = set()  # samples of which the model says something that is not finite
     kl = None
-    if ref is not None and algo.kl.place == "reward":
+    if ref is not None and penalised:
         now = old or scored_by(policy.model)
         each = [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)]
         kl = by_group(groups, _without_broken(each, broken))
@@ -79,6 +84,8 @@ def prepare(
     flat = [a for group in judged for a in group]
     # Their loss is not finite either: the update is skipped, and the guard names them.
     samples = with_advantages(samples, [np.full_like(a, np.nan) if i in broken else a for i, a in enumerate(flat)])
+    if several and old is None:  # of samples that are left out nobody asks them
+        given["old_logprobs"] = scored_by(policy.model, [i for i, s in enumerate(samples) if s.advantages.any()])
     updates = minibatches(groups, samples, algo, sampling.max_tokens, packer, **given)
     return Batch(tuple(samples), tuple(tuple(u) for u in updates))
 
@@ -125,10 +132,15 @@ def per_sample(
     samples: Sequence[Sample],
     forward: Callable[[Sequence[MicroBatch]], list[np.ndarray]],
     packer: Packer,
+    wanted: Sequence[int] | None = None,
 ) -> list[FloatArray]:
-    """[S] arrays [Lc] of what `forward` says of each trained token: it maps micro-batches to arrays [N]."""
-    batches = packer(samples, [0.0] * len(samples))
-    result: list[FloatArray] = [np.zeros(0, np.float32)] * len(samples)
+    """[S] arrays [Lc] of what `forward` says of each trained token: it maps micro-batches to arrays [N].
+
+    `wanted`: the samples to ask it of, by number; the others have zeros. None: all.
+    """
+    chosen = list(range(len(samples)) if wanted is None else wanted)
+    result: list[FloatArray] = [np.zeros(int(s.trained.sum()), np.float32) for s in samples]
+    batches = packer([samples[i] for i in chosen], [0.0] * len(chosen), ids=chosen) if chosen else []
     for batch, values in zip(batches, forward(batches), strict=True):
         for i, part in split_by_sample(batch, values):
             result[i] = part

@@ -246,7 +246,7 @@ class Policy:
         def loss_fn(
             batch: MicroBatch, logprobs: torch.Tensor, entropy: torch.Tensor
         ) -> tuple[torch.Tensor, torch.Tensor]:
-            sums = torch.zeros(len(METRICS), dtype=torch.float64)
+            sums = torch.zeros(len(METRICS), dtype=torch.float64, device=entropy.device)
             sums[0] = entropy.detach().sum()
             return -(batch.weights * logprobs).sum(), sums
 
@@ -268,7 +268,7 @@ class Policy:
                 value_part = self._value_loss(batch, hidden)
                 (part + value_part).backward()
                 total.add(batch, hidden, logprobs, entropy, part, value_part, sums)
-        total = total.gathered(self.world)
+        total = total.read().gathered(self.world)
         self._sum_gradients()
         norm = clip_gradients(self.masters, self.parameters, self.optim.grad_clip, self.world)
         value_norm = 0.0

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from hone.algo.objective import METRICS
@@ -22,6 +23,7 @@ class Totals:
         self.logprobs: dict[int, FloatArray] = {}
         self.entropies: dict[int, FloatArray] = {}
         self.grad_norms: dict[int, float] = {}
+        self._unread: list[tuple[tuple[int, ...], torch.Tensor]] = []  # of each micro-batch: its samples, all numbers
 
     def add(
         self,
@@ -33,19 +35,38 @@ class Totals:
         value_loss: torch.Tensor,
         sums: torch.Tensor,  # [len(METRICS)]
     ) -> None:
-        self.loss += float(loss.detach())
-        self.value_loss += float(value_loss.detach())
-        self.tokens += len(batch.targets)
-        if batch.sampled_logprobs.any():  # there was a sampler
-            old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-            self.mismatch = max(self.mismatch, float((old - batch.sampled_logprobs).abs().max()))
-        self.sums += sums.cpu()
-        self.logprobs.update(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
-        self.entropies.update(split_by_sample(batch, entropy.detach().float().cpu().numpy()))
+        """Nothing here waits for the device, which would stand still until the next micro-batch comes: see `read`."""
         assert hidden.grad is not None
         squares = hidden.grad.float().square().sum(dim=1)  # [N]
-        per_sample = torch.zeros(len(batch.sample_ids), device=squares.device).index_add_(0, batch.samples, squares)
-        self.grad_norms.update(zip(batch.sample_ids, per_sample.sqrt().tolist(), strict=True))
+        norms = torch.zeros(len(batch.sample_ids), device=squares.device).index_add_(0, batch.samples, squares).sqrt()
+        old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
+        gaps = torch.where(batch.sampled_logprobs.any(), (old - batch.sampled_logprobs).abs(), 0.0)  # or no sampler
+        mismatch = gaps.max() if len(gaps) else gaps.sum()
+        parts = (loss, value_loss, mismatch, sums, norms, batch.samples, logprobs, entropy)
+        self._unread.append(
+            (batch.sample_ids, torch.cat([p.detach().to(norms.device, torch.float64).reshape(-1) for p in parts]))
+        )
+
+    def read(self) -> Totals:
+        """Fetch what was added, in one transfer."""
+        unread, self._unread = self._unread, []
+        if not unread:
+            return self
+        values = torch.cat([flat for _, flat in unread]).cpu().numpy()
+        ends = np.cumsum([len(flat) for _, flat in unread])
+        for (ids, _), flat in zip(unread, np.split(values, ends[:-1]), strict=True):
+            (loss, value_loss, mismatch), sums, norms, rest = np.split(flat, np.cumsum([3, len(METRICS), len(ids)]))
+            samples, logprobs, entropies = rest.reshape(3, -1)
+            self.loss += float(loss)
+            self.value_loss += float(value_loss)
+            self.mismatch = max(self.mismatch, float(mismatch))
+            self.sums += torch.from_numpy(sums)
+            self.tokens += len(samples)
+            places = samples.astype(np.int64)
+            self.logprobs |= _split(ids, places, logprobs.astype(np.float32))
+            self.entropies |= _split(ids, places, entropies.astype(np.float32))
+            self.grad_norms |= dict(zip(ids, norms.tolist(), strict=True))
+        return self
 
     def gathered(self, world: World) -> Totals:
         """What those of all processes add up to."""
@@ -73,10 +94,15 @@ class Totals:
 
 def split_by_sample(batch: MicroBatch, values: FloatArray) -> list[tuple[int, FloatArray]]:
     """Per-token values [N] of a micro-batch as (the sample's id, [Lc])."""
-    if not batch.sample_ids:
-        return []
-    counts = np.bincount(batch.samples.cpu().numpy(), minlength=len(batch.sample_ids))
-    return list(zip(batch.sample_ids, np.split(values, np.cumsum(counts)[:-1]), strict=True))
+    return list(_split(batch.sample_ids, batch.samples.cpu().numpy(), values).items())
+
+
+def _split(ids: Sequence[int], samples: npt.NDArray[np.int64], values: FloatArray) -> dict[int, FloatArray]:
+    """Values [N] of tokens that belong to `samples` [N], places in `ids` [S] -> id -> [Lc]"""
+    if not ids:
+        return {}
+    counts = np.bincount(samples, minlength=len(ids))
+    return dict(zip(ids, np.split(values, np.cumsum(counts)[:-1]), strict=True))
 
 
 def merge_stats(stats: Sequence[StepStats]) -> StepStats:

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.algo.config import AlgoConfig, CorrectionConfig, KLConfig
-from hone.train import checkpoint
-from hone.train.batches import minibatches, prepare
+from hone.train import batches, checkpoint
+from hone.train.batches import minibatches, per_sample, prepare
 from hone.train.config import OptimConfig
 from hone.train.master import master_weights
 from hone.train.policy import Policy, split_by_sample
-from hone.types import Group, Reward
+from hone.train.totals import Totals
+from hone.types import Block, Group, MicroBatch, Reward
 from tests.train.policies import REWARDS, SAMPLING, gradient, load, make_groups, packer
 
 KINDS, PLACES = ("k1", "k2", "k3"), ("loss", "reward")
@@ -214,6 +215,53 @@ def test_several_updates_share_the_groups_and_use_old_logprobs(folder: Path) -> 
     on_policy = load(folder)
     stats = on_policy.update(minibatches_of(on_policy, AlgoConfig()), AlgoConfig(), 1.0)
     assert stats.metrics["ratio/mean"] == 1.0
+
+
+def test_old_log_probs_are_asked_only_of_samples_that_teach(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: set[int] = set()
+    real = batches.frozen_logprobs
+
+    def frozen(model: object, given: list[MicroBatch], **rest: object) -> list[np.ndarray]:
+        asked.update(i for batch in given for i in batch.sample_ids)
+        return real(model, given, **rest)
+
+    monkeypatch.setattr(batches, "frozen_logprobs", frozen)
+    policy = load(folder)
+    groups = make_groups([[1.0, 0.0, 0.0, 1.0], [1.0] * 4, [0.0, 1.0, 1.0, 1.0], [0.0] * 4])
+    batch = prepare(groups, policy, None, AlgoConfig(updates_per_rollout=2), SAMPLING, packer(64))
+    taught = {i for update in batch.minibatches for m in update for i in m.sample_ids}
+    assert asked == taught == {0, 1, 2, 3, 8, 9, 10, 11}
+    old = {i: v for u in batch.minibatches for m in u for i, v in split_by_sample(m, m.old_logprobs.numpy())}
+    now = per_sample(batch.samples, lambda b: policy.logprobs(b, 1.0), packer(64))
+    for i in taught:
+        np.testing.assert_allclose(old[i], now[i], atol=1e-6)
+    asked.clear()
+    prepare(groups, policy, None, AlgoConfig(updates_per_rollout=2, entropy_coef=0.1), SAMPLING, packer(64))
+    assert asked == set(range(16))  # the bonus is a gradient of every sample
+
+
+def test_totals_are_those_of_each_micro_batch_read_at_once() -> None:
+    totals = Totals()
+    for start in (0, 2):
+        ids, samples = (start + 1, start), torch.tensor([0, 0, 1])
+        zeros = torch.zeros(3)
+        batch = MicroBatch(
+            zeros.long(), zeros.long(), (Block(0, (3,)),), zeros.long(), zeros.long(), samples,
+            sampled_logprobs=torch.tensor([-1.0, -2.0, -3.0]), advantages=zeros, weights=zeros, sample_ids=ids,
+        )  # fmt: skip
+        hidden = torch.zeros(3, 2, requires_grad=True)
+        hidden.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0], [5.0, 12.0]])
+        logprobs = torch.tensor([-1.0, -2.5, -3.0]) - start
+        sums = torch.arange(6, dtype=torch.float64)
+        totals.add(batch, hidden, logprobs, torch.ones(3) * start, torch.tensor(0.5), torch.tensor(0.25), sums)
+    assert totals.tokens == 0  # nothing was waited for
+    totals.read()
+    assert (totals.loss, totals.value_loss, totals.tokens, totals.mismatch) == (1.0, 0.5, 6, 2.5)
+    assert totals.sums.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    assert {i: v.tolist() for i, v in totals.logprobs.items()} == {1: [-1, -2.5], 0: [-3], 3: [-3, -4.5], 2: [-5]}
+    assert {i: v.tolist() for i, v in totals.entropies.items()} == {1: [0, 0], 0: [0], 3: [2, 2], 2: [2]}
+    assert totals.grad_norms == {1: 5.0, 0: 13.0, 3: 5.0, 2: 13.0}
+    assert totals.read().loss == 1.0  # again is harmless
 
 
 def minibatches_of(policy: Policy, algo: AlgoConfig) -> list[list]:  # type: ignore[type-arg]
