@@ -223,7 +223,7 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
     cpu = [s.get("cpu_seconds") for s in sittings]
     found: dict[str, Any] = {
         "seconds": round(sum(s["seconds"] for s in sittings), 1),
-        "cpu_seconds": None if None in cpu else round(sum(cpu), 1),
+        "cpu_seconds": None if None in cpu else round(float(sum(cpu)), 1),
         "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
         "seed": stages[0][0].seed,
     }

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -122,7 +123,9 @@ def empty_batch(like: MicroBatch) -> MicroBatch:
 
     Processes that work together must do the same passes, whether or not each has a sample left.
     """
-    nothing = {name: None if getattr(like, name) is None else getattr(like, name)[:0] for name in TOKEN_FIELDS}
+    nothing: dict[str, Any] = {
+        name: None if getattr(like, name) is None else getattr(like, name)[:0] for name in TOKEN_FIELDS
+    }
     one = torch.zeros_like(like.inputs[:1])
     return MicroBatch(inputs=one, positions=one, layout=(Block(0, (1,)),), targets=like.targets[:0], **nothing)
 

@@ -61,7 +61,7 @@ def spread(model: PreTrainedModel, world: World) -> Cut:
         p.requires_grad_(trained[name])
     if world.shard > 1:
         _shard_layers(model, world.mesh["shard"])
-    model.to(world.mesh.device_type)
+    nn.Module.to(model, world.mesh.device_type)
     return Cut(blueprint, partial)
 
 
@@ -74,7 +74,7 @@ def as_forward(model: nn.Module, call: Callable[[], T]) -> T:
         result: Any = model()
     finally:
         del vars(model)["forward"]
-    return result  # type: ignore[no-any-return]
+    return result
 
 
 # --- tensor parallel ------------------------------------------------------------------------------------------------
@@ -147,7 +147,8 @@ def _cut_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> frozenset[str]:
 
 def _cut_linear(module: nn.Module, mesh: DeviceMesh, style: str) -> None:
     """A linear layer, and the adapter around it."""
-    base = module.get_base_layer() if hasattr(module, "get_base_layer") else module
+    adapted: Any = module
+    base = adapted.get_base_layer() if hasattr(module, "get_base_layer") else module
     by_outputs = style in OUTPUTS
     whole = style in OUTPUTS[1:] if by_outputs else style in INPUTS[1:]  # what comes out, or goes in, is not cut
     if by_outputs:
@@ -158,7 +159,7 @@ def _cut_linear(module: nn.Module, mesh: DeviceMesh, style: str) -> None:
         return
     if whole:
         raise UserError(f"lora: layers that are cut by {style} (parallel.tensor) cannot have an adapter")
-    for half in (module.lora_B if by_outputs else module.lora_A).values():
+    for half in (adapted.lora_B if by_outputs else adapted.lora_A).values():
         _apply(half, mesh, ColwiseParallel() if by_outputs else RowwiseParallel())
 
 
@@ -243,7 +244,8 @@ def assemble(model: PreTrainedModel, cut: Cut, into: PreTrainedModel | None = No
     if into is None:
         device = model.device
         memory = {id(p): _empty(p, device) for p in cut.blueprint.parameters()}
-        into = copy.deepcopy(cut.blueprint, memory).to(device)
+        into = copy.deepcopy(cut.blueprint, memory)
+        nn.Module.to(into, device)
     targets = dict(into.named_parameters())
     with torch.no_grad():
         for name, p in model.named_parameters():

@@ -26,7 +26,7 @@ from hone.plan.trace import there_and_back
 from hone.recipe import Recipe
 from hone.rollout.config import SamplingConfig
 from hone.rollout.native.engine import NativeEngine
-from hone.train.policy import to_device
+from hone.train.forward import to_device
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -38,8 +38,8 @@ from hone.plan.trace import trace
 from hone.recipe import Pipeline, Recipe, stages
 from hone.rollout.native.core import _PREFILL_TOKENS as PREFILL_TOKENS
 from hone.rollout.native.memory import Budget, columns
+from hone.train.forward import to_device
 from hone.train.optimizer import depths, is_trained, num_layers
-from hone.train.policy import to_device
 from hone.types import MicroBatch
 
 if TYPE_CHECKING:

@@ -31,7 +31,8 @@ from hone.plan.memory import GIB, Lengths, Plan, stage_plan
 from hone.plan.trace import there_and_back
 from hone.recipe import Recipe
 from hone.train import jsonl
-from hone.train.policy import Policy, to_device
+from hone.train.forward import to_device
+from hone.train.policy import Policy
 from hone.train.run import Run
 from hone.types import MicroBatch, Sample
 

@@ -53,7 +53,12 @@ def clip_gradients(masters: Sequence[Tensor], parameters: Sequence[Tensor], limi
     """
     if not world.cut:
         return float(torch.nn.utils.clip_grad_norm_(masters, limit))
-    kinds = (frozenset(), frozenset({"shard"}), frozenset({"tensor"}), frozenset({"shard", "tensor"}))
+    kinds: tuple[frozenset[str], ...] = (
+        frozenset(),
+        frozenset({"shard"}),
+        frozenset({"tensor"}),
+        frozenset({"shard", "tensor"}),
+    )
     device = masters[0].device
     squares = {kind: torch.zeros((), dtype=torch.float64, device=device) for kind in kinds}
     for master, p in zip(masters, parameters, strict=True):

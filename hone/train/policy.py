@@ -220,7 +220,7 @@ class Policy:
 
         def forward(batch: MicroBatch) -> torch.Tensor:
             hidden = as_forward(self.model, lambda: packed_hidden(self.model, batch))
-            return head(hidden.float())[:, 0]  # type: ignore[no-any-return]
+            return head(hidden.float())[:, 0]
 
         return look(self.model, list(batches), self.world, forward)
 
@@ -297,8 +297,8 @@ class Policy:
         if self._cut is not None:
             self.world.sum([grad for name, grad in grads.items() if name in self._cut.partial], "tensor")
         if self.value_head is not None:
-            grads = [p.grad for p in self.value_head.parameters() if p.grad is not None]
-            self.world.sum(grads, "replicate", "shard")
+            of_head = [p.grad for p in self.value_head.parameters() if p.grad is not None]
+            self.world.sum(of_head, "replicate", "shard")
 
     def _value_loss(self, batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
         """Of this micro-batch's share of the batch; it trains the head only."""
