@@ -220,7 +220,7 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
     `stages`: the evaluations of every stage that has some, and what the collapse watch named, at which step first.
     """
     sittings = jsonl.read(folder / "sessions.jsonl")
-    cpu = [s.get("cpu_seconds") for s in sittings]
+    cpu: list[Any] = [s.get("cpu_seconds") for s in sittings]
     found: dict[str, Any] = {
         "seconds": round(sum(s["seconds"] for s in sittings), 1),
         "cpu_seconds": None if None in cpu else round(float(sum(cpu)), 1),
