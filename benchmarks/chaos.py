@@ -166,7 +166,7 @@ class Attempt:
             os.dup2(log, 2)
             observe(self.slots[rank])
             from hone import pipeline
-            from hone.recipe import load
+            from hone.loading import load
 
             pipeline.run(load(self._recipe), resume=True)
             code = 0

@@ -21,7 +21,8 @@ import numpy as np
 
 from hone.analysis import stats
 from hone.evaluate import eval_problems, served
-from hone.recipe import load, stages
+from hone.loading import load
+from hone.recipe import stages
 from hone.rollout.collect import rollouts
 from hone.two_model import contexts_of, load_frozen, two_model
 

@@ -60,7 +60,7 @@ BASE = {
     "none": {"sampling": {"max_tokens": 8}, "tokens_per_microbatch": 256},
     "none, LoRA": {"sampling": {"max_tokens": 8}, "tokens_per_microbatch": 256, "lora": {"rank": 4}},
 }
-CHILD = "import sys; from hone import pipeline, recipe; pipeline.run(recipe.load(sys.argv[1]))"
+CHILD = "import sys; from hone import loading, pipeline; pipeline.run(loading.load(sys.argv[1]))"
 
 
 def main() -> None:

@@ -64,8 +64,8 @@ def main() -> None:
 
 def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
     from hone.launch import job
+    from hone.loading import load
     from hone.notices import notices
-    from hone.recipe import load
 
     recipe = load(target, overrides or ())
     for line in () if job.silent() else notices(recipe):
@@ -167,7 +167,7 @@ def plan(
 def explain(recipe: Target, overrides: Overrides = None) -> None:
     """Print what a recipe computes: formulas, what is counted, what clips, what has no effect."""
     from hone.explain import explain as text
-    from hone.recipe import load
+    from hone.loading import load
 
     print(text(load(recipe, overrides or ())))
 
@@ -372,7 +372,7 @@ def config_schema() -> None:
     """Print the JSON schema of recipe files, for editors."""
     import json
 
-    from hone.recipe import schema
+    from hone.loading import schema
 
     print(json.dumps(schema(), indent=2))
 
@@ -380,7 +380,7 @@ def config_schema() -> None:
 @config.command("presets")
 def config_presets() -> None:
     """List the recipes that come with hone; their names can be given to every verb."""
-    from hone.recipe import presets
+    from hone.loading import presets
 
     for name, file in presets().items():
         print(f"{name:16} {file}")

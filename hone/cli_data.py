@@ -168,7 +168,8 @@ def data_label(
     from hone.judge.client import Judge
     from hone.judge.config import JudgeConfig
     from hone.judge.labels import choose, label
-    from hone.recipe import load_for_task, stages
+    from hone.loading import load_for_task
+    from hone.recipe import stages
     from hone.tasks import make_task
 
     names = choose(labels)
@@ -196,7 +197,8 @@ def data_perturb(
     import json
 
     from hone.config import UserError
-    from hone.recipe import load_for_task, stages
+    from hone.loading import load_for_task
+    from hone.recipe import stages
     from hone.tasks import make_task
     from hone.tasks.knights import puzzle_of_problem
     from hone.tasks.knights_perturb import perturbed_rows

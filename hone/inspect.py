@@ -15,7 +15,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from hone.config import UserError
-from hone.recipe import is_data, load_for_task, stages
+from hone.loading import is_data, load_for_task
+from hone.recipe import stages
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask, grade_all
 from hone.tasks.corpus import ngrams, question_of, words
@@ -50,7 +51,7 @@ class Source:
 
 
 def open_source(source: str, overrides: Sequence[str] = ()) -> Source:
-    """Raises UserError, as `hone.recipe.load_for_task` does."""
+    """Raises UserError, as `hone.loading.load_for_task` does."""
     recipe = stages(load_for_task(source, overrides))[0]
     return Source(source, make_task(recipe.task, recipe.seed), recipe.seed)
 

@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from hone.config import UserError
-from hone.recipe import find, load
+from hone.loading import find, load
 from hone.train import jsonl
 
 SCHEMA = 1

@@ -9,7 +9,8 @@ import pytest
 from huggingface_hub import ModelCard
 
 from hone import card
-from hone.recipe import Recipe, load
+from hone.loading import load
+from hone.recipe import Recipe
 
 RECIPE = """
 name: small

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from hone.config import ConfigError
-from hone.recipe import load
+from hone.loading import load
 from hone.tasks import TASKS
 
 MINIMAL = "name: x\ntask: {name: knights}\n"

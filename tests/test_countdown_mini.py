@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hone.recipe import load
+from hone.loading import load
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.tasks import arithmetic, make_task

@@ -16,8 +16,9 @@ from hone.algo.schedule import Phases
 from hone.check.run import dry_run
 from hone.config import ConfigError, UserError
 from hone.explain import explain
+from hone.loading import load
 from hone.notices import notices
-from hone.recipe import Pipeline, Recipe, load, resolved
+from hone.recipe import Pipeline, Recipe, resolved
 from hone.report.build import build
 from hone.tasks.pairs import key_of, pair, read_pairs, split
 from hone.train import jsonl

@@ -17,7 +17,7 @@ from hone import pipeline
 from hone.algo.config import WatchConfig
 from hone.algo.watch import collapse_warnings
 from hone.config import UserError
-from hone.recipe import load
+from hone.loading import load
 from hone.report.build import build
 from hone.tasks import make_task
 from hone.tasks.knights import puzzle_of_problem

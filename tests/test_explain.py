@@ -20,7 +20,8 @@ from hone.algo.losses import LOSSES, value_loss
 from hone.algo.objective import objective
 from hone.algo.reduce import token_weights
 from hone.config import ConfigError
-from hone.recipe import Pipeline, Recipe, load
+from hone.loading import load
+from hone.recipe import Pipeline, Recipe
 from hone.train.config import OptimConfig
 from hone.types import Block, MicroBatch
 

@@ -12,10 +12,11 @@ import pytest
 from hone.algo.schedule import Phases
 from hone.check.run import dry_run
 from hone.explain import explain
+from hone.loading import load, presets
 from hone.model import tiny
 from hone.model.config import TinyConfig
 from hone.notices import notices
-from hone.recipe import Pipeline, Recipe, load, presets, stages
+from hone.recipe import Pipeline, Recipe, stages
 from hone.train import jsonl
 
 SEVEN_B = "Qwen/Qwen2.5-7B-Instruct-1M"

@@ -25,6 +25,7 @@ ROWS = (
     ("train", "rollout"),
     ("launch",),
     ("recipe",),
+    ("loading",),
     ("plan",),
     ("evaluate", "explain_phases", "notices"),
     ("rl", "sft", "serve", "evals", "sinks", "explain_stages"),
@@ -138,10 +139,10 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
     "body",
     [
         "import hone.cli, hone.doctor",
-        "from hone import notices, recipe\nr = recipe.load('demo'); notices.notices(r); recipe.resolved(r)",
+        "from hone import loading, notices, recipe\nr = loading.load('demo'); notices.notices(r); recipe.resolved(r)",
         "import hone.cli; sys.argv = ['hone', 'config', 'show', 'demo']\ntry: hone.cli.main()\nexcept SystemExit: pass",
         "import hone.types, hone.tasks, hone.rewards",
-        "from hone.explain import explain; from hone.recipe import load; explain(load('demo'))",
+        "from hone.explain import explain; from hone.loading import load; explain(load('demo'))",
     ],
 )
 def test_without_heavy_packages(body):

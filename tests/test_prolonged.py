@@ -23,10 +23,11 @@ from hone import pipeline, rl
 from hone.config import ConfigError, UserError
 from hone.evaluate import which_model
 from hone.explain import explain
+from hone.loading import load
 from hone.model.config import ModelConfig
 from hone.model.load import load_model
 from hone.notices import notices
-from hone.recipe import Recipe, load
+from hone.recipe import Recipe
 from hone.train import jsonl
 from hone.train import reset as resets
 from hone.train.checkpoint import read_state

@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from hone.config import ConfigError
+from hone.loading import find, load, load_for_task, presets, schema
 from hone.notices import notices
-from hone.recipe import Pipeline, Recipe, find, load, load_for_task, presets, resolved, schema
+from hone.recipe import Pipeline, Recipe, resolved
 from hone.tasks import TASKS
 
 MINIMAL = "name: x\ntask: {name: knights}\n"

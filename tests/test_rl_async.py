@@ -13,7 +13,7 @@ import pytest
 
 from hone import pipeline, rl_async, runs
 from hone.config import ConfigError, UserError
-from hone.recipe import load
+from hone.loading import load
 from hone.rollout.config import RolloutConfig
 from hone.rollout.native import NativeEngine
 from hone.train.policy import Policy

@@ -15,9 +15,10 @@ import torch
 from hone import cli, pipeline, runs
 from hone.algo.curriculum import Course
 from hone.config import UserError
+from hone.loading import load
 from hone.model.config import ModelConfig
 from hone.model.load import load_model
-from hone.recipe import Recipe, load
+from hone.recipe import Recipe
 from hone.rollout.native import NativeEngine
 from hone.train import jsonl
 from hone.train.stop import Preempted

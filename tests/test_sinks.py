@@ -14,7 +14,7 @@ import pytest
 
 from hone import pipeline, sinks
 from hone.config import ConfigError, UserError
-from hone.recipe import load
+from hone.loading import load
 from hone.sinks import Copy, check_installed, copying
 from hone.train import jsonl
 

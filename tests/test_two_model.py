@@ -7,11 +7,11 @@ import types
 import numpy as np
 import pytest
 
+from hone.loading import load
 from hone.model.config import TinyConfig
 from hone.model.tiny import create
 from hone.notices import notices
 from hone.pipeline import run
-from hone.recipe import load
 from hone.rewards.config import PerplexityReward
 from hone.tasks.knights import KnightsConfig, KnightsTask
 from hone.two_model import cli_two_model, grade, mean_perplexity, two_model

@@ -12,8 +12,9 @@ from hone.config import Layer, UserError, override
 from hone.data.render import Renderer
 from hone.data.stream import Decode, decoder
 from hone.evaluate import which_model
+from hone.loading import load
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.recipe import Recipe, load
+from hone.recipe import Recipe
 from hone.rollout.config import SamplingConfig
 from hone.rollout.native.engine import NativeEngine
 from hone.tasks import make_task

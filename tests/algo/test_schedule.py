@@ -15,8 +15,9 @@ from hone.algo.config import StagnationConfig
 from hone.algo.schedule import Phases, holding, parse_at, stagnation
 from hone.algo.schedule import settings as in_words
 from hone.config import ConfigError
+from hone.loading import load
 from hone.notices import notices
-from hone.recipe import Recipe, load, resolved
+from hone.recipe import Recipe, resolved
 
 SCHEDULE = [
     {"at": 0, "samples_per_prompt": 16, "sampling": {"top_p": 0.7}},

@@ -14,9 +14,9 @@ from hone.check.template import check_template
 from hone.config import UserError
 from hone.data.config import PromptConfig
 from hone.data.render import Renderer
+from hone.loading import load
 from hone.model.config import TinyConfig
 from hone.model.tiny import TAGS, create, train_tokenizer
-from hone.recipe import load
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.tasks.countdown import CountdownConfig, CountdownTask

@@ -14,7 +14,8 @@ from hone.evals import models as finding
 from hone.evals import run as evals
 from hone.evals.models import Model, label_of, model_folder
 from hone.evals.store import Store, digest, read_measured, stored
-from hone.recipe import Recipe, load
+from hone.loading import load
+from hone.recipe import Recipe
 from hone.tasks import make_task
 from hone.types import Problem, Rollout, Turn
 

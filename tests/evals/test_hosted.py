@@ -16,7 +16,7 @@ from hone.evals import hosted
 from hone.evals import run as evals
 from hone.evals.hosted import Endpoint, complete
 from hone.evals.store import read_measured, stored
-from hone.recipe import load
+from hone.loading import load
 from hone.rollout.config import SamplingConfig
 
 SAMPLING = SamplingConfig(temperature=0.7, max_tokens=9)

@@ -17,7 +17,7 @@ from hone.judge import client as module
 from hone.judge.client import Judge, Question, Schema, quoted, read_object
 from hone.judge.config import JudgeConfig
 from hone.judge.labels import OTHER, SUBJECTS, by_words, choose, label
-from hone.recipe import load
+from hone.loading import load
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.rewards.judge import CORRECT, opinion_line, question, second_opinion

@@ -14,8 +14,9 @@ from hone.config import PEER_LOST, ConfigError, UserError
 from hone.dist.world import ProcessLost
 from hone.launch import job, local
 from hone.launch.job import Job
+from hone.loading import load
 from hone.notices import notices
-from hone.recipe import Pipeline, load, stages
+from hone.recipe import Pipeline, stages
 
 RECIPE = "name: x\ntask: {name: knights, people: [2], train: 3}\nalgo: {updates_per_rollout: 2}\n"
 TWO = "stages:\n  - stage: sft\n    sft: {examples: 64, styles: {careful: 1.0}}\n  - stage: rl\n"

@@ -15,6 +15,7 @@ import torch
 from hone import pipeline, rl
 from hone.config import UserError
 from hone.dist.config import ParallelConfig
+from hone.loading import load
 from hone.model.config import LoraConfig, ModelConfig, TinyConfig
 from hone.model.load import load_model
 from hone.plan import batch as batches
@@ -26,7 +27,7 @@ from hone.plan.shapes import config_of, meta_model, published, share_of
 from hone.plan.show import cli_plan
 from hone.plan.size import advise
 from hone.plan.trace import Alive, trace
-from hone.recipe import Recipe, load
+from hone.recipe import Recipe
 from hone.tasks.knights import KnightsConfig
 from hone.train.policy import to_device
 

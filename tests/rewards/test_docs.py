@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hone.recipe import load
+from hone.loading import load
 from hone.rewards import REWARDS, make_reward
 from hone.tasks.countdown import CountdownConfig, CountdownTask
 from hone.types import Rollout, Turn

@@ -11,7 +11,8 @@ from pydantic import ValidationError
 import hone.rewards
 from hone.config import ConfigError, UserError
 from hone.data.parse import parse
-from hone.recipe import load, resolved
+from hone.loading import load
+from hone.recipe import resolved
 from hone.rewards import make_reward
 from hone.rewards.base import Judged, Part, Score, failures
 from hone.rewards.config import RewardConfig

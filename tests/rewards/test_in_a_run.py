@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from hone import pipeline
 from hone.cli import app
 from hone.config import UserError
-from hone.recipe import load
+from hone.loading import load
 from hone.report.build import build
 from hone.train import jsonl
 from tests.judge.server import says, serving

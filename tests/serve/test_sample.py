@@ -179,7 +179,8 @@ def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = tmp_path / "runs" / "r"
     for place in (run / "model", run / "checkpoints" / "step_000004" / "model"):
         shutil.copytree(folder, place)
-    from hone.recipe import load, resolved
+    from hone.loading import load
+    from hone.recipe import resolved
 
     (run / "config.resolved.json").write_text(json.dumps(resolved(load("r.yaml"))))
     return run

@@ -8,7 +8,7 @@ import types
 import pytest
 
 from hone.config import UserError
-from hone.recipe import load_for_task
+from hone.loading import load_for_task
 from hone.tasks import make_task
 from hone.tasks.base import BatchTask, TracedTask, grade_all
 from hone.tasks.columns import recognise

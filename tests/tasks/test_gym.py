@@ -8,7 +8,7 @@ import pytest
 
 from hone.config import UserError
 from hone.data.parse import completion
-from hone.recipe import load_for_task
+from hone.loading import load_for_task
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.tasks import gym_package, make_task

@@ -7,7 +7,8 @@ import pytest
 from pydantic import PositiveInt
 
 from hone.config import ConfigError, Section
-from hone.recipe import load, load_for_task, resolved
+from hone.loading import load, load_for_task
+from hone.recipe import resolved
 from hone.tasks import make_task, registered
 from hone.types import Grade, Problem
 
@@ -40,6 +41,7 @@ def installed(monkeypatch):
     monkeypatch.setattr(EntryPoint, "load", lambda self: kinds[self.name])
     monkeypatch.setattr(registered, "registered", lambda: points)
     monkeypatch.setattr("hone.recipe.registered", lambda: points)
+    monkeypatch.setattr("hone.loading.registered", lambda: points)
 
 
 def test_a_recipe_uses_it_and_its_own_settings_are_checked(tmp_path):

@@ -18,8 +18,8 @@ import torch
 
 from hone.config import ConfigError, UserError
 from hone.evals.models import at_step
+from hone.loading import load
 from hone.notices import notices
-from hone.recipe import load
 from hone.runs import differences
 from hone.train import checkpoint, jsonl
 from hone.train.config import CheckpointConfig
