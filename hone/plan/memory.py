@@ -137,11 +137,6 @@ def estimate(
     return max(plans, key=lambda plan: plan.peak_bytes)
 
 
-def parallel_of(stage: Recipe) -> ParallelConfig:
-    found = getattr(stage, "parallel", None)
-    return found if isinstance(found, ParallelConfig) else ParallelConfig()
-
-
 def device_of(stage: Recipe) -> str:
     return "cuda" if torch.cuda.is_available() or stage.model.dtype == "bfloat16" else "cpu"
 
@@ -166,7 +161,7 @@ def stage_plan(
     """See `estimate`."""
     from hone.plan.lengths import lengths_of  # which needs this module
 
-    split, device = parallel or parallel_of(stage), device or device_of(stage)
+    split, device = parallel or stage.parallel, device or device_of(stage)
     total = total_bytes or total_of(device)
     config, where = config_of(stage.model)
     lengths = lengths or lengths_of(stage)

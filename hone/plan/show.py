@@ -11,7 +11,7 @@ import torch
 from hone.plan.calibrate import calibrate
 from hone.plan.cost import H100, Shape, Speeds, StepTime, shape_of, step_time, work_of
 from hone.plan.lengths import lengths_of
-from hone.plan.memory import GIB, Lengths, Plan, device_of, parallel_of, stage_plan, total_of
+from hone.plan.memory import GIB, Lengths, Plan, device_of, stage_plan, total_of
 from hone.plan.rehearse import as_row
 from hone.plan.shapes import config_of
 from hone.plan.size import Advice, advise
@@ -32,7 +32,7 @@ def plan_stage(
     stage: Recipe, device: str | None, total: int | None, timed: bool, lengths: Lengths | None = None
 ) -> Planned:
     """`total`: bytes of the device; None: what it has. `timed`: run the model's shape on this machine for a moment."""
-    device, split = device or device_of(stage), parallel_of(stage)
+    device, split = device or device_of(stage), stage.parallel
     total = total or total_of(device)
     lengths = lengths or lengths_of(stage)
     plan = stage_plan(stage, parallel=split, device=device, total_bytes=total, lengths=lengths)
