@@ -192,9 +192,10 @@ def _not_correct(source: Source, rows: Mapping[str, Sequence[Problem]]) -> list[
             traced.append((p, cast("TracedTask", task).trace(p, style, source.seed).text))
         except UserError as error:  # a countdown row that has no solution
             faults.append(str(error))
+    grades = task.grade_all(traced) if isinstance(task, RowsTask) else grade_all(task, traced)
     return faults + [
         f"{p.id}: its own answer {p.answer!r} is {g.verdict}" + (f" ({g.note})" if g.note else "")
-        for (p, _), g in zip(traced, grade_all(task, traced))
+        for (p, _), g in zip(traced, grades)
         if g.verdict != "correct"
     ]
 

@@ -337,7 +337,7 @@ def test_groups_of_a_step_are_scored_at_once(reward, tmp_path):
 HELPER = """
 def _said(completion): return completion[0]["content"]
 def _right(completion, answer): return float(answer in _said(completion))
-def f(completions, answer): return [_right(c, a) for c, a in zip(completions, answer)]
+def f(completions, ground_truth): return [_right(c, a) for c, a in zip(completions, ground_truth)]
 """
 
 
