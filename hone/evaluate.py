@@ -13,6 +13,7 @@ from typing import Any
 
 from hone.analysis import passk, reflection, stats
 from hone.config import UserError
+from hone.data.parse import parse
 from hone.data.render import Renderer
 from hone.data.stream import decoder
 from hone.judge.client import Judge
@@ -135,6 +136,7 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
         "response_tokens": sum(lengths) / len(lengths),
         "length": {"min": min(lengths), "max": max(lengths)},
         "reflection_rate": reflection.rate([record["text"] for record in records]),
+        "well_formed_rate": sum(parse(record["text"]).well_formed for record in records) / len(records),
         "verdicts": dict(Counter(record["verdict"] for record in records)),
         # A level on which the verifier failed every time has no accuracy; `verdicts` tells.
         "by_level": {

@@ -159,16 +159,17 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
 
 @contextlib.contextmanager
 def session(folder: Path) -> Iterator[None]:
-    """Records how long this sitting took and how much memory it used, however it ends."""
+    """Records how long this sitting took (of the clock, and of all cores) and how much memory it used, however it ends."""
     path = folder / "sessions.jsonl"
     rows = [_ended(row, folder) for row in jsonl.read(path)]
-    started = time.time()
-    rows.append({"started": started, "seconds": None, "peak_rss_bytes": None})
+    started, worked = time.time(), time.process_time()
+    rows.append({"started": started, "seconds": None, "cpu_seconds": None, "peak_rss_bytes": None})
     jsonl.write(path, rows)
     try:
         yield
     finally:
-        rows[-1] |= {"seconds": round(time.time() - started, 2), "peak_rss_bytes": peak_rss_bytes()}
+        took = {"seconds": round(time.time() - started, 2), "cpu_seconds": round(time.process_time() - worked, 2)}
+        rows[-1] |= {**took, "peak_rss_bytes": peak_rss_bytes()}
         jsonl.write(path, rows)
 
 
@@ -187,19 +188,36 @@ def peak_rss_bytes() -> int:
 
 
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
-    """Seconds over all sittings, peak memory, and the evaluations before and after the last RL stage."""
+    """Time and peak memory over all sittings, and the evaluations before and after the last RL stage.
+
+    `cpu_seconds`: of this process, not of servers or verifiers; None if a sitting was killed and could not say.
+    `stages`: the evaluations of every stage that has some, and what the collapse watch named, at which step first.
+    """
     sittings = jsonl.read(folder / "sessions.jsonl")
+    cpu = [s.get("cpu_seconds") for s in sittings]
     found: dict[str, Any] = {
         "seconds": round(sum(s["seconds"] for s in sittings), 1),
+        "cpu_seconds": None if None in cpu else round(sum(cpu), 1),
         "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
         "seed": stages[0][0].seed,
     }
-    for _, sub in stages:
-        for row in jsonl.read(folder / sub / "evals.jsonl"):
-            if row["label"] in ("before", "after"):
-                found[row["label"]] = {
-                    k: row[k]
-                    for k in ("accuracy", "response_tokens", "reflection_rate", "by_level", "verdicts", "pass_at_k")
-                    if k in row
-                }
+    each = {stage.name: rows for stage, sub in stages if (rows := evaluations(folder / sub))}
+    for rows in each.values():
+        found |= rows
+    if len(stages) > 1:
+        named = {stage.name: collapses(folder / sub) for stage, sub in stages}
+        found["stages"] = {name: {**rows, "collapse": named[name]} for name, rows in each.items()}
     return found
+
+
+def evaluations(folder: Path) -> dict[str, dict[str, Any]]:
+    """`before` and `after` of a stage, without what only the report needs."""
+    keys = ("accuracy", "response_tokens", "reflection_rate", "well_formed_rate", "by_level", "verdicts", "pass_at_k")
+    rows = [row for row in jsonl.read(folder / "evals.jsonl") if row["label"] in ("before", "after")]
+    return {row["label"]: {key: row[key] for key in keys if key in row} for row in rows}
+
+
+def collapses(folder: Path) -> dict[str, int]:
+    """Warnings of the collapse watch in a stage, with the first step of each."""
+    events = [e for e in jsonl.read(folder / "events.jsonl") if e["kind"] == "collapse" and "name" in e]
+    return {event["name"]: event["step"] for event in reversed(events)}

@@ -219,7 +219,7 @@ def record(
     guard_rewards(run, step, everyone, recipe.watch)
     guard(run, step, stats, batch.minibatches, batch.samples, recipe.watch)
     for warning in collapse_warnings(run.history, recipe.watch):
-        run.event("collapse", str(warning), step)
+        run.event("collapse", str(warning), step, name=warning.name)
     return (
         f"reward {metrics['reward/mean']:.3f}  correct {metrics['accuracy']:.3f}  length {metrics['length/mean']:.0f}"
     )

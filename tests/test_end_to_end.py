@@ -14,10 +14,18 @@ from pathlib import Path
 import pytest
 
 from hone import pipeline
+from hone.algo.config import WatchConfig
+from hone.algo.watch import collapse_warnings
 from hone.config import UserError
 from hone.recipe import load
 from hone.report.build import build
+from hone.tasks import make_task
+from hone.tasks.knights import puzzle_of_problem
+from hone.tasks.knights_logic import canonical_form
+from hone.tasks.splits import SHARES
 from hone.train import jsonl
+from hone.train.config import CheckpointConfig
+from hone.train.run import Run
 
 RECIPE = """
 name: small
@@ -117,6 +125,49 @@ def test_the_model_says_what_it_is(whole: Path) -> None:
     warmup = (whole / "warmup" / "model" / "README.md").read_text()
     assert "Not evaluated." in warmup
     assert "stage rl" not in warmup
+
+
+def test_the_results_of_each_stage_are_there(whole: Path) -> None:
+    results = json.loads((whole / "results.json").read_text())
+    assert results["stages"] == {
+        "rl": {"before": results["before"], "after": results["after"], "collapse": {}},
+    }  # the warm-up was not evaluated
+    assert 0 < results["cpu_seconds"]
+    assert 0 <= results["after"]["well_formed_rate"] <= 1
+
+
+def test_results_name_the_first_step_of_each_collapse(tmp_path: Path) -> None:
+    """From the very events that the loop writes."""
+    start, end = {"length/mean": 60.0}, {"length/mean": 20.0}
+    history = [{"step": step, **(start if step < 6 or 12 <= step < 18 else end)} for step in range(25)]
+    run = Run.open(tmp_path, {}, CheckpointConfig(), seed=0)
+    for step in range(len(history)):
+        for warning in collapse_warnings(history[: step + 1], WatchConfig()):
+            run.event("collapse", str(warning), step, name=warning.name)
+    run.event("checkpoint", "saved before step 25")
+    steps = [e["step"] for e in jsonl.read(tmp_path / "events.jsonl") if e["kind"] == "collapse"]
+    assert steps == [10, 22]  # the mean of five steps is below 24 when all five are short, and again later
+    assert pipeline.collapses(tmp_path) == {"length_collapse": 10}
+
+
+def test_validation_is_not_cut_from_the_test_and_no_checkpoint_is_chosen(whole: Path) -> None:
+    """The puzzles that a run trains on, watches and is judged by share no canonical form."""
+    task = make_task(load(whole).stages[-1].task)
+    known = {p.id: canonical_form(puzzle_of_problem(p).statements) for s in SHARES for p in task.problems(s)}
+
+    def forms(pattern: str) -> set[str]:
+        files = sorted((whole / "rl").glob(pattern))
+        return {known[row["problem_id"]] for file in files for row in jsonl.read(file)}
+
+    trained, watched, judged = forms("rollouts/*"), forms("evals/validation_*"), forms("evals/[ab]*.jsonl")
+    assert (len(watched), len(judged)) == (10, 20)
+    assert not trained & watched
+    assert not trained & judged
+    assert not watched & judged
+    assert {(row["label"], row["split"]) for row in jsonl.read(whole / "rl" / "evals.jsonl")} == {
+        ("before", "test"), ("after", "test"), ("validation", "validation"),
+    }  # fmt: skip
+    assert "No checkpoint is chosen by its score, on any split" in build(whole).read_text()
 
 
 def test_the_report_is_built_from_a_real_run(whole: Path) -> None:

@@ -191,5 +191,8 @@ def summary_table(rows: Sequence[tuple[str, Interval | None, float | None, float
         values.append((label, *((a.value, a.low, a.high, a.n) if a else ("",) * 4), length, reflects, sampling))
     columns = ("", "Accuracy", "Tokens", "Reflects", "Sampling")
     names = ("evaluation", "accuracy", "low", "high", "n", "response_tokens", "reflection_rate", "sampling")
-    caption = "The evaluations before and after training, with 95% intervals and how each was sampled."
+    caption = (
+        "The evaluations before and after training, with 95% intervals and how each was sampled. No checkpoint is chosen "
+        "by its score, on any split: after is the end of training."
+    )
     return Table("summary", caption, columns, tuple(body), tuple(values), names, prose=(4,))

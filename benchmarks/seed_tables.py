@@ -1,0 +1,95 @@
+"""The tables of a recipe's README from its results.json: by level, and by stage. Trains nothing.
+
+    .venv/bin/python benchmarks/seed_tables.py recipes/knights-people-mini
+    .venv/bin/python benchmarks/seed_tables.py recipes/distil-mini
+
+A seed's interval is over problems (Wilson); that of "all seeds" is Student's t over the seeds' own values, so it says
+what one may expect of training again, and with three seeds it is wide. `benchmarks/recipe_seeds.py` does the training.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.report.runs import over_runs
+from hone.reproduce import RESULTS
+
+Row = dict[str, Any]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("recipe", type=Path, help="the folder of the recipe")
+    rows = json.loads((parser.parse_args().recipe / RESULTS).read_text())["seeds"]
+    print("\n\n".join((by_level(rows), by_stage(rows), costs(rows))))
+
+
+def by_level(rows: Sequence[Row]) -> str:
+    """Before and after the last RL stage: one row per seed, then all seeds, and what was gained."""
+    levels = sorted(rows[0]["after"]["by_level"], key=int)
+    lines = [header("seed", "", *levels)]
+    for row in rows:
+        for label in ("before", "after"):
+            cells = [interval(row[label]["by_level"][level]) for level in levels]
+            lines.append(line(str(row["seed"]), label, *cells))
+    values = {
+        label: [[row[label]["by_level"][level]["value"] for row in rows] for level in levels]
+        for label in ("before", "after")
+    }
+    for label, columns in values.items():
+        lines.append(line("all seeds", label, *map(over_seeds, columns)))
+    gains = [[a - b for b, a in zip(*pair, strict=True)] for pair in zip(*values.values(), strict=True)]
+    lines.append(line("all seeds", "gain", *(over_seeds(gain, sign="+") for gain in gains)))
+    return "\n".join(lines)
+
+
+def by_stage(rows: Sequence[Row]) -> str:
+    """Every evaluated state: accuracy of each seed and of all, tokens, format, warnings of the collapse watch."""
+    lines = [header("model", *(f"seed {row['seed']}" for row in rows), "all seeds", "tokens", "format", "warnings")]
+    for name in rows[0]["stages"]:
+        stages = [row["stages"][name] for row in rows]
+        for label in ("before", "after"):
+            found = [stage[label] for stage in stages]
+            accuracies = [one["accuracy"] for one in found]
+            tokens = " ".join(f"{one['response_tokens']:.0f}" for one in found)
+            shape = " ".join(f"{one['well_formed_rate']:.2f}" for one in found)
+            said = [", ".join(f"{what} {step}" for what, step in stage["collapse"].items()) or "–" for stage in stages]
+            pooled = over_seeds([accuracy["value"] for accuracy in accuracies])
+            cells = (*map(interval, accuracies), pooled, tokens, shape, "; ".join(said) if label == "after" else "")
+            lines.append(line(f"{name}, {label}", *cells))
+    return "\n".join(lines)
+
+
+def costs(rows: Sequence[Row]) -> str:
+    lines = [header("seed", "CPU minutes", "minutes", "peak GiB")]
+    for row in rows:
+        cpu = "–" if row["cpu_seconds"] is None else f"{row['cpu_seconds'] / 60:.1f}"
+        lines.append(line(str(row["seed"]), cpu, f"{row['seconds'] / 60:.1f}", f"{row['peak_rss_bytes'] / 2**30:.1f}"))
+    return "\n".join(lines)
+
+
+def header(*cells: str) -> str:
+    return f"{line(*cells)}\n|{'---|' * len(cells)}"
+
+
+def line(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def interval(a: Row) -> str:
+    return f"{a['value']:.2f} [{a['low']:.2f}, {a['high']:.2f}]"
+
+
+def over_seeds(values: Sequence[float], sign: str = "") -> str:
+    """Mean and t interval; the number alone for one seed."""
+    if (found := over_runs(values)) is None:
+        return f"{values[0]:{sign}.2f}"
+    return f"{found.value:{sign}.2f} [{found.low:{sign}.2f}, {found.high:{sign}.2f}]"
+
+
+if __name__ == "__main__":
+    main()
