@@ -159,7 +159,7 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
 
 @contextlib.contextmanager
 def session(folder: Path) -> Iterator[None]:
-    """Records how long this sitting took (of the clock, and of all cores) and how much memory it used, however it ends."""
+    """Records how long this sitting took, by the clock and of the CPU, and its peak memory, however it ends."""
     path = folder / "sessions.jsonl"
     rows = [_ended(row, folder) for row in jsonl.read(path)]
     started, worked = time.time(), time.process_time()

@@ -192,7 +192,7 @@ def summary_table(rows: Sequence[tuple[str, Interval | None, float | None, float
     columns = ("", "Accuracy", "Tokens", "Reflects", "Sampling")
     names = ("evaluation", "accuracy", "low", "high", "n", "response_tokens", "reflection_rate", "sampling")
     caption = (
-        "The evaluations before and after training, with 95% intervals and how each was sampled. No checkpoint is chosen "
-        "by its score, on any split: after is the end of training."
+        "The evaluations before and after training, with 95% intervals and how each was sampled. No checkpoint is "
+        "chosen by its score, on any split: after is the end of training."
     )
     return Table("summary", caption, columns, tuple(body), tuple(values), names, prose=(4,))
