@@ -29,21 +29,18 @@ def main() -> None:
 
 
 def by_level(rows: Sequence[Row]) -> str:
-    """Before and after the last RL stage: one row per seed, then all seeds, and what was gained."""
-    levels = sorted(rows[0]["after"]["by_level"], key=int)
-    lines = [header("seed", "", *levels)]
-    for row in rows:
-        for label in ("before", "after"):
-            cells = [interval(row[label]["by_level"][level]) for level in levels]
-            lines.append(line(str(row["seed"]), label, *cells))
-    values = {
-        label: [[row[label]["by_level"][level]["value"] for row in rows] for level in levels]
-        for label in ("before", "after")
-    }
-    for label, columns in values.items():
-        lines.append(line("all seeds", label, *map(over_seeds, columns)))
-    gains = [[a - b for b, a in zip(*pair, strict=True)] for pair in zip(*values.values(), strict=True)]
-    lines.append(line("all seeds", "gain", *(over_seeds(gain, sign="+") for gain in gains)))
+    """Before and after each stage, and what it gained, for every level: each seed, then all of them."""
+    lines = [header("stage", "level", "", *(f"seed {row['seed']}" for row in rows), "all seeds")]
+    for name, first in rows[0]["stages"].items():
+        for level in sorted(first["after"]["by_level"], key=int):
+            found = {
+                label: [row["stages"][name][label]["by_level"][level] for row in rows] for label in ("before", "after")
+            }
+            values = {label: [one["value"] for one in side] for label, side in found.items()}
+            for label, side in found.items():
+                lines.append(line(name, level, label, *map(interval, side), over_seeds(values[label])))
+            gains = [after - before for before, after in zip(values["before"], values["after"], strict=True)]
+            lines.append(line(name, level, "gain", *(f"{gain:+.2f}" for gain in gains), over_seeds(gains, sign="+")))
     return "\n".join(lines)
 
 

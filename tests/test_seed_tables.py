@@ -1,0 +1,60 @@
+"""The tables of recipes with several seeds, from hand-made results."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture(scope="module")
+def tables() -> ModuleType:
+    path = Path(__file__).resolve().parents[1] / "benchmarks" / "seed_tables.py"
+    spec = importlib.util.spec_from_file_location("seed_tables", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def evaluation(*levels: float) -> dict[str, Any]:
+    cells = [{"value": v, "low": v - 0.1, "high": v + 0.1, "n": 100} for v in levels]
+    return {
+        "accuracy": cells[0],
+        "by_level": {str(2 + i): cell for i, cell in enumerate(cells)},
+        "response_tokens": 21.4,
+        "well_formed_rate": 0.97,
+    }
+
+
+ROWS = [
+    {"seed": seed, "seconds": 120.0, "cpu_seconds": 90.0, "peak_rss_bytes": 2**30,
+     "stages": {"rl": {"before": evaluation(0.5, 0.3), "after": evaluation(0.7, 0.3 + gain),
+                       "collapse": {"length_collapse": 20 + seed} if seed else {}}}}
+    for seed, gain in ((0, 0.1), (1, 0.2), (2, 0.3))
+]  # fmt: skip
+
+
+def test_gains_of_a_level_are_paired_by_seed(tables: ModuleType) -> None:
+    lines = tables.by_level(ROWS).splitlines()
+    # Gains 0.1, 0.2, 0.3: mean 0.2, s = 0.1, t_{2, 0.975} = 4.303, half = 4.303 * 0.1 / sqrt(3) = 0.248
+    assert lines[-1] == "| rl | 3 | gain | +0.10 | +0.20 | +0.30 | +0.20 [-0.05, +0.45] |"
+    assert lines[2] == (
+        "| rl | 2 | before | 0.50 [0.40, 0.60] | 0.50 [0.40, 0.60] | 0.50 [0.40, 0.60] | 0.50 [0.50, 0.50] |"
+    )
+    assert len(lines) == 2 + 2 * 3
+
+
+def test_a_stage_shows_format_and_what_the_watch_named(tables: ModuleType) -> None:
+    after = tables.by_stage(ROWS).splitlines()[-1]
+    assert after.startswith("| rl, after | 0.70 [0.60, 0.80] |")
+    assert after.endswith("| 21 21 21 | 0.97 0.97 0.97 | –; length_collapse 21; length_collapse 22 |")
+
+
+def test_one_seed_has_no_interval_over_seeds(tables: ModuleType) -> None:
+    assert tables.by_level(ROWS[:1]).splitlines()[-1] == "| rl | 3 | gain | +0.10 | +0.10 |"
+    assert tables.costs(ROWS[:1]).splitlines()[-1] == "| 0 | 1.5 | 2.0 | 1.0 |"
