@@ -25,7 +25,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, help="the folder of the recipe")
     rows = json.loads((parser.parse_args().recipe / RESULTS).read_text())["seeds"]
-    print("\n\n".join((by_level(rows), by_stage(rows), costs(rows))))
+    levels = any(len(stage["after"]["by_level"]) > 1 for stage in rows[0]["stages"].values())
+    print("\n\n".join((*([by_level(rows)] if levels else []), by_stage(rows), costs(rows))))
 
 
 def by_level(rows: Sequence[Row]) -> str:
