@@ -194,10 +194,10 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
     `stages`: the evaluations of every stage that has some, and what the collapse watch named, at which step first.
     """
     sittings = jsonl.read(folder / "sessions.jsonl")
-    cpu = [s.get("cpu_seconds") for s in sittings]
+    cpu = [s["cpu_seconds"] for s in sittings if s.get("cpu_seconds") is not None]
     found: dict[str, Any] = {
         "seconds": round(sum(s["seconds"] for s in sittings), 1),
-        "cpu_seconds": None if None in cpu else round(sum(cpu), 1),
+        "cpu_seconds": round(sum(cpu), 1) if len(cpu) == len(sittings) else None,
         "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
         "seed": stages[0][0].seed,
     }
