@@ -83,10 +83,11 @@ def interval(a: Row) -> str:
 
 
 def over_seeds(values: Sequence[float], sign: str = "") -> str:
-    """Mean and t interval; the number alone for one seed."""
+    """Mean and t interval, which ends where a share (not a gain, which has a sign) does; one seed's number alone."""
     if (found := over_runs(values)) is None:
         return f"{values[0]:{sign}.2f}"
-    return f"{found.value:{sign}.2f} [{found.low:{sign}.2f}, {found.high:{sign}.2f}]"
+    low, high = (found.low, found.high) if sign else (max(0.0, found.low), min(1.0, found.high))
+    return f"{found.value:{sign}.2f} [{low:{sign}.2f}, {high:{sign}.2f}]"
 
 
 if __name__ == "__main__":

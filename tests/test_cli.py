@@ -113,7 +113,7 @@ def test_eval_hands_over_its_options(folder, run, monkeypatch):
         cli_eval=lambda recipe, models, **options: calls.append((recipe.eval.problems, models, options)),
     )
     run("eval", "r.yaml", "eval.problems=5", "c", "http://h/v1#m=1", "--out", "o", "--seed", "3", "--k", "1,8")
-    assert calls == [(5, ["c", "http://h/v1#m=1"], {"seed": 3, "ks": [1, 8], "out": Path("o")})]
+    assert calls == [(5, ["c", "http://h/v1#m=1"], {"seed": 3, "ks": [1, 8], "out": Path("o"), "score_gold": False})]
 
 
 @pytest.mark.parametrize(

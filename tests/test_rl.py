@@ -12,6 +12,7 @@ from hone.algo.config import AlgoConfig
 from hone.algo.curriculum import Course
 from hone.algo.schedule import Phases
 from hone.config import UserError
+from hone.dist.world import ALONE
 from hone.recipe import Recipe
 from hone.tasks.knights import KnightsConfig
 from hone.train.progress import Clock
@@ -45,7 +46,7 @@ def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         other: Any = None
         track = type("Track", (), {"inner": None})()
-        groups, replaced = rl.collect(recipe, step, Course(PROBLEMS, 0), other, other, reward, track, Clock())
+        groups, replaced = rl.collect(recipe, step, Course(PROBLEMS, 0), other, other, reward, track, Clock(), ALONE)
         return groups, replaced, seeds
 
     return run

@@ -282,7 +282,7 @@ def test_micro_batches_are_dealt_out_evenly(parts: int, budget: int) -> None:
     for at_once, after in itertools.pairwise(zip(*sizes, strict=True)):
         assert min(at_once) >= max(after), "those of about one size belong together"
     if budget > 40:
-        assert max(map(sum, sizes)) < 1.5 * sum(map(sum, sizes)) / parts
+        assert max(map(sum, sizes)) < 2 * sum(map(sum, sizes)) / parts  # of a handful of samples, prompts shared
 
 
 def test_an_empty_micro_batch_asks_nothing() -> None:
