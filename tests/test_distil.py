@@ -492,5 +492,6 @@ def test_the_published_settings(tmp_path: Path, whole: Path, capsys: pytest.Capt
 
 def test_the_miniature_is_possible() -> None:
     recipe = load("distil-mini")
-    assert [stage.model.stage for stage in recipe.stages] == [None, "teacher-warmup", "teacher", None, "student"]
+    begins_with = {stage.name: stage.model.stage for stage in recipe.stages}
+    assert (begins_with["student"], begins_with["direct"], begins_with["cold-start"]) == ("weak", "weak", "student")
     assert not [line for line in notices(recipe) if "updates_per_rollout" not in line]

@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 
 from hone import pipeline, rl
 from hone.config import ConfigError, UserError
+from hone.dist.world import ALONE
 from hone.evaluate import which_model
 from hone.explain import explain
 from hone.loading import load
@@ -259,7 +260,7 @@ def test_only_validation_since_the_last_reset_counts(recipe: Make, tmp_path: Pat
     config = recipe(
         tmp_path, "reset={at: [], on_stagnation: {window: 1, patience: 1, tolerance: 0.0}}", "eval.every=1"
     ).reset
-    run = type("Run", (), {"folder": tmp_path, "rows": lambda self, name: rows})()
+    run = type("Run", (), {"folder": tmp_path, "rows": lambda self, name: rows, "world": ALONE})()
     rows = rows_of((0, "before", 0.9), (0, "validation", 0.1), (2, "validation", 0.2))
     assert resets.due(config, 3, 9, run, []) is None
     rows = rows_of((0, "validation", 0.9), (2, "validation", 0.2), (4, "validation", 0.3))
