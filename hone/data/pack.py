@@ -52,7 +52,9 @@ def pack(
         raise ValueError("pack: no samples")
     budget = tokens_per_microbatch
     if parts > 1:  # what one process would do in one go is cut for all to have some
-        budget = max(1, min(budget, -(-sum(len(s.token_ids) for s in samples) // parts)))
+        prompts = {s.token_ids[: s.prompt_len].tobytes(): s.prompt_len for s in samples} if share_prompts else {}
+        own = [len(s.token_ids) - (s.prompt_len if share_prompts else 0) for s in samples]
+        budget = min(budget, -(-(sum(own) + sum(prompts.values())) // parts))
     blocks = _shared_blocks(samples, budget) if share_prompts else _plain_blocks(samples, budget)
     given = {name: values for name, values in per_token.items() if values is not None}
     names = range(len(samples)) if ids is None else ids
