@@ -2,7 +2,7 @@
 
     runs/demo/rl/model/README.md
 
-Written when a run ends, from its files alone. The front matter is the Hugging Face hub's
+Written when a run ends and by `hone export`, from the run's files alone. The front matter is the Hugging Face hub's
 (huggingface_hub.ModelCardData): uploaded as it is, the folder shows its results.
 """
 
@@ -18,29 +18,57 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from hone import explain
 from hone.evals.models import label_of
+from hone.loading import load
 from hone.recipe import Recipe
 from hone.train import jsonl
 from hone.train.jsonl import Row
 
 Rows = Sequence[Mapping[str, Any]]
+Stages = Sequence[tuple[Recipe, Path]]  # recipe and run folder of each, in order
 #: What stands in an evaluation folder of `hone eval`.
 SUMMARY = "summary.json"
 
 
-def write(model: Path, stages: Sequence[tuple[Recipe, Path]]) -> None:
-    """README.md in the folder `model`, which the last of `stages` (recipe and run folder, in order) has left."""
+#: How the weights came to be chosen, where nobody chose them.
+LAST = "The last step's weights; no checkpoint was chosen by a score."
+
+
+def write(model: Path, stages: Stages) -> None:
+    """README.md in the folder `model`, which the last of `stages` has left."""
     jsonl.replace(model / "README.md", card(stages, _evaluated(model, stages[-1][1])))
 
 
-def card(stages: Sequence[tuple[Recipe, Path]], evaluated: Rows = ()) -> str:
-    """`evaluated`: summaries of `hone eval` of this model. Names and texts of users stay text."""
+def write_exported(out: Path, model: Path, best: bool) -> None:
+    """The same in `out`, an export of `model` of a run; of another model it is not known how it was made.
+
+    `best`: it is a checkpoint that was chosen by its validation.
+    """
+    folder = next((p for p in model.parents if (p / "manifest.json").is_file()), None)
+    if folder is None:
+        return
+    before = folder.parent / "stages.json"
+    names = [row["folder"] for row in json.loads(before.read_text())] if before.is_file() else [folder.name]
+    places = [folder.parent / name for name in names[: names.index(folder.name) + 1]]
+    stages = [(recipe, place) for place in places if isinstance(recipe := load(place), Recipe)]
+    step = int(model.parent.name[5:]) if model.parent.name.startswith("step_") else None
+    how = f"A checkpoint: the weights before step {step}." if step is not None else LAST
+    chosen = f"{how} Chosen by its accuracy on the validation split." if best else how
+    jsonl.replace(out / "README.md", card(stages, _evaluated(model, folder), step, chosen))
+
+
+def card(stages: Stages, evaluated: Rows = (), step: int | None = None, chosen: str = LAST) -> str:
+    """`evaluated`: summaries of `hone eval` of this model. `step`: of a checkpoint; by default it is the last model.
+
+    Names and texts of users stay text.
+    """
     recipe, folder = stages[-1]
-    evals = [row for row in jsonl.read(folder / "evals.jsonl") if row["label"] in ("before", "after")]
+    rows = jsonl.read(folder / "evals.jsonl")
+    evals = [row for row in rows if (row["label"] in ("before", "after") if step is None else row["step"] == step)]
     manifest = json.loads((folder / "manifest.json").read_text())
     parts = [
         f"# {_plain(label_of(folder))}",
         _how(recipe),
-        "## Evaluation\n\n" + (_evaluation(recipe, evals, evaluated) or "Not evaluated."),
+        "## Evaluation\n\n" + (_evaluation(evals, evaluated, chosen) or "Not evaluated."),
         "## What was trained, and for which reward\n\n"
         + "\n\n".join(_code(explain.explain(stage)) for stage, _ in stages),
     ]
@@ -48,10 +76,10 @@ def card(stages: Sequence[tuple[Recipe, Path]], evaluated: Rows = ()) -> str:
         named = "\n".join(f"- `{_plain(name)}`: sha256 `{digest}`" for name, digest in sorted(files.items()))
         parts.append(f"Functions of the reward, by their source:\n\n{named}")
     if resets := [row for _, place in stages for row in _events(place, "reset")]:
-        rows = "\n".join(f"| {row['number']} | {row['step']} | {row['why']} |" for row in resets)
+        table = "\n".join(f"| {row['number']} | {row['step']} | {row['why']} |" for row in resets)
         parts.append(
             "## Hard resets\n\nBefore these steps the model became the reference and the base of a new adapter, and "
-            f"the optimizer began anew.\n\n| reset | before step | why |\n|---|---|---|\n{rows}"
+            f"the optimizer began anew.\n\n| reset | before step | why |\n|---|---|---|\n{table}"
         )
     if warned := [row for _, place in stages for row in _events(place, "collapse")]:
         said = "\n".join(f"- step {row['step']}: {_plain(str(row['message']))}" for row in warned[:20])
@@ -71,7 +99,7 @@ def _front_matter(recipe: Recipe, folder: Path, evals: Rows, evaluated: Rows) ->
             metric_type="accuracy",
             metric_value=row["accuracy"]["value"],
         )
-        for row in [*evaluated, *(row for row in evals if row["label"] == "after")][:1]
+        for row in [*evaluated, *(row for row in evals if row["label"] != "before")][:1]
     ]
     about = ModelCardData(
         library_name="transformers",
@@ -99,9 +127,10 @@ def _how(recipe: Recipe) -> str:
     )
 
 
-def _evaluation(recipe: Recipe, evals: Rows, evaluated: Rows) -> str:
+def _evaluation(evals: Rows, evaluated: Rows, chosen: str) -> str:
     lines = ["| | accuracy | 95 % | problems | samples | tokens | sampling |", "|---|---|---|---|---|---|---|"]
-    rows = [(f"{row['label']} this stage", row) for row in evals] + [("`hone eval`", row) for row in evaluated]
+    names = {"before": "before this stage", "after": "after this stage"}
+    rows = [(names.get(row["label"], row["label"]), row) for row in evals] + [("`hone eval`", row) for row in evaluated]
     for label, row in rows:
         a, sampling = row["accuracy"], row["sampling"]
         how = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items() if key != "stop")
@@ -110,8 +139,7 @@ def _evaluation(recipe: Recipe, evals: Rows, evaluated: Rows) -> str:
             f"{row['samples']} | {row['response_tokens']:.0f} | {how} |"
         )
     found = [f"By level: {_levels(row['by_level'])} ({label})." for label, row in rows if len(row["by_level"]) > 1]
-    chosen = "The last step's weights; no checkpoint was chosen by a score." if rows else ""
-    return "\n".join([*(lines if rows else ()), "", chosen, *found]).strip()
+    return "\n".join([*lines, "", chosen, *found]).strip() if rows else ""
 
 
 def _levels(by_level: Mapping[str, Mapping[str, float]]) -> str:

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from hone import card
 from hone.algo.curriculum import Course
 from hone.algo.schedule import Phases
 from hone.config import UserError
@@ -151,6 +152,7 @@ def export(target: str, out: Path, adapter: bool = False) -> str:
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)
     what = _export_adapter(folder, aside) if adapter else _export_model(folder, aside)
+    card.write_exported(aside, folder, best=target.endswith("@best"))
     checkpoint.sync(aside)
     os.replace(aside, out)
     return f"{out}: {what} of {folder}"

@@ -144,6 +144,13 @@ def test_any_checkpoint_becomes_a_hugging_face_folder(whole: Path, tmp_path: Pat
         assert exported.keys() == ours.keys()
         assert all(torch.equal(exported[name], ours[name]) for name in ours)
         assert AutoTokenizer.from_pretrained(tmp_path / f"out{which}").eos_token
+    card = (tmp_path / "out@4" / "README.md").read_text()
+    assert "A checkpoint: the weights before step 4." in card
+    assert "| validation |" in card
+    assert "after this stage" not in card  # those weights are other ones
+    assert "after this stage" in (tmp_path / "out" / "README.md").read_text()
+    runs.export(f"{whole}@best", tmp_path / "best")
+    assert "Chosen by its accuracy on the validation split." in (tmp_path / "best" / "README.md").read_text()
     final = AutoModelForCausalLM.from_pretrained(whole / "model").state_dict()
     assert any(not torch.equal(final[name], value) for name, value in load_at(tmp_path / "out@4").items())
     with pytest.raises(UserError, match="is there already"):
