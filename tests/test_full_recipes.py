@@ -153,3 +153,22 @@ def test_linear_algebra() -> None:
     assert (r.task.rungs, r.task.tolerance) == (("near_identity_2", "inverse_2", "inverse_3"), 0.1)
     assert (r.reward.parts, r.reward.linear_algebra.thinking) == ({"linear_algebra": 1.0}, 0.0)
     assert r.curriculum.steps_per_level == 1000
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FULL)
+def test_it_fits_devices_of_80_gb(name: str, tmp_path: Path) -> None:
+    from hone.plan import estimate
+    from hone.plan.memory import GIB
+
+    given = ["task.test=4", "task.validation=4"]
+    if stages(load(name))[0].task.name in ("gsm8k", "math", "dataset"):
+        rows = [{"question": f"How many legs have {n} cats?", "answer": f"So #### {4 * n}"} for n in range(40)]
+        jsonl.write(tmp_path / "train.jsonl", rows)
+        given += [f"task.source={tmp_path}"]
+    else:
+        given += ["task.train=40"]
+    peak = estimate(load(name, given)).peak_bytes / GIB
+    page = " ".join((presets()[name].parent / "README.md").read_text().split())
+    assert f"predicts {peak:.0f} GiB" in page
+    assert peak < 80

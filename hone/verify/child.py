@@ -58,10 +58,11 @@ def load_target(target: str, source: bytes | None) -> Callable[..., Any]:
     if is_path(place):
         file = os.path.abspath(os.path.expanduser(place))
         folder = os.path.dirname(file)
-        stem = os.path.basename(place).removesuffix(".py")
-        while stem in sys.modules:
-            stem += "_"
-        module = sys.modules[stem] = types.ModuleType(stem)  # dataclasses look their own module up there
+        name_of_module = os.path.basename(place)  # with its .py: it hides no module that can be imported
+        while name_of_module in sys.modules:
+            name_of_module += "_"
+        # Dataclasses look their own module up there.
+        module = sys.modules[name_of_module] = types.ModuleType(name_of_module)
         module.__file__ = file
     else:
         folder = os.getcwd()
