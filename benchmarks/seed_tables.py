@@ -1,22 +1,28 @@
 """The tables of a recipe's README from its results.json: by level, and by stage. Trains nothing.
 
     .venv/bin/python benchmarks/seed_tables.py recipes/knights-people-mini
-    .venv/bin/python benchmarks/seed_tables.py recipes/distil-mini
+    .venv/bin/python benchmarks/seed_tables.py recipes/distil-mini --runs runs
 
 A seed's interval is over problems (Wilson); that of "all seeds" is Student's t over the seeds' own values, so it says
-what one may expect of training again, and with three seeds it is wide. `benchmarks/recipe_seeds.py` does the training.
+what one may expect of training again, and with three seeds it is wide. `--runs`, the folder of the runs, adds what one
+may expect of other problems: gains of the mean over seeds, paired by problem. `benchmarks/recipe_seeds.py` trains.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
+from hone.analysis import stats
 from hone.report.runs import over_runs
 from hone.reproduce import RESULTS
+from hone.train import jsonl
 
 Row = dict[str, Any]
 
@@ -24,9 +30,14 @@ Row = dict[str, Any]
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("recipe", type=Path, help="the folder of the recipe")
-    rows = json.loads((parser.parse_args().recipe / RESULTS).read_text())["seeds"]
+    parser.add_argument("--runs", type=Path, help="where the run folders are, for gains paired by problem")
+    arguments = parser.parse_args()
+    rows = json.loads((arguments.recipe / RESULTS).read_text())["seeds"]
     levels = any(len(stage["after"]["by_level"]) > 1 for stage in rows[0]["stages"].values())
     print("\n\n".join((*([by_level(rows)] if levels else []), by_stage(rows), costs(rows))))
+    if arguments.runs:
+        folders = [arguments.runs / f"{arguments.recipe.resolve().name}-seed{row['seed']}" for row in rows]
+        print(f"\n{paired(folders, list(rows[0]['stages']))}")
 
 
 def by_level(rows: Sequence[Row]) -> str:
@@ -60,6 +71,30 @@ def by_stage(rows: Sequence[Row]) -> str:
             cells = (*map(interval, accuracies), pooled, tokens, shape, "; ".join(said) if label == "after" else "")
             lines.append(line(f"{name}, {label}", *cells))
     return "\n".join(lines)
+
+
+def paired(folders: Sequence[Path], stages: Sequence[str]) -> str:
+    """Gain of each stage and level: per problem the mean over seeds, and problems are what is resampled."""
+    lines = [header("stage", "level", "gain", "p")]
+    for name in stages:
+        before, after = (outcomes([folder / name / "evals" / f"{label}.jsonl" for folder in folders])
+                         for label in ("before", "after"))  # fmt: skip
+        for level in sorted(before, key=int):
+            problems = sorted(before[level])
+            sides = [[float(np.mean(side[level][problem])) for problem in problems] for side in (before, after)]
+            found = stats.compare(*sides)
+            d = found.difference
+            lines.append(line(name, level, f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}]", f"{found.p_value:.2g}"))
+    return "\n".join(lines)
+
+
+def outcomes(files: Sequence[Path]) -> dict[str, dict[str, list[bool]]]:
+    """level -> problem -> whether it was solved, in each file."""
+    found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
+    for file in files:
+        for row in jsonl.read(file):
+            found[row["level"]][row["problem_id"]].append(row["verdict"] == "correct")
+    return found
 
 
 def costs(rows: Sequence[Row]) -> str:

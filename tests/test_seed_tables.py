@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -58,3 +59,16 @@ def test_a_stage_shows_format_and_what_the_watch_named(tables: ModuleType) -> No
 def test_one_seed_has_no_interval_over_seeds(tables: ModuleType) -> None:
     assert tables.by_level(ROWS[:1]).splitlines()[-1] == "| rl | 3 | gain | +0.10 | +0.10 |"
     assert tables.costs(ROWS[:1]).splitlines()[-1] == "| 0 | 1.5 | 2.0 | 1.0 |"
+
+
+def test_paired_gains_average_the_seeds_of_a_problem(tables: ModuleType, tmp_path: Path) -> None:
+    solved = {"before": ([True, False], [False, False]), "after": ([True, True], [True, False])}  # by seed, problem
+    for label, seeds in solved.items():
+        for seed, verdicts in enumerate(seeds):
+            rows = [{"level": "3", "problem_id": str(i), "verdict": "correct" if v else "wrong"}
+                    for i, v in enumerate(verdicts)]  # fmt: skip
+            path = tmp_path / f"{seed}" / "rl" / "evals" / f"{label}.jsonl"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    # Problem 0: from 0.5 to 1; problem 1: from 0 to 0.5. Both gain 0.5, so there is no spread.
+    assert "| rl | 3 | +0.500 [" in tables.paired([tmp_path / "0", tmp_path / "1"], ["rl"])
