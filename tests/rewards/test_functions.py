@@ -268,18 +268,18 @@ def outcome(completions): return [0.0] * len(completions)
 
 def test_in_a_recipe(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mine").mkdir()
-    (tmp_path / "mine" / "rewards.py").write_text(HONE)
+    (tmp_path / "package_of_mine").mkdir()
+    (tmp_path / "package_of_mine" / "rewards.py").write_text(HONE)
     recipe = tmp_path / "recipe.yaml"
-    recipe.write_text("name: x\ntask: countdown\nreward: {parts: {outcome: 1.0, mine/rewards.py:f: 0.5}}\n")
+    recipe.write_text("name: x\ntask: countdown\nreward: {parts: {outcome: 1.0, package_of_mine/rewards.py:f: 0.5}}\n")
     loaded = load(recipe)
-    assert loaded.reward.parts == {"outcome": 1.0, "mine/rewards.py:f": 0.5}
-    assert user_files(resolved(loaded)) == {"mine/rewards.py:f": hashlib.sha256(HONE.encode()).hexdigest()}
-    changed = load(recipe, ["reward.parts.mine/rewards.py:f=2", "reward.functions.isolate=true"])
-    assert changed.reward.parts["mine/rewards.py:f"] == 2.0
-    assert totals(make_reward(load(recipe, ["reward.parts.mine.rewards:f=1"]).reward, TASK))[0] == 1.5
+    assert loaded.reward.parts == {"outcome": 1.0, "package_of_mine/rewards.py:f": 0.5}
+    assert user_files(resolved(loaded)) == {"package_of_mine/rewards.py:f": hashlib.sha256(HONE.encode()).hexdigest()}
+    changed = load(recipe, ["reward.parts.package_of_mine/rewards.py:f=2", "reward.functions.isolate=true"])
+    assert changed.reward.parts["package_of_mine/rewards.py:f"] == 2.0
+    assert totals(make_reward(load(recipe, ["reward.parts.package_of_mine.rewards:f=1"]).reward, TASK))[0] == 1.5
     recipe.write_text(
-        "name: x\ntask: countdown\nreward:\n  parts:\n    mine/rewards.py:f: 1.0\n    no/such.py:f: 1.0\n"
+        "name: x\ntask: countdown\nreward:\n  parts:\n    package_of_mine/rewards.py:f: 1.0\n    no/such.py:f: 1.0\n"
     )
     with pytest.raises(ConfigError, match=r"recipe.yaml:6: reward.parts: no/such.py:f: no/such.py cannot be read"):
         load(recipe)
