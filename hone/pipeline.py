@@ -30,7 +30,7 @@ from hone.sinks import check_installed, copying
 from hone.tasks import make_task
 from hone.tasks.base import TracedTask
 from hone.train import jsonl
-from hone.train.aside import set_aside
+from hone.train.aside import finished, set_aside
 from hone.train.retention import best_validated
 from hone.train.stop import Interrupted, Preempted
 from hone.validate import with_defaults
@@ -89,8 +89,7 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
         set_aside(folder)
     if resume and not folder.exists():
         print(f"{folder}: there is no run to go on with; it begins now", file=sys.stderr)
-    if (folder / "results.json").exists():
-        print(f"{folder} is finished; without --resume it is set aside and trained anew", file=sys.stderr)
+    if finished(folder):
         return None
     done = list(takewhile(lambda s: (folder / s[1] / OUTPUT[s[0].stage]).exists(), stages))
     for _, sub in stages:
@@ -103,8 +102,8 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
         for stage, sub in stages
     ]
     if isinstance(recipe, Pipeline):
-        (folder / "stages.json").write_text(json.dumps(rows, indent=1))
-        (folder / "config.resolved.json").write_text(json.dumps(resolved(recipe), indent=1))
+        jsonl.replace(folder / "stages.json", json.dumps(rows, indent=1))
+        jsonl.replace(folder / "config.resolved.json", json.dumps(resolved(recipe), indent=1))
     return len(done)
 
 
@@ -210,7 +209,7 @@ def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
     found = results(folder, stages)
     if "memory" in found:
         print(line(found["memory"]), file=sys.stderr)
-    (folder / "results.json").write_text(json.dumps(found, indent=1))
+    jsonl.replace(folder / "results.json", json.dumps(found, indent=1))
 
 
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:

@@ -244,6 +244,9 @@ class Recipe(Section):
             raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
         if self.rollout.ahead:
             self._possible_ahead()
+        if self.rollout.engine == "vllm" and self.rollout.vllm.in_process and self.parallel.processes > 1:
+            message = "vLLM in a process that trains with others would take them for its own; remove it: vLLM's server"
+            raise impossible("rollout.vllm.in_process", f"{message} works with any `parallel`")
         most = VLLM_RANKS[-1]
         if self.rollout.engine == "vllm" and self.rollout.vllm.serves_adapter and self.lora and self.lora.rank > most:
             message = f"vLLM serves adapters of up to rank {most}; lower it, or set rollout.vllm.lora: merged"

@@ -147,7 +147,10 @@ def export(target: str, out: Path, adapter: bool = False) -> str:
     """
     if out.exists():
         raise UserError(f"{out}: is there already; give another folder, or remove it")
-    folder = model_folder(at_step(target))
+    chosen = at_step(target)
+    if chosen.parent.name == "checkpoints" and (problem := checkpoint.fault(chosen)):
+        raise UserError(f"{chosen} is damaged ({problem}); export another step")
+    folder = model_folder(chosen)
     aside = out.with_name(f".writing_{out.name}")
     shutil.rmtree(aside, ignore_errors=True)
     aside.parent.mkdir(parents=True, exist_ok=True)

@@ -20,7 +20,7 @@ from hone.model.config import ModelConfig
 from hone.model.load import load_model
 from hone.recipe import Recipe
 from hone.rollout.native import NativeEngine
-from hone.train import jsonl
+from hone.train import checkpoint, jsonl
 from hone.train.stop import Preempted
 from hone.types import Problem
 
@@ -162,6 +162,16 @@ def test_any_checkpoint_becomes_a_hugging_face_folder(whole: Path, tmp_path: Pat
 
 def load_at(folder: Path) -> dict[str, torch.Tensor]:
     return dict(load_model(ModelConfig(path=str(folder))).state_dict())
+
+
+def test_a_damaged_checkpoint_is_not_exported(whole: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run)
+    newest = checkpoint.found(run / "checkpoints")[-1]
+    (newest / "model" / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"is damaged \(model/config.json differs from its checksum\); export another"):
+        runs.export(f"{run}@{checkpoint.step_of(newest)}", tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_an_adapter_is_merged_in_or_alone(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import itertools
 import json
 import os
@@ -12,6 +13,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 import torch
 from safetensors.torch import load_file
@@ -21,12 +23,13 @@ from hone.config import UserError
 from hone.data.pack import deal, empty_batch, pack
 from hone.data.samples import to_samples
 from hone.dist.config import ParallelConfig
-from hone.dist.world import ALONE, World
+from hone.dist.world import ALONE, ProcessLost, World, _store
 from hone.model.config import ModelConfig, TinyConfig
 from hone.model.load import load_model
 from hone.model.parallel import check_tensor
 from hone.model.tiny import create
-from hone.train import jsonl
+from hone.train import checkpoint, jsonl
+from hone.train.state import State
 from tests.train.policies import REWARDS, make_groups
 from tests.world_worker import five_steps
 
@@ -253,6 +256,37 @@ def test_processes_and_parallel_must_agree(monkeypatch: pytest.MonkeyPatch) -> N
         World.from_env(ParallelConfig(shard=2))
     monkeypatch.delenv("WORLD_SIZE")
     assert World.from_env(ParallelConfig()) == ALONE
+
+
+def test_on_one_machine_only_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    def listening() -> set[tuple[str, int]]:
+        found = psutil.Process().net_connections()
+        return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
+
+    with socket.create_server(("127.0.0.1", 0)) as probe:
+        port = probe.getsockname()[1]
+    before, wait = listening(), datetime.timedelta(seconds=20)
+    monkeypatch.setenv("MASTER_ADDR", "localhost")
+    monkeypatch.setenv("MASTER_PORT", str(port))
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE", raising=False)
+    store = _store(0, 1, wait)
+    assert store is not None
+    assert listening() - before == {("127.0.0.1", port)}
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun has one already
+    assert _store(0, 1, wait) is None
+    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
+    monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
+    assert _store(0, 1, wait) is None
+
+
+def test_a_process_lost_while_a_checkpoint_is_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(*_: object, **__: object) -> None:
+        raise RuntimeError("Connection closed by peer")
+
+    monkeypatch.setattr(torch.distributed, "all_gather_object", closed)
+    two = World(0, 2, writing=object())  # type: ignore[arg-type]
+    with pytest.raises(ProcessLost, match=r"process 0 of 2 waited for the others \(a checkpoint\): Connection closed"):
+        checkpoint.write(tmp_path, checkpoint.Snapshot(1, State({}, {}, {}), None, 1), two)
 
 
 def test_a_model_that_cannot_be_cut_says_so(models: dict[str, str]) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import datetime
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ T = TypeVar("T")
 
 #: Dimensions of the mesh, in the order of the ranks.
 DIMS = ("replicate", "shard", "tensor")
+
+#: Addresses at which only this machine is heard.
+LOOPBACK = ("127.0.0.1", "localhost")
 
 #: Elements that are summed over processes in one call.
 BUCKET = 1 << 25
@@ -122,7 +126,7 @@ class World:
         if self.size == 1:
             return list(mine)
         parts: list[Any] = [None] * self.size
-        with self._waiting(what):
+        with self.waiting(what):
             dist.all_gather_object(parts, list(mine), group=self.control)
         return [item for part in parts for item in part]
 
@@ -136,7 +140,7 @@ class World:
                 answer[0] = call()
             except (UserError, OSError) as error:  # known to all, so that nobody waits for a process that has ended
                 answer[1] = error
-        with self._waiting(what):
+        with self.waiting(what):
             dist.broadcast_object_list(answer, src=0, group=self.control)
         if answer[1] is not None:
             raise answer[1]
@@ -150,7 +154,7 @@ class World:
     def barrier(self, name: str) -> None:
         """Wait until every process is here. Raises ProcessLost, which names `name` and the missing process."""
         if self.size > 1:
-            with self._waiting(name):
+            with self.waiting(name):
                 dist.monitored_barrier(self.control, wait_all_ranks=True)
 
     def sum(self, tensors: Sequence[torch.Tensor], *dims: str) -> None:
@@ -158,7 +162,7 @@ class World:
         for dim in dims:
             if self.mesh is None or self.mesh[dim].size() == 1:
                 continue
-            with self._waiting(f"sums over {dim}"):
+            with self.waiting(f"sums over {dim}"):
                 for bucket in _buckets(tensors):
                     flat = torch.cat([t.reshape(-1) for t in bucket])
                     dist.all_reduce(flat, group=self.mesh[dim].get_group())
@@ -173,10 +177,13 @@ class World:
             dist.destroy_process_group()
 
     @contextmanager
-    def _waiting(self, what: str) -> Iterator[None]:
+    def waiting(self, what: str) -> Iterator[None]:
+        """Around a wait for the others, for `what`: raises ProcessLost where torch finds that one has gone."""
         try:
             yield
         except RuntimeError as error:  # torch's own, for a connection that closed and for a time-out
+            if self.size == 1:
+                raise
             reason = str(error).strip().splitlines()[0]
             raise ProcessLost(
                 f"process {self.rank} of {self.size} waited for the others ({what}): {reason}. The process that ended "
@@ -191,7 +198,7 @@ ALONE = World()
 
 def _meet(rank: int, size: int, timeout: float) -> str:
     """Begin the process group, unless it has begun; returns the kind of device. Raises UserError, ProcessLost."""
-    cuda = torch.cuda.is_available()
+    cuda, wait = torch.cuda.is_available(), datetime.timedelta(seconds=timeout)
     if not dist.is_initialized():
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if cuda and local >= torch.cuda.device_count():
@@ -204,17 +211,29 @@ def _meet(rank: int, size: int, timeout: float) -> str:
         try:
             dist.init_process_group(
                 "cpu:gloo,cuda:nccl" if cuda else "gloo",
+                store=_store(rank, size, wait),
                 rank=rank,
                 world_size=size,
-                timeout=datetime.timedelta(seconds=timeout),
+                timeout=wait,
             )
-        except (RuntimeError, ValueError) as error:  # no such host, no such port, not all came, a variable is missing
+        except (RuntimeError, ValueError, OSError) as error:  # no such host or port, not all came, no variable
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             reason = str(error).strip().splitlines()[0]
             raise ProcessLost(
                 f"process {rank} of {size} did not meet the others at {where} (MASTER_ADDR, MASTER_PORT): {reason}"
             ) from error
     return "cuda" if cuda else "cpu"
+
+
+def _store(rank: int, size: int, wait: datetime.timedelta) -> dist.Store | None:
+    """Where processes of one machine find each other: the first listens on loopback, and nowhere else. None: torch's
+    own store, which listens at every address, as it must for other machines, or that of torchrun."""
+    host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
+    if host not in LOOPBACK or not port.isdecimal() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+        return None
+    heard = socket.create_server((LOOPBACK[0], int(port)), backlog=size).detach() if rank == 0 else None
+    store = dist.TCPStore(LOOPBACK[0], int(port), size, rank == 0, wait, master_listen_fd=heard)
+    return dist.PrefixStore("hone", store)
 
 
 @cache

@@ -30,12 +30,13 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
     config, processes = first.launch, first.parallel.processes
     if joined(processes) or (config.kind == "local" and processes == 1):
         return None
-    if resume and (folder / "results.json").exists():  # nothing to do, and one process can say so
-        return None
+
+    from hone.train.aside import finished, set_aside
+
+    if resume and finished(folder):
+        return 0
     names = tuple(stage.name for stage in stages) if len(stages) > 1 else ()
     job = Job(folder, tuple(arguments), processes, max(stage.parallel.tensor for stage in stages), config, names)
-
-    from hone.train.aside import set_aside
 
     if config.kind == "slurm":
         from hone.launch import slurm as way

@@ -26,6 +26,7 @@ from torch import nn
 from hone.config import UserError
 from hone.model import shards
 from hone.model.config import LoraConfig
+from hone.model.random_state import own_random_numbers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -242,7 +243,7 @@ def _merged_layer(layer: Any) -> nn.Linear:
 
 def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
     """peft's layers around the targets. Raises UserError if one is no plain linear layer."""
-    with torch.random.fork_rng():
+    with own_random_numbers(model.device):
         torch.manual_seed(seed)
         _peft().inject_adapter_in_model(config, model, ADAPTER)
     for _, name, layer in _adapted(model):

@@ -111,7 +111,6 @@ def _files(tensors: Tensors) -> dict[str, int]:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """What went wrong on a process, rather than torch's collection of it."""
-    failures = [failure[0] for failure in error.failures.values()]
-    of_disk = [failure for failure in failures if isinstance(failure, OSError)]
-    return (of_disk or failures or [error])[0]
+    """The error of the disk, on whichever process it was; else torch's collection, with the stack of each."""
+    failures = (failure[0] for failure in error.failures.values())
+    return next((failure for failure in failures if isinstance(failure, OSError)), error)

@@ -26,6 +26,7 @@ from hone.data.pack import pack
 from hone.dist.world import ALONE, World
 from hone.model.config import ModelConfig
 from hone.model.linear import onednn
+from hone.model.random_state import own_random_numbers
 from hone.plan import batch as batches
 from hone.plan.memory import GIB, Lengths, Plan, stage_plan
 from hone.plan.trace import there_and_back
@@ -88,7 +89,7 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
     if not policy.optimizer.state:  # on a CPU memory that is not written to takes none; there it is only a bound
         moments = [torch.empty_like(master, requires_grad=False) for master in policy.masters for _ in range(2)]
     try:
-        with torch.random.fork_rng(), onednn(policy.model):  # dropout of an adapter, in supervised stages
+        with own_random_numbers(policy.device), onednn(policy.model):  # dropout of an adapter, in supervised stages
             there_and_back(policy.model, to_device(batch, policy.device), temperature, entropy)
     finally:
         for p in (*policy.masters, *policy.parameters):

@@ -9,6 +9,14 @@ from pathlib import Path
 from hone.config import UserError
 
 
+def finished(folder: Path) -> bool:
+    """Whether the run that is there is done; then it says so."""
+    done = (folder / "results.json").exists()
+    if done:
+        print(f"{folder} is finished; without --resume it is set aside and trained anew", file=sys.stderr)
+    return done
+
+
 def set_aside(folder: Path) -> None:
     """Rename what an earlier run left, so that nothing computed is lost."""
     stamp = datetime.datetime.fromtimestamp(folder.stat().st_mtime).strftime("%Y%m%d-%H%M%S")

@@ -68,7 +68,8 @@ def write(folder: Path, snapshot: Snapshot, world: World = ALONE, rows: Collecti
     aside = folder / f".writing_{snapshot.step:06d}"
     try:
         _together(world, lambda: _prepare(aside) if world.main else None)
-        sums = _together(world, lambda: _write_part(aside, snapshot.state, world))
+        with world.waiting("their parts of a checkpoint"):
+            sums = _together(world, lambda: _write_part(aside, snapshot.state, world))
         _together(world, lambda: _complete(aside, final, snapshot, sums, rows) if world.main else None)
     except OSError as error:
         if world.main:
@@ -130,7 +131,8 @@ def _together(world: World, part: Callable[[], Any]) -> list[Any]:
     answers: list[Any] = [(result, failed)]
     if world.writing is not None:
         answers = [None] * world.size
-        dist.all_gather_object(answers, (result, failed), group=world.writing)
+        with world.waiting("a checkpoint"):
+            dist.all_gather_object(answers, (result, failed), group=world.writing)
     for _, of_disk in answers:
         if of_disk is not None:
             raise of_disk
@@ -185,15 +187,16 @@ def drop_newer(folder: Path, good: Path | None) -> None:
     """Remove damaged checkpoints after the one that a run goes on from, whose steps will write them again, and what a
     kill left half written."""
     for candidate in found(folder):
-        if good is not None and candidate.name > good.name:
+        if good is not None and step_of(candidate) > step_of(good):
             shutil.rmtree(candidate)
     for torn in folder.glob(".writing_*"):
         shutil.rmtree(torn)
 
 
 def found(folder: Path) -> list[Path]:
-    """Checkpoint folders, oldest first, whole or not."""
-    return sorted(p for p in folder.glob(f"{PREFIX}*") if p.is_dir())
+    """Checkpoint folders, oldest first, whole or not. A copy by another name, step_000010_old, is none: it stays."""
+    named = (p for p in folder.glob(f"{PREFIX}*") if p.name.removeprefix(PREFIX).isdecimal())
+    return sorted((p for p in named if p.is_dir()), key=step_of)
 
 
 def step_of(checkpoint: Path) -> int:
@@ -252,10 +255,9 @@ def _sha256(path: Path) -> str:
 
 
 def sync(folder: Path) -> None:
-    """Every file below `folder` is on the disk when this returns."""
-    for path in folder.rglob("*"):
-        if path.is_file():
-            fsync(path)
+    """The folder and everything below it is on the disk when this returns."""
+    for path in (*folder.rglob("*"), folder):
+        fsync(path)
 
 
 def fsync(path: Path) -> None:

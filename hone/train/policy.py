@@ -22,6 +22,7 @@ from hone.model.config import LoraConfig, ModelConfig
 from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.parallel import as_forward, assemble, spread
+from hone.model.random_state import own_random_numbers
 from hone.train import state
 from hone.train.config import LayersConfig, OptimConfig
 from hone.train.forward import frozen_logprobs as frozen_logprobs
@@ -252,7 +253,7 @@ class Policy:
 
         if self.lora is None or not self.lora.dropout:
             return self._step(batches, loss_fn, 1.0)
-        with torch.random.fork_rng():  # what is dropped depends on the seed and the update alone
+        with own_random_numbers(self.device):  # what is dropped depends on the seed and the update alone
             torch.manual_seed(self.seed * 1_000_003 + self.updates + (self.world.data_rank << 40))
             return self._step(batches, loss_fn, 1.0)
 

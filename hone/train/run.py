@@ -249,6 +249,7 @@ class Run:
                 checkpoint.sync(self.folder / "adapter")
             checkpoint.sync(aside)
             os.replace(aside, self.folder / "model")
+            checkpoint.fsync(self.folder)
         self.world.barrier("the final model")
         self._append("events.jsonl", {"step": steps, "kind": "finished", "message": "all steps are done"})
 

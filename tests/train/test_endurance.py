@@ -172,6 +172,15 @@ def test_the_best_on_validation_stays(tmp_path: Path) -> None:
         at_step(f"{tmp_path}@best")
 
 
+def test_what_is_by_another_name_is_no_checkpoint(tmp_path: Path) -> None:
+    for name in ("step_000002", "step_999999", "step_1000000", "step_000002_kept"):
+        (tmp_path / name).mkdir()
+    assert [p.name for p in checkpoint.found(tmp_path)] == ["step_000002", "step_999999", "step_1000000"]
+    checkpoint.drop_newer(tmp_path, tmp_path / "step_999999")
+    checkpoint.prune(tmp_path, keep=1)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000002_kept", "step_999999"]
+
+
 def test_best_of_equal_ones_is_the_earlier() -> None:
     rows = [
         {"label": label, "step": step, "accuracy": {"value": value}}
