@@ -157,7 +157,9 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     lines += ["", "| seed | CPU minutes of training | of evaluation |", "|---|---|---|"]
     for row in rows:
         cpu = (row["cpu_seconds"], row["evaluation_cpu_seconds"])
-        lines.append(f"| {row['seed']} | " + " | ".join(f"{c / 60:.1f}" for c in cpu) + " |")
+        lines.append(
+            f"| {row['seed']} | " + " | ".join("unknown" if c is None else f"{c / 60:.1f}" for c in cpu) + " |"
+        )
     return "\n".join(lines)
 
 
