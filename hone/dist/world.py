@@ -225,15 +225,15 @@ def _meet(rank: int, size: int, timeout: float) -> str:
     return "cuda" if cuda else "cpu"
 
 
-def _store(rank: int, size: int, wait: datetime.timedelta) -> dist.Store | None:
+def _store(rank: int, size: int, wait: datetime.timedelta) -> Any:
     """Where processes of one machine find each other: the first listens on loopback, and nowhere else. None: torch's
     own store, which listens at every address, as it must for other machines, or that of torchrun."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     if host not in LOOPBACK or not port.isdecimal() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
         return None
     heard = socket.create_server((LOOPBACK[0], int(port)), backlog=size).detach() if rank == 0 else None
-    store = dist.TCPStore(LOOPBACK[0], int(port), size, rank == 0, wait, master_listen_fd=heard)
-    return dist.PrefixStore("hone", store)
+    stores: Any = dist  # torch declares them in its compiled part
+    return stores.PrefixStore("hone", stores.TCPStore(LOOPBACK[0], int(port), size, rank == 0, wait, master_listen_fd=heard))
 
 
 @cache
