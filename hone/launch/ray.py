@@ -62,7 +62,9 @@ def check(job: Job) -> None:
 
 
 def _no_cluster(config: RayConfig, why: str) -> UserError:
-    reason = why.splitlines()[0].split(" Please specify")[0].rstrip(".")  # what follows names a flag of Ray's, not hone's
+    reason = (
+        (why.splitlines() or ["no answer"])[0].split(" Please specify")[0].rstrip(".")
+    )  # then a flag of Ray's, not hone's
     return UserError(
         f"launch.ray.address: no Ray cluster at {config.address}: {reason}. Start one with `ray start --head`, add "
         "machines with `ray start --address=HOST:6379`, or name another with launch.ray.address=HOST:6379"
