@@ -71,12 +71,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
         run.event("data", line)
     parts = ([to_sample(e, renderer) for e in part] for part in (found.train, found.validation))
     samples, held_out = (fitting(part, policy) for part in parts)
-    packer = partial(
-        pack,
-        tokens_per_microbatch=recipe.tokens_per_microbatch,
-        share_prompts=recipe.share_prompts,
-        parts=world.data,
-    )
+    budget, share = recipe.tokens_per_microbatch, recipe.share_prompts
+    packer = partial(pack, tokens_per_microbatch=budget, share_prompts=share, parts=world.data)
 
     first = run.resume(policy)
     rehearse_examples(run, recipe, model, policy, samples)
