@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -24,7 +25,10 @@ from hone.launch.job import Job
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="the batch file is for bash")
 
-SRUN = f"""#!{sys.executable}
+#: Python and a shell read the first lines differently: the path of an interpreter in `#!` may have no blank.
+SRUN = f"""#!/bin/sh
+'''exec' "{sys.executable}" "$0" "$@"
+' '''
 import os, signal, subprocess, sys
 out = next(a.partition("=")[2] for a in sys.argv if a.startswith("--output="))
 command = sys.argv[next(i for i, a in enumerate(sys.argv) if i and not a.startswith("--")):]
@@ -88,7 +92,9 @@ def job(**settings: object) -> Job:
 
 def begin(folder: Path, **more: str) -> subprocess.Popen[str]:
     """The batch file with a stand-in for hone, in the environment of a job."""
-    text = slurm.script(job()).replace(f"{sys.executable} -m hone", f"{sys.executable} worker.py")
+    python = shlex.quote(sys.executable).replace("'", "'\\''")  # within single quotes
+    text = slurm.script(job()).replace(f"{python} -m hone", f"{python} worker.py")
+    assert f"{python} worker.py" in text
     (folder / "runs" / "mine" / "slurm.sbatch").write_text(text)
     environment = {
         **os.environ,
