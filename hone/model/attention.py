@@ -205,5 +205,11 @@ def hone_attention(
 
 def register() -> None:
     """Make `attn_implementation="hone"` known to transformers. Idempotent."""
-    AttentionInterface.register(NAME, hone_attention)
-    AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+    if NAME not in AttentionInterface():
+        AttentionInterface.register(NAME, hone_attention)
+        AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
+
+
+def keep_out_of_graphs() -> None:
+    """From now on compiled code leaves for attention and comes back: it asks Python for the layout."""
+    AttentionInterface.register(NAME, torch.compiler.disable(hone_attention))

@@ -42,6 +42,7 @@ class ModelConfig(Section):
     stage: str | None = None  # go on with the model that this earlier stage left; `path: stages.NAME` says the same
     dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and products; bfloat16 keeps float32 master weights
     recompute_activations: bool = False  # keep only each layer's input and compute the rest again on the way back
+    compile: bool = False  # training passes through torch.compile: for a GPU and long runs, see hone.model.compiled
     tiny: TinyConfig = TinyConfig()
 
     def at(self, path: str) -> ModelConfig:

@@ -11,7 +11,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, Genera
 from transformers.utils import logging as hf_logging
 
 from hone.config import UserError
-from hone.model import attention, lora, shards
+from hone.model import attention, compiled, lora, shards
 from hone.model.config import ModelConfig
 from hone.model.logprobs import output_head
 
@@ -48,6 +48,8 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
             model.gradient_checkpointing_enable({"use_reentrant": True})
         except ValueError as error:  # transformers' own, for a model that was not written for it
             raise UserError(f"model.recompute_activations: {error}; set it to false") from error
+    if config.compile:
+        compiled.request(model)
     model.to(on or device())
     return model
 

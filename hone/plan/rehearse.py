@@ -25,14 +25,13 @@ from hone.config import UserError
 from hone.data.pack import pack
 from hone.dist.world import ALONE, World
 from hone.model.config import ModelConfig
-from hone.model.linear import onednn
 from hone.model.random_state import own_random_numbers
 from hone.plan import batch as batches
 from hone.plan.memory import GIB, Lengths, Plan, stage_plan
 from hone.plan.trace import there_and_back
 from hone.recipe import Recipe
 from hone.train import jsonl
-from hone.train.forward import to_device
+from hone.train.forward import fast, to_device
 from hone.train.policy import Policy
 from hone.train.run import Run
 from hone.types import MicroBatch, Sample
@@ -89,7 +88,7 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
     if not policy.optimizer.state:  # on a CPU memory that is not written to takes none; there it is only a bound
         moments = [torch.empty_like(master, requires_grad=False) for master in policy.masters for _ in range(2)]
     try:
-        with own_random_numbers(policy.device), onednn(policy.model):  # dropout of an adapter, in supervised stages
+        with own_random_numbers(policy.device), fast(policy.model):  # dropout of an adapter, in supervised stages
             there_and_back(policy.model, to_device(batch, policy.device), temperature, entropy)
     finally:
         for p in (*policy.masters, *policy.parameters):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from hone.data.pack import deal, empty_batch
 from hone.dist.world import ALONE, World
+from hone.model.compiled import compiled, is_compiled
 from hone.model.linear import onednn
 from hone.model.logprobs import head_logprobs
 from hone.model.parallel import as_forward
@@ -48,12 +49,17 @@ def score(
     return as_forward(model, forward)
 
 
+def fast(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Layers compute as fast as they can for the duration, in every pass there and back."""
+    return compiled(model) if is_compiled(model) else onednn(model)
+
+
 @contextmanager
 def looking(model: PreTrainedModel) -> Iterator[None]:
     """No gradient, and nothing that only training needs, for the duration."""
     training = model.training
     try:
-        with torch.no_grad(), onednn(model.eval()):
+        with torch.no_grad(), fast(model.eval()):
             yield
     finally:
         model.train(training)

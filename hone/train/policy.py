@@ -19,14 +19,13 @@ from hone.dist.world import ALONE, World
 from hone.model import lora as adapters
 from hone.model import shards
 from hone.model.config import LoraConfig, ModelConfig
-from hone.model.linear import onednn
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.parallel import as_forward, assemble, spread
 from hone.model.random_state import own_random_numbers
 from hone.train import state
 from hone.train.config import LayersConfig, OptimConfig
+from hone.train.forward import fast, look, mine, packed_hidden, score, to_device
 from hone.train.forward import frozen_logprobs as frozen_logprobs
-from hone.train.forward import look, mine, packed_hidden, score, to_device
 from hone.train.master import clip_gradients, collect_gradients, master_weights, publish
 from hone.train.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
 from hone.train.state import State
@@ -260,7 +259,7 @@ class Policy:
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
         total = Totals()
-        with onednn(self.model):  # around the way back too, which may compute parts of the way there again
+        with fast(self.model):  # around the way back too, which may compute parts of the way there again
             for batch in (to_device(b, self.device) for _, b in mine(batches, self.world)):
                 hidden, logprobs, entropy = score(self.model, batch, temperature, want_entropy=True)
                 hidden.retain_grad()
