@@ -160,6 +160,9 @@ class Recipe(Section):
                 )
 
     def _possible_launch(self) -> None:
+        if self.model.compile and self.parallel.tensor > 1:
+            message = "PyTorch does not compile layers that parallel.tensor has cut; set it to false, or tensor to 1"
+            raise impossible("model.compile", message)
         processes, nodes = self.parallel.processes, self.launch.slurm.nodes
         if self.launch.kind == "slurm" and processes % nodes:
             message = f"{nodes} nodes cannot hold equal shares of the {processes} processes of parallel; give a divisor"

@@ -163,6 +163,9 @@ def test_every_layout_is_one_process(models: dict[str, str], tmp_path: Path, siz
         for layout in LAYOUTS[size]
         for kind in kinds
     ]
+    if size == 2:
+        compiled = {"settings": {"compile": True}, "parallel": {"shard": 2}}
+        cases.append({"rewards": REWARDS, "model": models["qwen2"], **compiled})
     for case, found, expected in run(cases, tmp_path):
         check_same(found, expected, json.dumps(case))
 

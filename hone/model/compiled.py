@@ -51,7 +51,7 @@ def compiled(model: PreTrainedModel) -> Iterator[None]:
     layers = decoder_layers(model)
     try:
         for layer in layers:
-            vars(layer)["forward"] = functools.partial(_compiled(type(layer)), layer)
+            vars(layer)["forward"] = functools.partial(_compiled(type(layer)), layer)  # type: ignore[arg-type]
         yield
     finally:
         for layer in layers:

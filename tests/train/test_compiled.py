@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from hone.algo.config import AlgoConfig
-from hone.config import UserError
+from hone.config import ConfigError, UserError
+from hone.loading import load as load_recipe
 from hone.model import compiled
 from hone.train.batches import prepare
 from tests.train.policies import REWARDS, SAMPLING, gradient, load, make_groups, packer
@@ -71,3 +72,12 @@ def test_a_model_that_does_not_name_its_layers_is_refused(folder: Path) -> None:
     policy.model._no_split_modules = None
     with pytest.raises(UserError, match=r"model\.compile: Qwen2ForCausalLM does not say what its layers are"):
         compiled.request(policy.model)
+
+
+def test_parts_of_layers_are_not_compiled(tmp_path: Path) -> None:
+    recipe = tmp_path / "r.yaml"
+    recipe.write_text("name: r\nstage: rl\ntask: knights\nparallel: {tensor: 2}\nmodel: {compile: true}\n")
+    with pytest.raises(
+        ConfigError, match=r"model\.compile: PyTorch does not compile layers that parallel\.tensor has cut"
+    ):
+        load_recipe(recipe)
