@@ -50,6 +50,12 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
             "parallel: shard and tensor have no effect in a stage of kind generate: every process has the teacher"
         )
     lines += [f"launch.{text}" for text in stage.launch.idle_settings(stage.parallel.processes)]
+    notice, saving = stage.launch.slurm.notice, stage.checkpoint.stop_within_seconds
+    if stage.launch.kind == "slurm" and notice <= saving:
+        lines.append(
+            f"launch.slurm.notice {notice}: a run may take {saving:g} s to save (checkpoint.stop_within_seconds), and "
+            "is killed before; give more notice, or lower that"
+        )
     if stage.model.path != "tiny" and stage.model.tiny.changed():
         lines.append(f"model.tiny has no effect: model.path is {stage.model.path}")
     if stage.stage == "generate" and stage.teacher is not None and "://" in stage.teacher and stage.prompt.changed():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
 
 def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified | Together:
     """The engine that the recipe names (see `_make`), for all processes of the policy's world."""
-    world, divided = policy.world, config.engine == "native"
-    if world.size == 1:
+    if policy.world.size == 1:
         return _make(config, policy, folder, event)
     from hone.rollout.together import Together
 
-    return Together(_make(config, policy, folder, event) if divided or world.main else None, world, divided)
+    return Together(partial(_make, config, policy, folder), policy.world, config.engine == "native", event)
 
 
 def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified:

@@ -40,8 +40,10 @@ class ServerRefused(ServerError):
 
     def __init__(self, status: int, message: str, what: str) -> None:
         super().__init__(f"{what}: the server answered {status}: {message}")
-        self.status = status
-        self.message = message
+        self.status, self.message, self.what = status, message, what
+
+    def __reduce__(self) -> Any:  # from the process that asks to the others
+        return ServerRefused, (self.status, self.message, self.what)
 
 
 class Http:
