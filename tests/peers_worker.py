@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch.distributed as dist
 
 from hone.config import UserError
@@ -66,27 +67,23 @@ def main(out: str) -> None:
     near = impatient(world)
     assert near.on_main(works, "a long answer", patient=True) == "the answer"
 
-    try:
+    with pytest.raises(ServerRefused, match="a prompt: the server answered 503: no memory") as refused:
         world.on_main(refuses, patient=True)
-    except ServerRefused as error:
-        assert (error.status, str(error)) == (503, "a prompt: the server answered 503: no memory")
-    else:
-        raise AssertionError("no error")
+    assert refused.value.status == 503
 
     said: list[tuple[str, str]] = []
     engine = Together(
-        lambda event: Told(event, world.rank), world, True, lambda *event: said.append(event)  # type: ignore[arg-type]
+        lambda event: Told(event, world.rank),
+        world,
+        True,
+        lambda *event: said.append(event),  # type: ignore[arg-type]
     )
     prompts = [np.array([i]) for i in range(5)]
     found = engine.generate(prompts, SamplingConfig(), samples=1, seed=0)
     assert found == [["0:0"], ["0:1"], ["1:2"], ["1:3"], ["1:4"]]
     assert engine.sync(Policy(), 1) == {"rank": 0.0}  # type: ignore[arg-type]
-    try:
+    with pytest.raises(UserError, match="stale weights in process 1"):
         engine.sync(Policy(), 2)  # type: ignore[arg-type]
-    except UserError as error:
-        assert str(error) == "stale weights in process 1"
-    else:
-        raise AssertionError("the first process goes on")
     if world.main:
         Path(out, "events").write_text("\n".join(f"{kind}|{message}" for kind, message in said))
     world.close()

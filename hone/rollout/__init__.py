@@ -44,6 +44,7 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
 
         engine = VLLMInside(config.vllm, policy.stop_ids, dtype, config.max_sequences, folder)
     elif config.engine == "vllm":
+        from hone.rollout.host import host_of_servers
         from hone.rollout.vllm import VLLMEngine
 
         engine = VLLMEngine(
@@ -53,8 +54,10 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
             max_sequences=config.max_sequences,
             folder=folder,
             event=event,
+            host=host_of_servers(config.vllm),
         )
     else:
+        from hone.rollout.host import host_of_servers
         from hone.rollout.sglang import SGLangEngine
 
         engine = SGLangEngine(
@@ -64,5 +67,6 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
             max_sequences=config.max_sequences,
             folder=folder,
             event=event,
+            host=host_of_servers(config.sglang),
         )
     return Verified(engine, policy.tokenizer, config.identity, dtype, event)

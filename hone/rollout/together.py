@@ -85,9 +85,9 @@ class Together:
         said, self._said[:] = list(self._said), []
         parts = self._world.gather([(results, failed, said)], what)
         self._hear([said for _, _, said in parts])
-        for _, error, _ in parts:
-            if error is not None:
-                raise error
+        for _, why, _ in parts:
+            if why is not None:
+                raise why
         return [result for results, _, _ in parts for result in results]
 
     def _hear(self, said: Sequence[Sequence[tuple[str, str]]]) -> None:
