@@ -285,7 +285,7 @@ class ServerEngine(ABC):
             )
         if self.config.weights_folder and not self._host.sees(Path(self.config.weights_folder).expanduser()):
             raise UserError(
-                f"rollout.{self.module}.weights_folder: {self._host.address}, where the server is started, does not see "
+                f"rollout.{self.module}.weights_folder: {self._host.address}, where the server runs, does not see "
                 f"{self.config.weights_folder}; name a folder on storage that both share, or remove it"
             )
 
