@@ -20,6 +20,16 @@ def test_long_work_errors_and_events_of_one_are_known_to_both(tmp_path: Path) ->
     ]
 
 
+def test_settings_of_a_server_that_is_not_started_are_said() -> None:
+    def said(*overrides: str) -> list[str]:
+        found = notices(load("demo", ["launch.kind=ray", "launch.ray.server.gpus=2", *overrides]))
+        return [line for line in found if "server" in line]
+
+    assert said() == ["launch.ray.server: no effect, as no stage samples from a server that is started for it"]
+    assert said("stages.rl.rollout.engine=vllm") == []
+    assert len(said("stages.rl.rollout={engine: sglang, sglang: {url: 'http://10.0.0.1:80'}}")) == 1
+
+
 def test_a_notice_that_is_shorter_than_saving_is_said() -> None:
     base = ["launch.kind=slurm", "launch.slurm.notice=60"]
     found = [line for line in notices(load("demo", base)) if "notice" in line]

@@ -148,3 +148,29 @@ def test_no_room_for_the_server_says_so(cluster: Any, tmp_path: Path) -> None:
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 2
     assert "for 2 x 0.5 CPU, 0 GPU, and 4 CPU, 0 GPU for the server. It has 2 machines (" in out
+
+
+@pytest.mark.vllm
+@pytest.mark.skipif("HONE_VLLM_PYTHON" not in os.environ, reason="set HONE_VLLM_PYTHON")
+def test_vllm_itself(cluster: Any, tmp_path: Path) -> None:
+    """Two steps, the second after its actor was killed."""
+    settings = {
+        "python": os.environ["HONE_VLLM_PYTHON"],
+        "arguments": ["--enforce-eager"],
+        "environment": {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
+        "start_timeout": 1200.0,
+    }
+    more = [f"stages.rl.rollout.vllm={json.dumps(settings)}", "stages.rl.steps=2"]
+    process = train(tmp_path, "vllm", cluster.address, "none", *more)
+    run = tmp_path / "runs" / "vllm" / "rl"
+    wait_for_step(run, 0, process)
+    (server,) = servers(tmp_path)
+    below = server.children(recursive=True)
+    server.parent().kill()
+    out, _ = process.communicate(timeout=1500)
+    assert process.returncode == 0, out
+    assert all(row["identity/gap"] < 1e-5 for row in jsonl.read(run / "metrics.jsonl"))
+    assert [row["kind"] for row in jsonl.read(run / "events.jsonl")].count("server_restart") == 1
+    assert below
+    assert not [child for child in below if child.is_running()]
+    assert not servers(tmp_path)
