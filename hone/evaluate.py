@@ -104,7 +104,7 @@ def evaluate(
     row = summary(records, config)
     if config.judge.url is not None:
         judge = Judge(config.judge)
-        row["judge"] = world.on_main(lambda: second_opinion(problems, records, judge, task), "the judge")
+        row["judge"] = world.on_main(lambda: second_opinion(problems, records, judge, task), "the judge", patient=True)
     return row, records
 
 

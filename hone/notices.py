@@ -5,7 +5,7 @@ for line in notices(load("recipes/demo/recipe.yaml")): print("note:", line)
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from hone import chain
 from hone.algo import schedule as schedules
@@ -31,9 +31,15 @@ NO_REWARD = ("advantage", "value")
 def notices(recipe: Recipe | Pipeline) -> list[str]:
     """What is possible but has no effect, one line each: shown at the start, never silently ignored."""
     if isinstance(recipe, Recipe):
-        return stage_notices(recipe)
+        return [*stage_notices(recipe), *_server_notices((recipe,))]
     own = [f"stage {stage.name}: {line}" for stage in recipe.stages for line in stage_notices(stage, alone=False)]
-    return [*own, *chain.notices(recipe.stages)]
+    return [*own, *_server_notices(recipe.stages), *chain.notices(recipe.stages)]
+
+
+def _server_notices(stages: Sequence[Recipe]) -> Iterator[str]:
+    launch = stages[0].launch
+    if launch.kind == "ray" and launch.ray.server.changed() and not any(stage.starts_server for stage in stages):
+        yield "launch.ray.server: no effect, as no stage samples from a server that is started for it"
 
 
 def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
@@ -50,6 +56,12 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
             "parallel: shard and tensor have no effect in a stage of kind generate: every process has the teacher"
         )
     lines += [f"launch.{text}" for text in stage.launch.idle_settings(stage.parallel.processes)]
+    notice, saving = stage.launch.slurm.notice, stage.checkpoint.stop_within_seconds
+    if stage.launch.kind == "slurm" and notice <= saving:
+        lines.append(
+            f"launch.slurm.notice {notice}: a run may take {saving:g} s to save (checkpoint.stop_within_seconds), and "
+            "is killed before; give more notice, or lower that"
+        )
     if stage.model.path != "tiny" and stage.model.tiny.changed():
         lines.append(f"model.tiny has no effect: model.path is {stage.model.path}")
     if stage.stage == "generate" and stage.teacher is not None and "://" in stage.teacher and stage.prompt.changed():

@@ -111,6 +111,11 @@ class Recipe(Section):
             return self.sft.num_steps if self.stage == "sft" else None
         return self.steps * self.algo.updates_per_rollout
 
+    @property
+    def starts_server(self) -> bool:
+        """Whether the stage samples from a server that is started for it."""
+        return self.stage in ("rl", "distil") and self.rollout.starts_server
+
     def _possible_checkpoints(self) -> None:
         """Only those that are validated can be the best."""
         every, saved = self.eval.every, self.checkpoint.every

@@ -18,7 +18,7 @@ from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -34,12 +34,15 @@ from hone.plan.rehearse import rehearse
 from hone.recipe import Recipe
 from hone.rewards import make_reward
 from hone.rewards.base import Composed
+from hone.rewards.config import RewardConfig
 from hone.rl import collect, load_frozen, load_policy, make_packer, record
 from hone.rollout import make_engine
+from hone.rollout.base import Engine
 from hone.rollout.config import RolloutConfig
 from hone.tasks import make_task
 from hone.train.batches import prepare
-from hone.train.progress import Clock
+from hone.train.policy import Policy
+from hone.train.progress import Clock, Track
 from hone.train.reset import announce, due, reset
 from hone.train.run import Run
 from hone.types import Group
@@ -54,6 +57,38 @@ class Sampled:
     replaced: list[Group]
     seconds: dict[str, float]  # of the parts
 
+    @property
+    def oldest(self) -> int | None:
+        """The oldest weights that an answer was sampled with; None: there are no answers."""
+        return min((t.policy_version for group in self.groups for r in group.rollouts for t in r.turns), default=None)
+
+
+@dataclass(frozen=True)
+class Sampler:
+    """Samples and rewards the groups of a step, with the settings that hold then; in another thread too."""
+
+    phases: Phases[Recipe]
+    policy: Policy
+    course: Course
+    renderer: Renderer
+    engine: Engine
+    make_reward: Callable[[RewardConfig], Composed]
+    world: World
+    rewards: dict[str, Composed] = field(default_factory=dict)
+
+    def reward_of(self, settings: Recipe) -> Composed:
+        key = settings.reward.model_dump_json()
+        if key not in self.rewards:
+            self.rewards[key] = self.make_reward(settings.reward)
+        return self.rewards[key]
+
+    def sample(self, step: int, progress: Track) -> Sampled:
+        settings, clock = self.phases.at(step, len(self.policy.resets)), Clock()
+        self.course.configure(settings.curriculum)
+        reward = self.reward_of(settings)
+        parts = (self.course, self.renderer, self.engine, reward, progress, clock, self.world)
+        return Sampled(settings, *collect(settings, step, *parts), clock.seconds())
+
 
 def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     """As `hone.rl.train`. Raises UserError, too, if rollouts do not come within their bound."""
@@ -65,23 +100,13 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     policy = load_policy(phases, model, course, world)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     frozen = load_frozen(phases, model, task.system)
-    rewards: dict[str, Composed] = {}
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
-    def reward_of(settings: Recipe) -> Composed:
-        key = settings.reward.model_dump_json()
-        if key not in rewards:
-            rewards[key] = make_reward(settings.reward, task, frozen)
-        return rewards[key]
-
-    def sample(step: int) -> Sampled:
-        settings, clock = phases.at(step, len(policy.resets)), Clock()
-        course.configure(settings.curriculum)
-        found = collect(settings, step, course, renderer, engine, reward_of(settings), progress, clock, world)
-        return Sampled(settings, *found, clock.seconds())
-
-    reward_of(now)  # what is wrong with it shows before anything starts
+    sampler = Sampler(
+        phases, policy, course, renderer, engine, lambda settings: make_reward(settings, task, frozen), world
+    )
+    sampler.reward_of(now)  # what is wrong with it shows before anything starts
     first = run.resume(policy, course)
     rehearse(run, recipe, model, policy, longest_prompt(course.problems, renderer))
     ahead = Ahead(bound(recipe.rollout, recipe.algo.refill_rounds))
@@ -99,10 +124,10 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             if step == recipe.steps:
                 break
             clock.rest()
-            sampled = sampled or sample(step)  # of the first step there are none yet
+            sampled = sampled or sampler.sample(step, progress)  # of the first step there are none yet
             clock.lap("wait")
             if step + 1 < recipe.steps:
-                ahead.begin(f"the rollouts of step {step + 1}", partial(sample, step + 1))
+                ahead.begin(f"the rollouts of step {step + 1}", partial(sampler.sample, step + 1, progress))
             before, now = now, sampled.settings  # a line that begins with a reset is a step late here
             if now != before:
                 announce(run, step, phases, len(policy.resets))
@@ -114,12 +139,11 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             stats = policy.update(batch.minibatches, now.algo, now.sampling.temperature)
             clock.lap("train")
             clock.beside({name: sampled.seconds[name] for name in ("generate", "reward")})
-            versions = {turn.policy_version for group in groups for r in group.rollouts for turn in r.turns}
-            state = {**synced, "reset": float(len(policy.resets)), **course.metrics()}
-            state |= {"staleness": float(step - min(versions, default=step))}  # updates between sampler and policy
+            staleness = 0 if sampled.oldest is None else step - sampled.oldest  # updates between sampler and policy
+            state = {**synced, "reset": float(len(policy.resets)), **course.metrics(), "staleness": float(staleness)}
             run.log_prompts(step, course.taken(step), groups, replaced)
             note = record(run, now, step, groups, replaced, batch, stats, renderer, clock, state)
-            run.log_costs(step, reward_of(now).costs())
+            run.log_costs(step, sampler.reward_of(now).costs())
             if why := due(recipe.reset, step + 1, recipe.steps, run, policy.resets):
                 reset(run, step + 1, why, policy, phases, batch.minibatches)
             run.checkpoint(step + 1, policy, course, now=why is not None)

@@ -40,6 +40,8 @@ def five_steps(case: dict[str, Any]) -> dict[str, Any]:
         reference=True,
         world=world,
     )
+    if case.get("skips") and world.data_rank == 1:
+        skipping(policy)
     packer = partial(pack, tokens_per_microbatch=case.get("budget", 64), share_prompts=True, parts=world.data)
     found: dict[str, Any] = {"loss": [], "grad_norm": [], "entropy": [], "kl": [], "logprobs": [], "grad_norms": []}
     for step in range(STEPS):
@@ -63,6 +65,12 @@ def averaging(world: World) -> None:
     """The fault that frameworks have by default: gradients averaged over processes."""
     fsdp = FSDPModule.set_gradient_divide_factor
     FSDPModule.set_gradient_divide_factor = lambda self, _: fsdp(self, world.shard)  # type: ignore[method-assign]
+
+
+def skipping(policy: Policy) -> None:
+    """A part of the model that this process does not use, as an expert whom no token of its samples asks."""
+    for layer in policy.model.model.layers[1:]:
+        layer.mlp.forward = lambda x: x
 
 
 def main(cases: str, out: str) -> None:

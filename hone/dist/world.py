@@ -14,11 +14,13 @@ one machine follow each other, so what talks most is closest.
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import os
 import socket
+import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -62,6 +64,7 @@ class World:
     mesh: DeviceMesh | None = None  # [replicate, shard, tensor]; None: one process
     control: ProcessGroup | None = None  # all processes, on the CPU: objects and barriers
     writing: ProcessGroup | None = None  # the same for a thread beside the loop, which writes checkpoints
+    timeout: float = 1800.0  # seconds that a process waits for the others, at most
 
     @classmethod
     def from_env(cls, parallel: ParallelConfig) -> World:
@@ -85,7 +88,7 @@ class World:
         shape = (parallel.replicate, parallel.shard, parallel.tensor)
         mesh = _mesh(kind, shape)
         control, writing = (_control(parallel.timeout, user) for user in ("the loop", "checkpoints"))
-        return cls(rank, size, parallel.tensor, parallel.shard, mesh, control, writing)
+        return cls(rank, size, parallel.tensor, parallel.shard, mesh, control, writing, parallel.timeout)
 
     # --- places -------------------------------------------------------------------------------
 
@@ -130,22 +133,52 @@ class World:
             dist.all_gather_object(parts, list(mine), group=self.control)
         return [item for part in parts for item in part]
 
-    def on_main(self, call: Callable[[], T], what: str = "the first process") -> T:
-        """What the first process returns, on every one; an error of the user's or of the disk is raised on each."""
+    def on_main(self, call: Callable[[], T], what: str = "the first process", patient: bool = False) -> T:
+        """What the first process returns, on every one; an error of the user's or of the disk is raised on each.
+
+        `patient`: the call has bounds of its own, and the others wait for longer than `timeout` while it is at work.
+        """
         if self.size == 1:
             return call()
         answer: list[Any] = [None, None]
         if self.main:
-            try:
-                answer[0] = call()
-            except (UserError, OSError) as error:  # known to all, so that nobody waits for a process that has ended
-                answer[1] = error
+            with self._at_work() if patient else nullcontext():
+                try:
+                    answer[0] = call()
+                except (UserError, OSError) as error:  # known to all, so that nobody waits for one that has ended
+                    answer[1] = error
         with self.waiting(what):
-            dist.broadcast_object_list(answer, src=0, group=self.control)
-        if answer[1] is not None:
-            raise answer[1]
-        result: T = answer[0]
+            told = self._tell(answer)
+            while told is None:
+                told = self._tell(answer)
+        if told[1] is not None:
+            raise told[1]
+        result: T = told[0]
         return result
+
+    def _tell(self, answer: list[Any] | None) -> list[Any] | None:
+        """From the first process to all: an answer; None: not yet."""
+        told = [answer]
+        dist.broadcast_object_list(told, src=0, group=self.control)
+        return told[0]
+
+    @contextmanager
+    def _at_work(self) -> Iterator[None]:
+        """Meanwhile the others, who wait for an answer, hear that there will be one."""
+        done = threading.Event()
+
+        def say() -> None:
+            with contextlib.suppress(RuntimeError):  # one is gone: the answer will find the same
+                while not done.wait(self.timeout / 3):
+                    self._tell(None)
+
+        thread = threading.Thread(target=say, name="at work", daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            done.set()
+            thread.join()
 
     def any(self, flag: bool, what: str = "a decision") -> bool:
         """Whether the flag is set on any process."""

@@ -36,7 +36,8 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
     if resume and finished(folder):
         return 0
     names = tuple(stage.name for stage in stages) if len(stages) > 1 else ()
-    job = Job(folder, tuple(arguments), processes, max(stage.parallel.tensor for stage in stages), config, names)
+    tensor, server = max(stage.parallel.tensor for stage in stages), any(stage.starts_server for stage in stages)
+    job = Job(folder, tuple(arguments), processes, tensor, config, names, server)
 
     if config.kind == "slurm":
         from hone.launch import slurm as way

@@ -1,6 +1,6 @@
-"""What runs in each actor of Ray: one worker as a process of its own, so that its end is not the actor's.
+"""What runs in each actor of Ray: a worker or a server as a process of its own, so that its end is not the actor's.
 
-A plain class without Ray in it, but for `about`. Every method answers at once: an actor does one thing at a time.
+Plain classes without Ray in them, but for `about`. Every method answers at once: an actor does one thing at a time.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from typing import Any
 
 import hone
 from hone.launch.process import below, end, started
+from hone.rollout.host import Caretaker
 from hone.verify.child import adopt_orphans
 
 #: Seconds until a file that one machine has written is seen by another: shared storage keeps what it has looked up.
@@ -25,12 +26,8 @@ SHARED = 30.0
 CHUNK = 1 << 20
 
 
-class Worker:
-    def __init__(self) -> None:
-        adopt_orphans()
-        self._others = below()
-        self._process: subprocess.Popen[bytes] | None = None
-        self._log = Path()
+class Machine:
+    """What is asked of every actor about the machine it is on."""
 
     def about(self) -> dict[str, Any]:
         """The machine: its address, its name in the cluster, the devices that were given to this actor."""
@@ -40,6 +37,7 @@ class Worker:
         return {
             "node": context.get_node_id(),
             "address": ray.util.get_node_ip_address(),
+            "cluster": context.gcs_address,
             "devices": [str(device) for device in context.get_accelerator_ids().get("GPU", [])],
             "version": hone.__version__,
             "pid": os.getpid(),
@@ -55,6 +53,18 @@ class Worker:
                 return f"{token.parent} does not have the file that rank 0 has written there"
             time.sleep(0.2)
         return None if token.read_text() == text else f"{token} is not the file that rank 0 has written"
+
+
+class ServerActor(Machine, Caretaker):
+    """Asked by the first worker for its server."""
+
+
+class Worker(Machine):
+    def __init__(self) -> None:
+        adopt_orphans()
+        self._others = below()
+        self._process: subprocess.Popen[bytes] | None = None
+        self._log = Path()
 
     def write(self, token: Path, text: str) -> None:
         token.parent.mkdir(parents=True, exist_ok=True)

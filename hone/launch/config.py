@@ -13,6 +13,13 @@ from hone.config import Section
 RESTARTS = {"local": 0, "ray": 3, "slurm": 100}
 
 
+class RayServerConfig(Section):
+    """The actor that starts the recipe's rollout server (`rollout.engine` vllm or sglang), and is its parent."""
+
+    cpus: PositiveFloat = 1.0
+    gpus: NonNegativeInt | None = None  # as many as its arguments ask for; null: 1 if the cluster has any
+
+
 class RayConfig(Section):
     """Workers as actors of a Ray cluster that already runs."""
 
@@ -21,7 +28,8 @@ class RayConfig(Section):
     cpus: PositiveFloat = 1.0  # reserved for each worker
     gpus: Annotated[int, Field(ge=0, le=1)] | None = None  # for each worker; null: 1 if the cluster has any
     start_timeout: PositiveFloat = 120.0  # seconds to connect, and for the actors to come up
-    placement_timeout: PositiveFloat = 600.0  # seconds until the cluster has room for all workers
+    placement_timeout: PositiveFloat = 600.0  # seconds until the cluster has room for all workers, and the server
+    server: RayServerConfig = RayServerConfig()
 
 
 class SlurmConfig(Section):

@@ -35,6 +35,7 @@ class Job:
     tensor: int  # neighbouring ranks that talk most, and belong on one machine
     launch: LaunchConfig
     stages: tuple[str, ...] = ()  # folders of the stages, where there are several
+    server: bool = False  # a stage samples from a server that is started for it
 
     def command(self, python: str = sys.executable) -> list[str]:
         """Of a worker. Always --resume: the folder has been set aside where the run is a new one."""

@@ -4,7 +4,9 @@
     hone train RECIPE launch=ray parallel.shard=16
 
 An actor runs its worker as a process of its own and hands on what that says. All machines have hone installed, and the
-run folder is on storage that they share: the checkpoints of one machine are read by another after a restart.
+run folder is on storage that they share: the checkpoints of one machine are read by another after a restart. If the
+recipe samples from a server that is started for it, one more actor is its parent; the first worker asks that actor
+(`hone.rollout.remote`). Ray starts this actor again when it is lost, and the worker the server.
 Sources: https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html and .../ray-core/fault-tolerance.html
 """
 
@@ -26,13 +28,17 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import hone
 from hone.config import UserError
-from hone.launch.actor import SHARED, Worker
+from hone.launch.actor import SHARED, ServerActor, Worker
 from hone.launch.config import RayConfig
 from hone.launch.job import Job, environment
 from hone.launch.supervise import Exit, announce, impatient, supervise
+from hone.rollout.host import ACTOR, CLUSTER, NAMESPACE
 
 #: Variables of this process that the workers have too; all others are those of the cluster.
-PASSED_ON = ("HF_", "HONE_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "TRACKIO_", "NCCL_", "GLOO_", "TORCH_", "OMP_")
+PASSED_ON = (
+    *("HF_", "HONE_", "TRANSFORMERS_", "TOKENIZERS_", "WANDB_", "TRACKIO_", "NCCL_", "GLOO_", "TORCH_", "OMP_"),
+    *("VLLM_", "SGLANG_"),
+)
 #: Seconds for an actor to answer a question that needs no work, and to kill its worker.
 SHORT = 60.0
 #: Seconds between two looks at the actors.
@@ -86,6 +92,8 @@ class RayWorkers:
     def __init__(self, job: Job) -> None:
         self._config = job.launch.ray
         self._actors: list[Any] = []
+        self._server: Any = None  # the actor of the server, if there is one
+        self._server_name = f"server-{uuid.uuid4().hex}"
         self._abouts: list[dict[str, Any]] = []
         self._exits: dict[int, Exit] = {}
         self._asked: dict[int, Any] = {}  # answers to `poll` that are due
@@ -105,18 +113,24 @@ class RayWorkers:
     def _placed(self, job: Job) -> Any:
         """A bundle for each tensor-parallel group, which is thereby on one machine; those fill few machines."""
         config, each = self._config, job.tensor
-        gpus = int("GPU" in ray.cluster_resources()) if config.gpus is None else config.gpus
-        self._gpus = gpus
-        bundle = {"CPU": config.cpus * each, **({"GPU": float(gpus * each)} if gpus else {})}
-        group = placement_group([bundle] * (job.processes // each), strategy="PACK")
+        some = int("GPU" in ray.cluster_resources())
+        self._gpus = some if config.gpus is None else config.gpus
+        self._server_gpus = some if config.server.gpus is None else config.server.gpus
+        bundle = _bundle(config.cpus * each, self._gpus * each)
+        asked = f"{job.processes // each} x {_words(bundle)}"
+        bundles = [bundle] * (job.processes // each)
+        if job.server:
+            bundles.append(_bundle(config.server.cpus, self._server_gpus))
+            asked += f", and {_words(bundles[-1])} for the server"
+        group = placement_group(bundles, strategy="PACK")
         try:
             ray.get(group.ready(), timeout=config.placement_timeout)
         except ray.exceptions.GetTimeoutError:
             remove_placement_group(group)
             raise UserError(
                 f"the Ray cluster had no room within {config.placement_timeout:g} s (launch.ray.placement_timeout) for "
-                f"{job.processes // each} x {_words(bundle)}. It has {_nodes()}. Ask for fewer processes (parallel), "
-                "or less for each (launch.ray.cpus, launch.ray.gpus), or add machines"
+                f"{asked}. It has {_nodes()}. Ask for fewer processes (parallel), or less for each (launch.ray.cpus, "
+                "launch.ray.gpus, launch.ray.server), or add machines"
             ) from None
         except BaseException:
             remove_placement_group(group)
@@ -124,7 +138,7 @@ class RayWorkers:
         return group
 
     def _created(self, job: Job) -> tuple[list[Any], list[dict[str, Any]]]:
-        """Actors in the order of their ranks: those of one machine follow each other."""
+        """Actors in the order of their ranks: those of one machine follow each other. And that of the server."""
         kind: Any = ray.remote(Worker)
         actors = [
             kind.options(
@@ -135,21 +149,36 @@ class RayWorkers:
             for i in range(job.processes)
         ]
         self._actors = actors
-        abouts = self._get([actor.about.remote() for actor in actors], self._config.start_timeout, "to come up")
-        other = next((about for about in abouts if about["version"] != hone.__version__), None)
+        if job.server:
+            server: Any = ray.remote(ServerActor)
+            self._server = server.options(
+                num_cpus=self._config.server.cpus,
+                num_gpus=self._server_gpus,
+                max_restarts=-1,  # how often its server may be lost: rollout.vllm.restarts
+                name=self._server_name,
+                namespace=NAMESPACE,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, job.processes // job.tensor),
+            ).remote(_passed_on())
+        calls = [actor.about.remote() for actor in self._everybody()]
+        found = self._get(calls, self._config.start_timeout, "to come up")
+        other = next((about for about in found if about["version"] != hone.__version__), None)
         if other is not None:
             raise UserError(
                 f"hone {other['version']} on {other['address']}, and {hone.__version__} here: install the same on all"
             )
+        abouts = found[: len(actors)]
         nodes = list(dict.fromkeys(about["node"] for about in abouts))
         order = sorted(range(len(actors)), key=lambda i: nodes.index(abouts[i]["node"]))
-        return [actors[i] for i in order], [abouts[i] for i in order]
+        return [actors[i] for i in order], [abouts[i] for i in order] + found[len(actors) :]
+
+    def _everybody(self) -> list[Any]:
+        return [*self._actors, *([] if self._server is None else [self._server])]
 
     def _check_shared(self, job: Job) -> None:
         """Rank 0 writes a file that every machine, and this one, has to see. Raises UserError."""
         token, text = job.folder.resolve() / ".launch", uuid.uuid4().hex
         self._get([self._actors[0].write.remote(token, text)], SHORT, "to write into the run folder")
-        asked = [actor.sees.remote(os.getcwd(), token, text) for actor in self._actors]
+        asked = [actor.sees.remote(os.getcwd(), token, text) for actor in self._everybody()]
         found = self._get(asked, SHARED + SHORT, "to look at the run folder")
         wrong = [(about["address"], why) for about, why in zip(self._abouts, found, strict=True) if why]
         if not wrong and not (token.is_file() and token.read_text() == text):
@@ -163,21 +192,23 @@ class RayWorkers:
 
     def _start(self, job: Job) -> None:
         port = self._get([self._actors[0].free_port.remote()], SHORT, "to find a port")[0]
-        size, sizes = len(self._actors), Counter(about["node"] for about in self._abouts)
+        abouts = self._abouts[: len(self._actors)]
+        size, sizes = len(abouts), Counter(about["node"] for about in abouts)
         devices: dict[str, list[str]] = {}
-        for about in self._abouts:
+        for about in abouts:
             devices.setdefault(about["node"], []).extend(about["devices"])
         local: Counter[str] = Counter()
         calls = []
-        passed_on = {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
-        for rank, (actor, about) in enumerate(zip(self._actors, self._abouts, strict=True)):
+        for rank, (actor, about) in enumerate(zip(self._actors, abouts, strict=True)):
             node = about["node"]
-            contract = environment(rank, size, local[node], sizes[node], self._abouts[0]["address"], port)
+            contract = environment(rank, size, local[node], sizes[node], abouts[0]["address"], port)
+            if rank == 0 and self._server is not None:
+                contract |= {ACTOR: self._server_name, CLUSTER: about["cluster"]}
             if devices[node]:  # all those of the run on this machine, so that LOCAL_RANK numbers them
                 contract["CUDA_VISIBLE_DEVICES"] = ",".join(devices[node])
             local[node] += 1
             log = Path(os.path.abspath(job.log(rank)))
-            calls.append(actor.start.remote(job.command()[1:], {**passed_on, **contract}, log, os.getcwd()))
+            calls.append(actor.start.remote(job.command()[1:], {**_passed_on(), **contract}, log, os.getcwd()))
         self._get(calls, SHORT, "to start their workers")
 
     def _get(self, calls: Sequence[Any], seconds: float, what: str) -> list[Any]:
@@ -229,11 +260,11 @@ class RayWorkers:
         return f"on {self._abouts[rank]['address']}"
 
     def close(self) -> None:
-        """Workers are gone, or their machine is."""
-        stops = [actor.stop.remote() for actor in self._actors]
+        """Workers are gone, or their machine is, and so is the server."""
+        stops = [actor.stop.remote() for actor in self._everybody()]
         if stops:
             ray.wait(stops, num_returns=len(stops), timeout=SHORT)
-        for actor in self._actors:
+        for actor in self._everybody():
             ray.kill(actor)
         remove_placement_group(self._group)
 
@@ -242,6 +273,14 @@ def _reason(error: Exception) -> str:
     """What Ray says, without its stack and its identifiers."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return " ".join(line for line in lines if not line.startswith(("class_name", "actor_id", "pid", "namespace", "ip")))
+
+
+def _passed_on() -> dict[str, str]:
+    return {key: value for key, value in os.environ.items() if key.startswith(PASSED_ON)}
+
+
+def _bundle(cpus: float, gpus: int) -> dict[str, float]:
+    return {"CPU": cpus, **({"GPU": float(gpus)} if gpus else {})}
 
 
 def _words(resources: dict[str, float]) -> str:

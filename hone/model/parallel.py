@@ -189,6 +189,8 @@ def _shard_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
             module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sums
+            if hasattr(module, "set_reduce_scatter_unused_params"):  # as of torch 2.13
+                module.set_reduce_scatter_unused_params(True)  # a process may have used what another has not
 
 
 # --- parts and wholes -----------------------------------------------------------------------------------------------

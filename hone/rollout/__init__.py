@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -16,12 +17,11 @@ if TYPE_CHECKING:
 
 def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified | Together:
     """The engine that the recipe names (see `_make`), for all processes of the policy's world."""
-    world, divided = policy.world, config.engine == "native"
-    if world.size == 1:
+    if policy.world.size == 1:
         return _make(config, policy, folder, event)
     from hone.rollout.together import Together
 
-    return Together(_make(config, policy, folder, event) if divided or world.main else None, world, divided)
+    return Together(partial(_make, config, policy, folder), policy.world, config.engine == "native", event)
 
 
 def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified:
@@ -44,6 +44,7 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
 
         engine = VLLMInside(config.vllm, policy.stop_ids, dtype, config.max_sequences, folder)
     elif config.engine == "vllm":
+        from hone.rollout.host import host_of_servers
         from hone.rollout.vllm import VLLMEngine
 
         engine = VLLMEngine(
@@ -53,8 +54,10 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
             max_sequences=config.max_sequences,
             folder=folder,
             event=event,
+            host=host_of_servers(config.vllm),
         )
     else:
+        from hone.rollout.host import host_of_servers
         from hone.rollout.sglang import SGLangEngine
 
         engine = SGLangEngine(
@@ -64,5 +67,6 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
             max_sequences=config.max_sequences,
             folder=folder,
             event=event,
+            host=host_of_servers(config.sglang),
         )
     return Verified(engine, policy.tokenizer, config.identity, dtype, event)

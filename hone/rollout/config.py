@@ -98,6 +98,13 @@ class RolloutConfig(Section):
     sglang: SGLangConfig = SGLangConfig()
     identity: IdentityConfig = IdentityConfig()
 
+    @property
+    def starts_server(self) -> bool:
+        """Whether a server is started for the run."""
+        if self.engine == "vllm":
+            return self.vllm.url is None and not self.vllm.in_process
+        return self.engine == "sglang" and self.sglang.url is None
+
     def idle_settings(self) -> list[str]:
         """Settings that have no effect with this engine, in words."""
         others = [name for name in ("vllm", "sglang") if self.engine != name and getattr(self, name).changed()]

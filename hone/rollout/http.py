@@ -40,8 +40,10 @@ class ServerRefused(ServerError):
 
     def __init__(self, status: int, message: str, what: str) -> None:
         super().__init__(f"{what}: the server answered {status}: {message}")
-        self.status = status
-        self.message = message
+        self.status, self.message, self.what = status, message, what
+
+    def __reduce__(self) -> Any:  # from the process that asks to the others
+        return ServerRefused, (self.status, self.message, self.what)
 
 
 class Http:
@@ -130,18 +132,18 @@ def _message(found: Any) -> str:
     return text if len(text) <= 600 else text[:597] + "..."
 
 
-def free_port() -> int:
-    """A port of loopback that nobody listens on now."""
+def free_port(address: str = "127.0.0.1") -> int:
+    """A port of this address that nobody listens on now."""
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((address, 0))
         return int(probe.getsockname()[1])
 
 
-def port_is_free(port: int) -> bool:
+def port_is_free(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that was closed a moment ago is none
         try:
-            probe.bind(("127.0.0.1", port))
+            probe.bind((address, port))
         except OSError:
             return False
     return True

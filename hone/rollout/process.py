@@ -14,6 +14,7 @@ import os
 import signal
 import subprocess
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
@@ -27,11 +28,67 @@ GRACE = 10.0
 LOG_LINES = 12
 
 
-class ServerProcess:
-    """Starts `command` with `environment` added to ours; `name` is used in messages."""
+class Server(ABC):
+    """A server process that was started, on this machine or on another."""
 
-    def __init__(self, command: Sequence[str], environment: Mapping[str, str], log: Path, name: str) -> None:
+    def __init__(self, log: Path, name: str) -> None:
         self.log, self.name = log, name
+
+    @property
+    @abstractmethod
+    def pid(self) -> int: ...
+
+    @abstractmethod
+    def ended_within(self, seconds: float) -> bool:
+        """A connection breaks a moment before the process is gone."""
+
+    @abstractmethod
+    def how(self) -> str:
+        """How it has ended."""
+
+    @abstractmethod
+    def tail(self) -> str:
+        """The last lines that this process wrote."""
+
+    @abstractmethod
+    def stop(self) -> None:
+        """Ends the process and all that it started."""
+
+    @property
+    def running(self) -> bool:
+        return not self.ended_within(0.0)
+
+    def wait_until(self, healthy: Callable[[], bool], seconds: float) -> None:
+        """Raises UserError, with the end of the log, if the process ends or is not healthy in time; it is stopped."""
+        deadline = time.monotonic() + seconds
+        while not healthy():
+            if not self.running:
+                raise self._failed(f"{self.name} {self.how()} before it answered")
+            if time.monotonic() > deadline:
+                raise self._failed(f"{self.name} did not answer within {seconds:g} s (start_timeout)")
+            time.sleep(LOOK)
+
+    def _failed(self, what: str) -> UserError:
+        tail = self.tail()
+        self.stop()
+        return UserError(f"{what}; its log is {self.log} and ends with:\n{tail or '(nothing)'}")
+
+
+class ServerProcess(Server):
+    """Starts `command` on this machine, with `environment` added to ours; `name` is used in messages.
+
+    `prefix`: a command that becomes this one.
+    """
+
+    def __init__(
+        self,
+        command: Sequence[str],
+        environment: Mapping[str, str],
+        log: Path,
+        name: str,
+        prefix: Sequence[str] = (),
+    ) -> None:
+        super().__init__(log, name)
         self._note = log.with_suffix(".pid")
         log.parent.mkdir(parents=True, exist_ok=True)
         with log.open("ab") as file:
@@ -39,7 +96,7 @@ class ServerProcess:
             file.flush()
             self._begin = file.tell()
             self._process = subprocess.Popen(
-                command,
+                [*prefix, *command],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -53,45 +110,31 @@ class ServerProcess:
     def pid(self) -> int:
         return self._process.pid
 
-    @property
-    def running(self) -> bool:
-        return self._process.poll() is None
-
     def ended_within(self, seconds: float) -> bool:
-        """A connection breaks a moment before the process is gone."""
         try:
             self._process.wait(timeout=seconds)
         except subprocess.TimeoutExpired:
             return False
         return True
 
-    def wait_until(self, healthy: Callable[[], bool], seconds: float) -> None:
-        """Raises UserError, with the end of the log, if the process ends or is not healthy in time; it is stopped."""
-        deadline = time.monotonic() + seconds
-        while not healthy():
-            if not self.running:
-                raise self._failed(f"{self.name} ended with code {self._process.returncode} before it answered")
-            if time.monotonic() > deadline:
-                raise self._failed(f"{self.name} did not answer within {seconds:g} s (start_timeout)")
-            time.sleep(LOOK)
+    def how(self) -> str:
+        return f"ended with code {self._process.returncode}"
 
     def tail(self) -> str:
-        """The last lines that this process wrote."""
-        with self.log.open("rb") as file:
-            file.seek(max(self._begin, self.log.stat().st_size - 8192))
-            lines = file.read().decode(errors="replace").strip().splitlines()
-        return "\n".join(lines[-LOG_LINES:])
+        return last_lines(self.log, self._begin)
 
     def stop(self) -> None:
-        """Ends the process and all that it started."""
         _end_group(self._process.pid)
         self._process.wait(timeout=GRACE)  # it is killed by now; this only collects it
         self._note.unlink(missing_ok=True)
 
-    def _failed(self, what: str) -> UserError:
-        tail = self.tail()
-        self.stop()
-        return UserError(f"{what}; its log is {self.log} and ends with:\n{tail or '(nothing)'}")
+
+def last_lines(log: Path, begin: int = 0) -> str:
+    """Of what was written after byte `begin`."""
+    with log.open("rb") as file:
+        file.seek(max(begin, log.stat().st_size - 8192))
+        lines = file.read().decode(errors="replace").strip().splitlines()
+    return "\n".join(lines[-LOG_LINES:])
 
 
 def stop_leftover(log: Path) -> bool:

@@ -8,9 +8,7 @@ are asked again: no group is lost, none comes twice. Every wait has a bound and 
 from __future__ import annotations
 
 import hashlib
-import os
 import subprocess
-import sys
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -26,8 +24,9 @@ from hone.config import UserError
 from hone.rollout.base import Event, Weights, check_room
 from hone.rollout.config import SamplingConfig, ServerConfig
 from hone.rollout.handover import Handed, Handover
-from hone.rollout.http import Http, ServerError, ServerHangs, ServerLost, ServerRefused, free_port, port_is_free
-from hone.rollout.process import ServerProcess, stop_leftover
+from hone.rollout.host import LOOPBACK, Host
+from hone.rollout.http import Http, ServerError, ServerHangs, ServerLost, ServerRefused
+from hone.rollout.process import Server
 from hone.types import Finish, IntArray, Turn
 
 if TYPE_CHECKING:
@@ -48,7 +47,8 @@ class Aborted(ServerError):
 class ServerEngine(ABC):
     """Implements `hone.rollout.base.Engine`; also what `hone.rollout.identity` needs.
 
-    `folder`: where the log is written, and weights are handed over unless the settings name another folder.
+    `folder`: where the log is written, and weights are handed over unless the settings name another folder. `host`:
+    where the server is started, unless it runs already.
     """
 
     name: ClassVar[str]
@@ -63,14 +63,15 @@ class ServerEngine(ABC):
         max_sequences: int,
         folder: Path,
         event: Event,
+        host: Host | None = None,
     ) -> None:
-        self.config = config
+        self.config, self._host = config, Host() if host is None else host
         self._stops, self._dtype, self._max_sequences = [int(i) for i in stop_ids], dtype, max_sequences
         self._log = folder / f"{self.module}.log"
         weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
         self._handover = Handover(weights, adapter=config.serves_adapter)
         self._event = event
-        self._process: ServerProcess | None = None
+        self._process: Server | None = None
         self._http: Http | None = None
         self._served: Handed | None = None  # the weights that the server was given last
         self._version = -1
@@ -162,7 +163,7 @@ class ServerEngine(ABC):
 
     @abstractmethod
     def _command(self, served: Handed, port: int) -> list[str]:
-        """The command line of a server for these weights."""
+        """The command line of a server for these weights, which listens at this port of the host's address."""
 
     @abstractmethod
     def _environment(self) -> dict[str, str]: ...
@@ -274,8 +275,7 @@ class ServerEngine(ABC):
         python = self._python()
         look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({self.module!r}) is None)"
         try:
-            environment = {**os.environ, **self._environment(), **self.config.environment}
-            missing = subprocess.run([python, "-c", look], timeout=60, capture_output=True, env=environment).returncode
+            missing, _ = self._host.output([python, "-c", look], self._environment() | self.config.environment)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UserError(f"rollout.{self.module}.python: {python} cannot be run ({error})") from error
         if missing:
@@ -283,31 +283,38 @@ class ServerEngine(ABC):
                 f"rollout.engine: {python} has no {self.module}; install it there (pip install 'hone-rl[{self.module}]'"
                 f"), or name the interpreter that has it in rollout.{self.module}.python"
             )
+        if self.config.weights_folder and not self._host.sees(Path(self.config.weights_folder).expanduser()):
+            raise UserError(
+                f"rollout.{self.module}.weights_folder: {self._host.address}, where the server runs, does not see "
+                f"{self.config.weights_folder}; name a folder on storage that both share, or remove it"
+            )
 
     def _python(self) -> str:
-        return self.config.python or sys.executable
+        return self.config.python or self._host.python
 
     def _check_port(self) -> None:
-        if self.config.port and not port_is_free(self.config.port):
+        if self.config.port and not self._host.port_is_free(self.config.port):
             raise UserError(
                 f"rollout.{self.module}.port: {self.config.port} is taken by another program; give a free one, or 0 to "
                 "have one chosen"
             )
 
     def _start(self) -> None:
-        """A new server with the weights in `_served`, on a port of loopback."""
+        """A new server with the weights in `_served`, on a port of loopback or of a machine of the cluster."""
         assert self._served is not None
         if self._process is not None and self._process.running:
             self._process.stop()
-        if stop_leftover(self._log):
+        self._host.ready(self.config.start_timeout)
+        if self._host.stop_leftover(self._log):
             self._event("server_leftover", f"stopped the {self.name} server that an earlier run left behind")
         self._check_port()
-        port = self.config.port or free_port()
-        http = Http(f"http://127.0.0.1:{port}")
+        port = self.config.port or self._host.free_port()
+        http = Http(f"http://{self._host.address}:{port}")
+        if self._host.address != LOOPBACK:
+            self._event("server_listens", f"{self.name} at {http.url}: open to every machine that reaches this address")
         command = [*self._command(self._served, port), *self.config.arguments]
-        self._process = ServerProcess(
-            command, self._environment() | self.config.environment, self._log, f"the {self.name} server"
-        )
+        environment = self._environment() | self.config.environment
+        self._process = self._host.start(command, environment, self._log, f"the {self.name} server")
 
         def healthy() -> bool:
             try:
@@ -337,7 +344,7 @@ class ServerEngine(ABC):
         log = ""
         if self._process is not None:
             if isinstance(error, ServerLost) and self._process.ended_within(1.0):
-                log = f" Its log {self._log} ends with:\n{self._process.tail()}"
+                log = f" It {self._process.how()}. Its log {self._log} ends with:\n{self._process.tail()}"
             self._process.stop()
             self._process = None
         if self._restarts >= self.config.restarts:

@@ -33,7 +33,7 @@ class SGLangEngine(ServerEngine):
     def _command(self, served: Handed, port: int) -> list[str]:
         options = {
             "--model-path": served.model,
-            "--host": "127.0.0.1",
+            "--host": self._host.address,
             "--port": port,
             "--dtype": self._dtype,
             "--max-running-requests": self._max_sequences,

@@ -11,22 +11,18 @@ Sources: https://docs.vllm.ai/en/latest/training/rlhf/, .../features/lora/ and t
 from __future__ import annotations
 
 import contextlib
-import os
-import subprocess
 import uuid
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from hone.rollout.base import Weights
 from hone.rollout.config import VLLM_RANKS, SamplingConfig, VLLMConfig
 from hone.rollout.handover import Handed
+from hone.rollout.host import Host
 from hone.rollout.http import Http, ServerRefused
 from hone.rollout.server import MODEL, SHORT, Aborted, ServerEngine, ordinary
 from hone.types import Finish
 
-#: Holds the module that vLLM's workers load.
-INSIDE = Path(__file__).resolve().parent / "inside"
 #: Run by the server's interpreter: is it a build for CPUs? As vllm.platforms asks, without its import, of seconds.
 CPU_BUILD = """
 import importlib.metadata as m, os, sys
@@ -36,10 +32,8 @@ print(told or any("cpu" in f"{name} {m.version(name)}" for name in names))
 """
 
 
-def is_cpu_build(python: str, environment: Mapping[str, str]) -> bool:
-    command = [python, "-c", CPU_BUILD]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=60, check=False)
-    return done.stdout.strip() == "True"
+def is_cpu_build(host: Host, python: str, environment: Mapping[str, str]) -> bool:
+    return host.output([python, "-c", CPU_BUILD], environment)[1].strip() == "True"
 
 
 def engine_options(served: Handed, dtype: str, max_sequences: int, cpu: bool) -> list[str]:
@@ -69,16 +63,15 @@ class VLLMEngine(ServerEngine):
 
     def _command(self, served: Handed, port: int) -> list[str]:
         command = [self._python(), "-m", "vllm.entrypoints.openai.api_server"]
-        command += ["--served-model-name", MODEL, "--host", "127.0.0.1", "--port", str(port)]
-        environment = {**os.environ, **self._environment(), **self.config.environment}
-        cpu = is_cpu_build(self._python(), environment)
+        command += ["--served-model-name", MODEL, "--host", self._host.address, "--port", str(port)]
+        cpu = is_cpu_build(self._host, self._python(), self._environment() | self.config.environment)
         return command + engine_options(served, self._dtype, self._max_sequences, cpu)
 
     def _environment(self) -> dict[str, str]:
         return {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONPATH": str(INSIDE),  # and not ours: the interpreter is another one
+            "PYTHONPATH": self._host.inside,  # and not ours: the interpreter is another one
             **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self.config.serves_adapter else {}),
         }
 

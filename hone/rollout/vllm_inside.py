@@ -21,8 +21,9 @@ from hone.config import UserError
 from hone.rollout.base import Weights, check_room
 from hone.rollout.config import SamplingConfig, VLLMConfig
 from hone.rollout.handover import Handed, Handover
+from hone.rollout.host import Host
 from hone.rollout.server import ordinary, prompt_seed
-from hone.rollout.vllm import INSIDE, engine_options, held_weights, is_cpu_build, room
+from hone.rollout.vllm import engine_options, held_weights, is_cpu_build, room
 from hone.types import IntArray, Turn
 
 if TYPE_CHECKING:
@@ -144,12 +145,13 @@ class VLLMInside:
 
     def _start(self, served: Handed) -> Any:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
-        if str(INSIDE) not in sys.path:
-            sys.path.insert(0, str(INSIDE))  # the processes that it starts have our path
+        host = Host()
+        if host.inside not in sys.path:
+            sys.path.insert(0, host.inside)  # the processes that it starts have our path
         from vllm import LLM, EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
-        cpu = is_cpu_build(sys.executable, os.environ)
+        cpu = is_cpu_build(host, sys.executable, {})
         line = [*engine_options(served, self._dtype, self._max_sequences, cpu), *self._config.arguments]
         parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(line)
         return LLM.from_engine_args(EngineArgs.from_cli_args(parsed))

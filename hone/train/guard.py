@@ -48,9 +48,9 @@ def guard(
     """
     if stats.metrics["skipped"]:
         name = f"skipped/step_{step:06d}.safetensors"
-        path = run.path(name)
+        path = run.folder / name
         if run.world.main:
-            write_batches(path, updates)
+            write_batches(run.path(name), updates)
         run.event(
             "update_skipped",
             f"step {step}: {stats.metrics['skipped']:.0f} of {len(updates)} updates had a loss or gradient that is not "

@@ -291,6 +291,7 @@ class Policy:
     def _sum_gradients(self) -> None:
         """Over all processes: weights of the loss are those of the whole batch, so it is a sum, never a mean."""
         collect_gradients(self.masters, self.parameters)
+        self._same_gradients()
         named = zip(self.names, self.masters, strict=True)
         grads = {name: m.grad for name, m in named if m.grad is not None}
         self.world.sum(list(grads.values()), "replicate")
@@ -299,6 +300,17 @@ class Policy:
         if self.value_head is not None:
             of_head = [p.grad for p in self.value_head.parameters() if p.grad is not None]
             self.world.sum(of_head, "replicate", "shard")
+
+    def _same_gradients(self) -> None:
+        """A weight that any process has a gradient of gets one on all, of zeros: sums are over the same list.
+
+        Experts, or parts that a model skips, may have been used by the samples of one process only.
+        """
+        tensors = [*self.masters, *(self.value_head.parameters() if self.value_head is not None else ())]
+        every = self.world.gather([[t.grad is not None for t in tensors]], "which weights have a gradient")
+        for t, used in zip(tensors, map(any, zip(*every, strict=True)), strict=True):
+            if used and t.grad is None:
+                t.grad = torch.zeros_like(t)
 
     def _value_loss(self, batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
         """Of this micro-batch's share of the batch; it trains the head only."""

@@ -7,7 +7,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -48,17 +47,6 @@ stages:
     eval: {problems: 20, every: 4, sampling: {max_tokens: 48}}
 parallel: {replicate: 2}
 """
-
-
-@pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    from ray.cluster_utils import Cluster
-
-    os.environ.update(PYTHONPATH=str(ROOT), RAY_worker_niceness="0")  # its default would make a busy machine slower
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 1, "include_dashboard": False})
-    cluster.add_node(num_cpus=1)
-    yield cluster
-    cluster.shutdown()
 
 
 def train(folder: Path, name: str, address: str, *more: str) -> subprocess.Popen[str]:

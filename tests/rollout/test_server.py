@@ -21,6 +21,7 @@ import pytest
 from hone.config import UserError
 from hone.model.config import LoraConfig
 from hone.rollout.config import SamplingConfig, ServerConfig, SGLangConfig, VLLMConfig
+from hone.rollout.host import Host
 from hone.rollout.http import Http, ServerHangs, ServerLost, ServerRefused, free_port
 from hone.rollout.server import ServerEngine, prompt_seed
 from hone.rollout.sglang import SGLangEngine
@@ -400,6 +401,47 @@ def test_a_port_that_is_taken_is_an_error_before_anything_starts(started: Any) -
         port = other.getsockname()[1]
         with pytest.raises(UserError, match=rf"rollout.vllm.port: {port} is taken"):
             started(port=port)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="no other address of loopback")
+def test_a_server_on_another_machine_listens_there_and_says_so(tmp_path: Path) -> None:
+    """That machine is this one by another of its addresses."""
+
+    class Elsewhere(Host):
+        address = "127.0.0.2"
+
+        def sees(self, folder: Path) -> bool:
+            return "shared" in str(folder)
+
+    events: list[tuple[str, str]] = []
+
+    def engine(weights: Path) -> VLLMEngine:
+        (tmp_path / "state").mkdir(exist_ok=True)
+        environment = {"PYTHONPATH": PATHS, "STAND_IN": str(tmp_path / "state")}
+        return VLLMEngine(
+            VLLMConfig(environment=environment, start_timeout=30.0, weights_folder=str(weights)),
+            [contract.STOP],
+            dtype="float32",
+            max_sequences=8,
+            folder=tmp_path,
+            event=lambda kind, message: events.append((kind, message)),
+            host=Elsewhere(),
+        )
+
+    with pytest.raises(UserError, match=r"weights_folder: 127.0.0.2, where the server runs, does not see .*/own; name"):
+        engine(tmp_path / "own")
+    there = engine(tmp_path / "shared")
+    try:
+        there.sync(Weights(), 0)  # type: ignore[arg-type]
+        assert flat(there.generate(PROMPTS, SAMPLING, samples=2, seed=5)) == wanted(0, 2, 5)
+        assert there.http.url.startswith("http://127.0.0.2:")
+        port = int(there.http.url.rsplit(":", 1)[1])
+        with pytest.raises(ServerLost):
+            Http(f"http://127.0.0.1:{port}").get("/health", seconds=5, what="loopback")
+    finally:
+        there.close()
+    url = f"http://127.0.0.2:{port}"
+    assert events == [("server_listens", f"vLLM at {url}: open to every machine that reaches this address")]
 
 
 def test_an_interpreter_without_the_server_is_an_error_before_anything_starts(started: Any, tmp_path: Path) -> None:

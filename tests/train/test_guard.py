@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from hone.algo.config import AlgoConfig, KLConfig, WatchConfig
+from hone.dist.world import World
 from hone.train import jsonl
 from hone.train.batches import Batch, prepare
 from hone.train.config import CheckpointConfig, OptimConfig
@@ -100,6 +101,16 @@ def test_what_the_model_says_before_the_update_may_be_nan_too(folder: Path, algo
     assert stats.metrics["skipped"] == algo.updates_per_rollout
     for p, b in zip(policy.masters, before, strict=True):
         torch.testing.assert_close(p, b, equal_nan=True, rtol=0, atol=0)
+
+
+def test_only_the_first_process_writes_what_was_skipped(folder: Path, tmp_path: Path) -> None:
+    policy = load(folder)
+    batch = batch_of(policy)
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = float("nan")
+    run = Run.open(tmp_path / "run", {}, CheckpointConfig(), 0, World(1, 2))
+    take_step(run, 0, policy, batch)
+    assert not (tmp_path / "run").exists()
 
 
 def test_of_several_updates_only_those_that_were_taken_are_in_the_means(folder: Path, tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import json
 import os
 import random
 import time
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -77,8 +78,10 @@ class Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, handler: type[BaseHTTPRequestHandler], model: Any, port: int = 0) -> None:
-        super().__init__(("127.0.0.1", port), handler)
+    def __init__(
+        self, handler: type[BaseHTTPRequestHandler], model: Any, port: int = 0, host: str = "127.0.0.1"
+    ) -> None:
+        super().__init__((host, port), handler)
         self.model = model
         self.asked = 0
         self.paused = False
@@ -299,14 +302,14 @@ class Mortal(Server):
                 time.sleep(600)
 
 
-def main(handler: type[Handler], model_option: str) -> None:
+def main(handler: type[Handler], model_option: str, make: Callable[[str], Any] = Toy) -> None:
     parser = argparse.ArgumentParser(allow_abbrev=False)
     parser.add_argument(model_option, dest="model")
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
     arguments, rest = parser.parse_known_args()
     print("stand-in", rest, flush=True)
-    server = Mortal(handler, Toy(arguments.model), arguments.port)
+    server = Mortal(handler, make(arguments.model), arguments.port, arguments.host)
     if "--weight-version" in rest:
         server.weight_version = rest[rest.index("--weight-version") + 1]
     server.serve_forever()
