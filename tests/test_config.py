@@ -289,8 +289,11 @@ def test_yaml_tags_run_nothing(write, tmp_path):
 def test_a_recipe_that_is_not_there(write):
     write(MINIMAL, "warm.yaml")
     assert problems("warn.yaml") == [
-        "warn.yaml: no such recipe; did you mean warm.yaml? `hone config presets` lists those that come with hone"
+        "warn.yaml: no such recipe or run; did you mean warm.yaml? "
+        "`hone config presets` lists those that come with hone"
     ]
+    assert "did you mean" not in problems("nothing.yaml")[0]  # one ending in common is no likeness
+    assert "did you mean warm.yaml?" in problems("warm")[0]
     Path("empty").mkdir()
     assert problems("empty") == ["empty: no recipe.yaml and no config.resolved.json in this folder"]
     Path("bytes.yaml").write_bytes(b"name: \xff")
