@@ -153,6 +153,8 @@ def _line(path: Place, details: Sequence[ErrorDetails], model: type[BaseModel], 
 
 def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
     key, prefix = str(path[-1]), ".".join(map(str, path[:-1]))
+    if "." in key:
+        return nest(key)
     here = [name for s in _sections_at(model, path[:-1], layer.data) for name in s.model_fields]
     near = difflib.get_close_matches(key, here, n=1)
     dotted = f"{prefix}.{near[0]}" if near and prefix else near[0] if near else ""
@@ -167,6 +169,13 @@ def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
     if near:
         return f"unknown key; did you mean {near[0]}?"
     return f"unknown key; valid here: {', '.join(here) or 'nothing'}; remove it or name one of these"
+
+
+def nest(key: str) -> str:
+    """What to write in a file for `a.b`, which is how overrides write it: `a: {b: ...}`."""
+    *outer, last = key.split(".")
+    nested = "".join(f"{part}: {{" for part in outer) + f"{last}: ..." + "}" * len(outer)
+    return f"keys with dots are for the command line; write {nested}"
 
 
 def _not_one_of(value: Any, allowed: Sequence[str]) -> str:

@@ -149,6 +149,7 @@ def test_wrong_overrides(write, override, message):
     [
         # unknown keys: a slip, a key of another place, a name that others use, nothing like it
         ("optim: {lrr: 1}", "optim.lrr: unknown key; did you mean optim.lr?"),
+        ("optim.lr: 1", "optim.lr: keys with dots are for the command line; write optim: {lr: ...}"),
         ("sampels_per_prompt: 4", "sampels_per_prompt: unknown key; did you mean samples_per_prompt?"),
         ("max_people: 4", "max_people: unknown key; valid here: "),
         ("clip_high: 0.3", "clip_high: unknown key here; did you mean algo.clip_high? move it there"),

@@ -204,6 +204,13 @@ def test_recipes_runs_and_checkpoints_bring_their_settings(run: Path) -> None:
         assert stage.prompt.template == "Q {user} A"
 
 
+def test_clients_call_a_model_by_the_name_of_the_whole_recipe(run: Path) -> None:
+    Path("p.yaml").write_text("name: r\ntask: knights\nstages: [{stage: sft, model: tiny}, {stage: rl, name: last}]\n")
+    shutil.copytree(run / "model", run / "last" / "model")
+    stage, path, name = resolve("p.yaml", [], None)
+    assert (stage.name, Path(path), name) == ("last", Path("runs/r/last/model"), "r")
+
+
 def test_a_plain_model_has_plain_settings(folder: Path) -> None:
     stage, path, recipe = resolve(str(folder), ["eval.sampling.top_k=5", "model.dtype=bfloat16"], None)
     assert (path, recipe) == (str(folder), None)
