@@ -24,6 +24,9 @@ from hone.config import ConfigError, Layer, Place, Section, show
 
 SectionT = TypeVar("SectionT", bound=Section)
 
+#: What papers and other programs call a value: one that is not allowed is pointed to ours.
+ALSO_CALLED = {"ppo": "gae", "reinforce++": "reinforce_pp", "reinforce++-baseline": "reinforce_pp_baseline"}
+
 #: What other programs call a setting: an unknown key of this name is pointed to ours.
 KNOWN_AS = {
     "learning_rate": "optim.lr",
@@ -179,7 +182,8 @@ def nest(key: str) -> str:
 
 
 def _not_one_of(value: Any, allowed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(value), allowed, n=1)
+    near = [ALSO_CALLED.get(str(value).lower(), "")]
+    near = near if near[0] in allowed else difflib.get_close_matches(str(value), allowed, n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
     return f"{show(value)} is not allowed; {suggestion}give one of {', '.join(allowed)}"
 

@@ -149,6 +149,11 @@ def test_wrong_overrides(write, override, message):
     [
         # unknown keys: a slip, a key of another place, a name that others use, nothing like it
         ("optim: {lrr: 1}", "optim.lrr: unknown key; did you mean optim.lr?"),
+        (
+            "algo: {advantage: ppo}",
+            "algo.advantage: 'ppo' is not allowed; did you mean gae? give one of grpo, dr_grpo, rloo, reinforce_pp, "
+            "reinforce_pp_baseline, gae (default 'grpo')",
+        ),
         ("optim.lr: 1", "optim.lr: keys with dots are for the command line; write optim: {lr: ...}"),
         ("sampels_per_prompt: 4", "sampels_per_prompt: unknown key; did you mean samples_per_prompt?"),
         ("max_people: 4", "max_people: unknown key; valid here: "),
