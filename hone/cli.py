@@ -138,7 +138,7 @@ def check(
     model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model and let it answer.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """Check reward, template, data and model before training; exit code 1 if something fails."""
+    """Check reward, template, data and model before training. Exit code 1 if something fails."""
     loaded = _load(recipe, overrides)
     from hone.check.run import cli_check
 
@@ -156,7 +156,7 @@ def plan(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """Predict memory and time of a step, and say what to write to fit; exit code 1 if it does not fit as it is."""
+    """Predict memory and time of a step. Says what to write to fit; exit code 1 if it does not fit as it is."""
     loaded = _load(recipe, overrides)
     from hone.plan.show import cli_plan
 
@@ -165,7 +165,7 @@ def plan(
 
 @app.command()
 def explain(recipe: Target, overrides: Overrides = None) -> None:
-    """Print what a recipe computes: formulas, what is counted, what clips, what has no effect."""
+    """Print what a recipe computes: formulas, counts, clips. And what in it has no effect."""
     from hone.explain import explain as text
     from hone.loading import load
 
@@ -174,7 +174,7 @@ def explain(recipe: Target, overrides: Overrides = None) -> None:
 
 @app.command()
 def reset(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
-    """Ask a run for a hard reset: what it has learned becomes the reference, adapter and optimizer begin anew."""
+    """Ask a run for a hard reset. What it has learned becomes the reference, adapter and optimizer begin anew."""
     from hone.train.reset import ask
 
     print(ask(run))
@@ -202,9 +202,10 @@ def evaluate(
         bool, typer.Option("--gold-perplexity", help="How likely each model finds the gold answers, too.")
     ] = False,
 ) -> None:
-    """Evaluate models on the same held-out problems, with intervals; settings are the recipe's eval section.
+    """Evaluate models on the same held-out problems, with intervals.
 
-    Every sample is kept, and what was drawn before is not drawn again: the same command goes on after a cut.
+    Settings are the recipe's eval section. Every sample is kept, and what was drawn before is not drawn again: the
+    same command goes on after a cut.
     """
     from hone.config import UserError
 
@@ -248,7 +249,7 @@ def sample(
     samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt of --file.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Default: the recipe's.")] = None,
 ) -> None:
-    """Ask a model: problems of its task, at a prompt, one question, or a file of them."""
+    """Ask a model: problems of its task, a chat, a question, a file."""
     from hone.config import UserError
 
     ways = [
@@ -302,7 +303,7 @@ def report(
         Path | None, typer.Option(help="Folder, or file ending in .html; default: RUN/report, or comparison beside.")
     ] = None,
 ) -> None:
-    """Write the report of a run, or the comparison of several: one HTML page, its figures and tables as files."""
+    """Write the report of a run, or the comparison of several. One HTML page, its figures and tables as files."""
     from hone.report.build import build
 
     print(build(runs, out))
@@ -316,7 +317,7 @@ def verify(
     seed: Annotated[int | None, typer.Option(min=0, help="Default: one that was not recorded.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a measurement that was cut.")] = False,
 ) -> None:
-    """Train a recipe again and say whether the results lie in its recorded band; exit code 1 if one does not."""
+    """Train a recipe again: do the results lie in its recorded band? Exit code 1 if one does not."""
     from hone.reproduce import verify as check
 
     raise typer.Exit(0 if all(one.inside for one in check(recipe, seed, resume)) else 1)
@@ -328,7 +329,7 @@ def export(
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
     adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, in peft's format.")] = False,
 ) -> None:
-    """Write a model as an ordinary Hugging Face folder; an adapter is merged in. best: on the validation split."""
+    """Write a model as an ordinary Hugging Face folder. An adapter is merged in. best: on the validation split."""
     from hone.runs import export as write
 
     print(write(run, out, adapter))
@@ -336,7 +337,7 @@ def export(
 
 @runs.command("check")
 def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
-    """Was every prompt trained exactly once, is every row and checkpoint whole? Exit code 1 if not."""
+    """Check that each prompt was trained once, rows and files are whole. Exit code 1 if not."""
     from hone.runs import check as examine
 
     lines, faults = examine(run)
@@ -383,12 +384,12 @@ def config_presets() -> None:
     from hone.loading import presets
 
     for name, file in presets().items():
-        print(f"{name:16} {file}")
+        print(f"{name:20} {file}")
 
 
 @app.command()
 def doctor() -> None:
-    """Check this machine: versions, device, speed, disk, memory; exit code 1 if something cannot work."""
+    """Check this machine: versions, device, speed, disk, memory. Exit code 1 if something cannot work."""
     from hone.doctor import examine
 
     raise typer.Exit(examine())

@@ -42,7 +42,7 @@ def data_show(
     style: Annotated[str | None, typer.Option(help="Show worked answers of this style too.")] = None,
     model: Annotated[str | None, typer.Option(help="Count lengths in tokens of this model, not in words.")] = None,
 ) -> None:
-    """Show problems with their answers; then lengths, levels and domains of the split."""
+    """Show problems and answers; lengths, levels, domains of the split."""
     from hone import inspect
     from hone.config import UserError
 
@@ -69,9 +69,9 @@ def data_check(
         typer.Argument(metavar="SOURCE... [KEY=VALUE]...", help="Names of tasks, recipes, files, folders; settings."),
     ],
 ) -> None:
-    """Look for rows that are no problems, answers that cannot be read, duplicates; exit code 1 if there are faults.
+    """Look for rows that are no problems, unreadable answers, duplicates.
 
-    Knights rows are solved again.
+    Exit code 1 if there are faults. Knights rows are solved again.
     """
     from hone import inspect
     from hone.tasks.knights_rows import check_rows
@@ -100,9 +100,10 @@ def data_overlap(
     ],
     ngram: Ngram = 13,
 ) -> None:
-    """Count the problems of A that are also in B; of one source, those of train that are in test.
+    """Count the problems of A that are also in B.
 
-    The same are questions of the same words, and puzzles under other names or in another order.
+    Of one source, those of train that are in test. The same are questions of the same words, and puzzles under other
+    names or in another order.
     """
     from hone import inspect
     from hone.config import UserError
@@ -140,7 +141,7 @@ def data_dedup(
     ] = None,
     ngram: Annotated[int | None, typer.Option(min=1, help="With --against: sharing so many words is enough.")] = None,
 ) -> None:
-    """Write a file with one row of each problem: the first of those that are the same."""
+    """Write a file with one row of each problem. The first of those that are the same stays."""
     from hone import inspect
     from hone.config import UserError
 
@@ -164,7 +165,7 @@ def data_label(
     labels: Annotated[str | None, typer.Option(help="Names, separated by commas; default: subjects of maths.")] = None,
     judge: Annotated[str | None, typer.Option(metavar="URL#MODEL", help="Who chooses; without it words do.")] = None,
 ) -> None:
-    """Label problems with a subject from a fixed list, by a language model or by words; for `domain_file`."""
+    """Label problems with a subject, by a language model or by words. From a fixed list; for `domain_file`."""
     from hone.judge.client import Judge
     from hone.judge.config import JudgeConfig
     from hone.judge.labels import choose, label
@@ -193,7 +194,7 @@ def data_perturb(
     split: Annotated[Literal["train", "validation", "test"], typer.Option(help="Of a recipe or task.")] = "test",
     seed: Annotated[int, typer.Option(help="Other ones of the same kind.")] = 0,
 ) -> None:
-    """Write knights rows with a small change each, every one solved again: does a model know, or remember?"""
+    """Write knights rows with a small change each. Every one is solved again: does a model know, or remember?"""
     import json
 
     from hone.config import UserError

@@ -253,6 +253,8 @@ def override(layer: Layer, text: str, model: type[BaseModel] | None = None) -> L
     elif len(parts) > 1 and SHORTHANDS.get(parts[-2]) == parts[-1] == "name":
         parts, value = parts[:-1], {"name": value}
     data, origins = layer.data, dict(layer.origins)
+    if model is not None and parts[0] not in model.model_fields and parts[0] in _stage_names(data):
+        raise ConfigError([f"{source}: {parts[0]} is a stage; write stages.{text.strip()}"])
     for prefix, path in _targets(data, parts, source):
         default = _default(model, path[:-1])
         unset = _get(data, (*prefix, *path[:-1])) is None and _get(data, path[:-1]) is None
@@ -297,12 +299,17 @@ def _targets(data: dict[str, Any], parts: tuple[str, ...], source: str) -> list[
         return [(("stages", i), parts) for i in range(len(stages or ()))] if staged else [((), parts)]
     if len(parts) < 3:
         raise ConfigError([f"{source}: give one setting of one stage, as in stages.rl.steps=10"])
-    names = [stage_name(s) for s in stages] if isinstance(stages, list) else []
+    names = _stage_names(data)
     index = int(parts[1]) if parts[1].isdecimal() else names.index(parts[1]) if parts[1] in names else -1
     if not 0 <= index < len(names):
         known = ", ".join(names) or "none, this recipe is a single stage"
         raise ConfigError([f"{source}: there is no stage {parts[1]}; stages: {known}"])
     return [(("stages", index), parts[2:])]
+
+
+def _stage_names(data: dict[str, Any]) -> list[str]:
+    stages = data.get("stages")
+    return [stage_name(stage) for stage in stages] if isinstance(stages, list) else []
 
 
 _STARTS = ("path", "revision", "tiny")

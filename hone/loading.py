@@ -53,9 +53,12 @@ def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeli
     """As `load`, where the bare name of a task, or a file or a folder of rows, stands for a recipe of defaults."""
     if is_data(source):
         layer = Layer({"name": "data", "task": {"name": "dataset", "source": source}}, {(): source})
-    elif kind_of(source) in TASKS or source in registered():
+    elif kind_of(source) in (tasks := {*TASKS, *registered()}) or source in tasks:
         layer = Layer({"name": source.replace(":", "-"), "task": {"name": source}}, {(): source})
     else:
+        near = difflib.get_close_matches(source, sorted(tasks), n=1)
+        if near and not Path(source).expanduser().exists() and source not in presets():
+            raise UserError(f"{source}: no such task, recipe or data; did you mean {near[0]}?")
         return load(source, overrides)
     for text in overrides:
         layer = override(layer, text, Recipe)
@@ -83,10 +86,15 @@ def find(path: str | Path) -> Path:
     known = presets()
     if str(path) in known:
         return known[str(path)]
-    beside = [str(p) for p in path.parent.iterdir()] if path.parent.is_dir() else []
-    near = difflib.get_close_matches(str(path), [*known, *beside], n=1)
-    meant = f"did you mean {near[0]}? " if near else ""
-    raise ConfigError([f"{path}: no such recipe; {meant}`hone config presets` lists those that come with hone"])
+    beside = {p.stem if p.suffix in (".yaml", ".yml") else p.name: str(p) for p in _listed(path.parent)}
+    names = {name: name for name in known} | beside
+    near = difflib.get_close_matches(path.stem if path.suffix in (".yaml", ".yml") else path.name, names, n=1)
+    meant = f"did you mean {names[near[0]]}? " if near else ""
+    raise ConfigError([f"{path}: no such recipe or run; {meant}`hone config presets` lists those that come with hone"])
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
 
 
 def presets() -> dict[str, Path]:
@@ -173,6 +181,7 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
             is_model |= path == ("teacher",) and value is not None and "://" not in value and _is_path(value)
             is_adapter = path == ("lora", "path") and value is not None
             is_data_ = path == ("sft", "data") and value is not None and (_is_path(value) or is_data(value))
+            is_data_ |= path == ("task", "source") and value is not None and is_data(value)
             is_model, is_data_ = (found and chain.stage_named(value) is None for found in (is_model, is_data_))
             if is_data_ and Path(value).expanduser().is_dir():
                 continue

@@ -67,6 +67,8 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
         for stage, sub in stages[done:]:
             train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
     world.on_main(lambda: write_results(folder, stages), "the results")
+    if world.main:
+        print(f"{folder} is done; look at it: hone report {folder}", file=sys.stderr)
     world.close()
     return folder
 
@@ -125,7 +127,7 @@ def how_to_go_on(folder: Path) -> Iterator[None]:
         yield
     except (KeyboardInterrupt, Preempted) as stop:
         how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
-        saved = f"saved: {stop}" if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved counts"
+        saved = stop if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved counts"
         print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
         raise
 

@@ -24,6 +24,9 @@ from hone.config import ConfigError, Layer, Place, Section, show
 
 SectionT = TypeVar("SectionT", bound=Section)
 
+#: What papers and other programs call a value: one that is not allowed is pointed to ours.
+ALSO_CALLED = {"ppo": "gae", "reinforce++": "reinforce_pp", "reinforce++-baseline": "reinforce_pp_baseline"}
+
 #: What other programs call a setting: an unknown key of this name is pointed to ours.
 KNOWN_AS = {
     "learning_rate": "optim.lr",
@@ -153,6 +156,8 @@ def _line(path: Place, details: Sequence[ErrorDetails], model: type[BaseModel], 
 
 def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
     key, prefix = str(path[-1]), ".".join(map(str, path[:-1]))
+    if "." in key:
+        return nest(key)
     here = [name for s in _sections_at(model, path[:-1], layer.data) for name in s.model_fields]
     near = difflib.get_close_matches(key, here, n=1)
     dotted = f"{prefix}.{near[0]}" if near and prefix else near[0] if near else ""
@@ -169,8 +174,16 @@ def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
     return f"unknown key; valid here: {', '.join(here) or 'nothing'}; remove it or name one of these"
 
 
+def nest(key: str) -> str:
+    """What to write in a file for `a.b`, which is how overrides write it: `a: {b: ...}`."""
+    *outer, last = key.split(".")
+    nested = "".join(f"{part}: {{" for part in outer) + f"{last}: ..." + "}" * len(outer)
+    return f"keys with dots are for the command line; write {nested}"
+
+
 def _not_one_of(value: Any, allowed: Sequence[str]) -> str:
-    near = difflib.get_close_matches(str(value), allowed, n=1)
+    near = [ALSO_CALLED.get(str(value).lower(), "")]
+    near = near if near[0] in allowed else difflib.get_close_matches(str(value), allowed, n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
     return f"{show(value)} is not allowed; {suggestion}give one of {', '.join(allowed)}"
 

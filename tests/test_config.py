@@ -149,6 +149,12 @@ def test_wrong_overrides(write, override, message):
     [
         # unknown keys: a slip, a key of another place, a name that others use, nothing like it
         ("optim: {lrr: 1}", "optim.lrr: unknown key; did you mean optim.lr?"),
+        (
+            "algo: {advantage: ppo}",
+            "algo.advantage: 'ppo' is not allowed; did you mean gae? give one of grpo, dr_grpo, rloo, reinforce_pp, "
+            "reinforce_pp_baseline, gae (default 'grpo')",
+        ),
+        ("optim.lr: 1", "optim.lr: keys with dots are for the command line; write optim: {lr: ...}"),
         ("sampels_per_prompt: 4", "sampels_per_prompt: unknown key; did you mean samples_per_prompt?"),
         ("max_people: 4", "max_people: unknown key; valid here: "),
         ("clip_high: 0.3", "clip_high: unknown key here; did you mean algo.clip_high? move it there"),
@@ -289,8 +295,11 @@ def test_yaml_tags_run_nothing(write, tmp_path):
 def test_a_recipe_that_is_not_there(write):
     write(MINIMAL, "warm.yaml")
     assert problems("warn.yaml") == [
-        "warn.yaml: no such recipe; did you mean warm.yaml? `hone config presets` lists those that come with hone"
+        "warn.yaml: no such recipe or run; did you mean warm.yaml? "
+        "`hone config presets` lists those that come with hone"
     ]
+    assert "did you mean" not in problems("nothing.yaml")[0]  # one ending in common is no likeness
+    assert "did you mean warm.yaml?" in problems("warm")[0]
     Path("empty").mkdir()
     assert problems("empty") == ["empty: no recipe.yaml and no config.resolved.json in this folder"]
     Path("bytes.yaml").write_bytes(b"name: \xff")

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.config import ConfigError
+from hone.config import ConfigError, UserError
 from hone.loading import find, load, load_for_task, presets, schema
 from hone.notices import notices
 from hone.recipe import Pipeline, Recipe, resolved
@@ -147,6 +147,24 @@ def test_stages_share_the_top_level(write):
     assert (first.name, first.stage, first.optim.lr, first.optim.grad_clip) == ("sft", "sft", 1e-4, 0.5)
     assert (second.name, second.stage, second.optim.lr, second.optim.grad_clip) == ("later", "rl", 1e-5, 1.0)
     assert (pipeline.name, pipeline.runs, first.runs, second.steps) == ("two", "runs", "runs/two", 30)
+
+
+def test_a_stage_is_no_key_of_an_override(write):
+    file = write(STAGED)
+    assert problems(file, ["later.steps=1"]) == [
+        "override 'later.steps=1': later is a stage; write stages.later.steps=1"
+    ]
+    assert load(file, ["stages.later.steps=1", "sft.examples_per_step=9"]).stages[1].steps == 1  # sft is a section too
+
+
+def test_a_data_file_that_is_not_there(write):
+    file = write("name: r\ntask: {name: dataset, source: gone.jsonl}\n")
+    assert problems(file) == [f"r.yaml:2: task.source: no file gone.jsonl; paths are relative to {Path.cwd()}"]
+
+
+def test_the_name_of_a_task_that_is_nearly_right(write):
+    with pytest.raises(UserError, match=r"kights: no such task, recipe or data; did you mean knights?"):
+        load_for_task("kights")
 
 
 def test_overrides_of_stages(write):

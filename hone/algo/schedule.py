@@ -19,7 +19,7 @@ from typing import Any, Generic, Literal, TypeVar
 
 from hone.algo.config import StagnationConfig
 from hone.config import ConfigError, Layer, Section, merge, show
-from hone.validate import impossible, validate
+from hone.validate import impossible, nest, validate
 
 #: What a line may set. The rest holds for a whole stage: another task, another model is another stage.
 SCHEDULED = (
@@ -135,6 +135,8 @@ def check(recipe: Any) -> None:
 
 def _check_keys(i: int, line: Line, at: tuple[str, int]) -> None:
     for key in line:
+        if key.partition(".")[0] in SCHEDULED and "." in key:
+            raise impossible(f"schedule.{i}.{key}", nest(key))
         if key != "at" and key not in SCHEDULED:
             message = f"cannot change during a stage; a schedule sets {', '.join(SCHEDULED)}"
             raise impossible(f"schedule.{i}.{key}", f"{message}; give it for the stage, or make another stage")

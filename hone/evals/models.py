@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -66,11 +67,19 @@ def find(target: str, stage: Recipe, task: Task) -> Model:
         return Model(endpoint.model, target, target, True, lambda: _Hosted(endpoint, stage, task))
     path = at_step(target)
     if not path.exists():
-        if target.startswith(("/", ".", "~")) or target.count("/") > 1:
-            raise UserError(f"{target}: no such folder; give a run, a checkpoint, a Hugging Face folder or hub id")
+        if not is_hub_id(target):
+            remedy = "a run, a checkpoint, a Hugging Face folder, or a hub id with its owner, as in Qwen/Qwen3-0.6B"
+            raise UserError(f"{target}: no such folder; give {remedy}")
         return Model(target, target, target, False, lambda: _Local(stage, Path(target)))
     folder = model_folder(path)
     return Model(label_of(path), str(folder), weights_digest(folder), False, lambda: _Local(stage, folder))
+
+
+def is_hub_id(target: str) -> bool:
+    """`owner/name` that is nothing on this disk."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", target) or target.endswith((".yaml", ".yml", ".json")):
+        return False
+    return not Path(target).exists() and not Path(target.split("/")[0]).is_dir()
 
 
 def model_folder(path: Path) -> Path:

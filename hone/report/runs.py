@@ -83,13 +83,15 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 def different_settings(found: Sequence[Condition]) -> Table | None:
     """A row per setting that is not the same everywhere."""
+    runs = [condition.runs[0] for condition in found]
+    mixed = len({run.pipeline for run in runs}) > 1  # then a run of one stage is compared with the stage like it
     flat = [
         {
-            f"{stage.name}.{key}" if run.pipeline else key: value
+            key if not run.pipeline or (mixed and run.reinforced() == [stage]) else f"{stage.name}.{key}": value
             for stage in run.stages
             for key, value in _flat(stage.config)
         }
-        for run in (condition.runs[0] for condition in found)
+        for run in runs
     ]
     keys = sorted({key for settings in flat for key in settings})
     keys = [key for key in keys if len({json.dumps(s.get(key), sort_keys=True) for s in flat}) > 1]

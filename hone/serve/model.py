@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from hone.config import Layer, UserError, override
 from hone.data.render import Renderer
 from hone.data.stream import Decode, decoder
+from hone.evals.models import at_step, is_hub_id
 from hone.evaluate import which_model
 from hone.loading import load
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
@@ -68,29 +69,29 @@ class ServedModel:
 
 def load_served(target: str, overrides: Sequence[str] = (), checkpoint: Path | None = None) -> ServedModel:
     """Raises UserError (or ConfigError) if there is no such thing, or nothing is trained there yet."""
-    stage, path, has_recipe = resolve(target, overrides, checkpoint)
+    stage, path, recipe = resolve(target, overrides, checkpoint)
     config = stage.model.at(path)
     model, tokenizer = load_model(config).eval(), load_tokenizer(config)
-    task = make_task(stage.task, stage.seed) if has_recipe else None
+    task = make_task(stage.task, stage.seed) if recipe else None
     engine = NativeEngine(model, stop_token_ids(model, tokenizer), stage.rollout, decode=decoder(tokenizer))
     renderer = Renderer(tokenizer, stage.prompt, task.system if task else "")
-    name = stage.name if has_recipe else target.rstrip("/")
+    name = recipe or target.rstrip("/")
     return ServedModel(name, path, stage, task, engine, renderer, model.get_input_embeddings().num_embeddings)
 
 
-def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> tuple[Recipe, str, bool]:
-    """The settings, where the model is, and whether a recipe says them."""
-    folder = Path(target).expanduser()
+def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> tuple[Recipe, str, str | None]:
+    """The settings, where the model is, and the name of the recipe that says them, if one does."""
+    folder = at_step(target)
     if (folder / "model" / "config.json").is_file() and folder.parent.name == "checkpoints":
         folder, checkpoint = folder.parent.parent, checkpoint or folder  # a checkpoint of a run: as the run says
     elif (folder / "config.json").is_file() and folder.name == "model":  # the model that a run or a checkpoint holds
         owner = folder.parent.parent.parent if folder.parent.parent.name == "checkpoints" else folder.parent
         if (owner / "config.resolved.json").is_file():
             folder, checkpoint = owner, checkpoint or folder
-    if not (folder / "config.json").is_file() and not _is_hub_id(target):
+    if not (folder / "config.json").is_file() and not is_hub_id(target):
         recipe = load(str(folder), overrides)
         stage, path = which_model(recipe, checkpoint)
-        return stage, str(path), True
+        return stage, str(path), recipe.name
     if checkpoint is not None:
         raise UserError(f"--checkpoint belongs to a recipe or a run; {target} is a model itself: leave it out")
     name = re.sub(r"[^\w.-]", "-", folder.resolve().name) or "model"
@@ -98,11 +99,4 @@ def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> t
     layer = Layer(plain, {(): target})
     for text in overrides:
         layer = override(layer, text, Recipe)
-    return validate(Recipe, layer), str(folder), False
-
-
-def _is_hub_id(target: str) -> bool:
-    """`owner/name` that is nothing on this disk. A name without owner is a recipe's."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", target) or target.endswith((".yaml", ".yml", ".json")):
-        return False
-    return not Path(target).exists() and not Path(target.split("/")[0]).is_dir()
+    return validate(Recipe, layer), str(folder), None

@@ -121,6 +121,10 @@ def test_when_is_a_step_or_a_reset(at: Any) -> None:
         ("schedule:\n  - {at: reset 0, steps: 3}", "r.yaml:4: schedule.0.at: 'reset 0' is not allowed; give a step"),
         ("schedule:\n  - {at: 5}", "r.yaml:4: schedule.0: this line sets nothing"),
         ("schedule:\n  - {at: 5, model: tiny}", "r.yaml:4: schedule.0.model: cannot change during a stage;"),
+        (
+            "schedule:\n  - {at: 5, sampling.top_p: 0.5}",
+            "r.yaml:4: schedule.0.sampling.top_p: keys with dots are for the command line; write sampling: {top_p: ",
+        ),
         ("schedule:\n  - {at: 100, seed: 1}", "r.yaml:4: schedule.0.at: 100 is never reached: there are 100 steps"),
         (
             "schedule:\n  - {at: 5, optim: {lr: 1}}\n  - {at: 5, optim: {lr: 2}}",

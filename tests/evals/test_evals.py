@@ -137,6 +137,8 @@ def test_what_decides_the_samples_decides_the_folder(recipe: Recipe) -> None:
 def test_an_unknown_model_stops_before_anything_is_loaded(recipe: Recipe, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"nowhere: no such folder"):
         evals.cli_eval(recipe, ["./nowhere"])
+    with pytest.raises(UserError, match=r"typo: no such folder; .* a hub id with its owner"):  # not asked of a hub
+        evals.cli_eval(recipe, ["typo"])
     with pytest.raises(UserError, match=r"no model here"):
         evals.cli_eval(recipe, [str(tmp_path)])
     with pytest.raises(UserError, match=r"--k 4: pass@k needs.*eval.samples is 3"):

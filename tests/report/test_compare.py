@@ -82,6 +82,15 @@ def test_runs_that_differ_in_their_seed_are_one_condition(three: list[Path]) -> 
     assert [[cell.text for cell in row] for row in table.rows] == [["algo.advantage", "grpo", "rloo"]]
 
 
+def test_a_run_of_one_stage_is_compared_with_the_stage_like_it(three: list[Path], tmp_path: Path) -> None:
+    whole = tmp_path / "whole"
+    shutil.copytree(three[2], whole / "rl")
+    (whole / "stages.json").write_text(json.dumps([{"name": "rl", "kind": "rl", "folder": "rl"}]))
+    table = runs.different_settings(runs.conditions([load_run(folder) for folder in (three[0], whole)]))
+    assert table is not None
+    assert [[cell.text for cell in row] for row in table.rows] == [["algo.advantage", "grpo", "rloo"]]
+
+
 def test_a_band_reaches_from_the_least_to_the_greatest_seed(three: list[Path]) -> None:
     first, other = runs.conditions([load_run(folder) for folder in three])
     x, y, low, high = runs.over_seeds(first.lines, "entropy")

@@ -195,20 +195,28 @@ def test_recipes_runs_and_checkpoints_bring_their_settings(run: Path) -> None:
         (str(step), None, step / "model"),
         (str(step / "model"), None, step / "model"),
         (str(run / "model"), None, run / "model"),
+        ("runs/r@4", None, step / "model"),
     ):
-        stage, path, has_recipe = resolve(target, ["eval.sampling.temperature=0.5"], checkpoint)
-        assert has_recipe
+        stage, path, recipe = resolve(target, ["eval.sampling.temperature=0.5"], checkpoint)
+        assert recipe == "r"
         assert Path(path).resolve() == model.resolve()
         assert stage.eval.sampling == SamplingConfig(max_tokens=7, temperature=0.5)
         assert stage.prompt.template == "Q {user} A"
 
 
+def test_clients_call_a_model_by_the_name_of_the_whole_recipe(run: Path) -> None:
+    Path("p.yaml").write_text("name: r\ntask: knights\nstages: [{stage: sft, model: tiny}, {stage: rl, name: last}]\n")
+    shutil.copytree(run / "model", run / "last" / "model")
+    stage, path, name = resolve("p.yaml", [], None)
+    assert (stage.name, Path(path), name) == ("last", Path("runs/r/last/model"), "r")
+
+
 def test_a_plain_model_has_plain_settings(folder: Path) -> None:
-    stage, path, has_recipe = resolve(str(folder), ["eval.sampling.top_k=5", "model.dtype=bfloat16"], None)
-    assert (path, has_recipe) == (str(folder), False)
+    stage, path, recipe = resolve(str(folder), ["eval.sampling.top_k=5", "model.dtype=bfloat16"], None)
+    assert (path, recipe) == (str(folder), None)
     assert stage.eval.sampling == SamplingConfig(max_tokens=1024, top_k=5)
     assert (stage.prompt.system, stage.prompt.template, stage.model.dtype) == ("", "{user}", "bfloat16")
-    assert resolve("Qwen/Qwen3-0.6B", [], None)[1:] == ("Qwen/Qwen3-0.6B", False)
+    assert resolve("Qwen/Qwen3-0.6B", [], None)[1:] == ("Qwen/Qwen3-0.6B", None)
     with pytest.raises(UserError, match="--checkpoint belongs to a recipe or a run"):
         resolve(str(folder), [], folder)
     with pytest.raises(ConfigError, match="did you mean"):
