@@ -92,7 +92,7 @@ class RolloutConfig(Section):
     engine: Literal["native", "vllm", "sglang"] = "native"
     max_sequences: PositiveInt = 512  # sequences decoded at once, at most
     kv_cache_gib: PositiveFloat | None = None  # memory of keys and values; none: a quarter of the device's memory
-    compiled: bool = True  # on a CPU: decode attention in C++, if this machine has a compiler; false: PyTorch's
+    compiled: bool = True  # on a CPU: decode attention in C++, if there is a compiler; on a GPU: CUDA graphs
     ahead: bool = False  # sample the next step on the server while the policy learns: see `hone.rl_async`
     vllm: VLLMConfig = VLLMConfig()
     sglang: SGLangConfig = SGLangConfig()

@@ -22,6 +22,7 @@ from hone.rollout.base import Event, print_event
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import kernel
 from hone.rollout.native.core import Core
+from hone.rollout.native.graph import CudaRecorder, Recorder
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Request, Work
@@ -37,7 +38,7 @@ class NativeEngine:
     """Implements `hone.rollout.base.Engine`.
 
     `stop_token_ids`: every token that ends a completion. `decode`: tokens to text, for stop strings. `event` is told
-    if there is no compiler for the kernel.
+    if there is no compiler for the kernel, or the model's steps cannot be recorded.
     """
 
     def __init__(
@@ -80,6 +81,8 @@ class NativeEngine:
                 self._decode,
                 self._version,
                 self._load_kernel(),
+                self._recorder(),
+                self._no_graphs,
             )
 
     def _load_kernel(self) -> Kernel | None:
@@ -88,9 +91,19 @@ class NativeEngine:
         try:
             return kernel.load()
         except kernel.CannotCompile as reason:
-            self._config = self._config.model_copy(update={"compiled": False})  # said once
-            self._event("decode_kernel", f"generation without its compiled kernel, hence slower: {reason}")
+            self._give_up("decode_kernel", f"generation without its compiled kernel, hence slower: {reason}")
             return None
+
+    def _recorder(self) -> Recorder | None:
+        on_gpu = self._model.device.type == "cuda"
+        return CudaRecorder(self._model.device) if self._config.compiled and on_gpu else None
+
+    def _no_graphs(self, reason: str) -> None:
+        self._give_up("decode_graph", f"generation without CUDA graphs, hence slower: {reason}")
+
+    def _give_up(self, kind: str, message: str) -> None:
+        self._config = self._config.model_copy(update={"compiled": False})  # said once
+        self._event(kind, message)
 
     def generate(
         self,
