@@ -1,4 +1,4 @@
-"""Recorded decode steps. What a GPU records is stood in for by a list of PyTorch's operations, run again as they are."""
+"""Recorded decode steps. For what a GPU records stands a list of PyTorch's operations, which is run again as it is."""
 
 from __future__ import annotations
 

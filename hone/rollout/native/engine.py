@@ -1,4 +1,5 @@
-"""Generation in the training process, with the policy's own model: no second copy of the weights.
+"""Generation in the training process, with the policy's own model: no second copy of the weights, unless a rounded
+one is asked for (`rollout.weights`), which is made anew for every batch.
 
 The model is an unmodified `transformers` causal LM; our attention (`hone.model.attention`) hands the
 queries, keys and values of every layer to the cache given in the forward call. A prompt is read once
@@ -8,7 +9,7 @@ for all of its samples, and finished samples make room for waiting ones (`core`)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,6 +19,7 @@ from hone.data.stream import Decode
 from hone.model import attention
 from hone.model.linear import onednn
 from hone.model.lora import for_sampling
+from hone.model.reduced import Weights, check, reduced
 from hone.rollout.base import Event, print_event
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import kernel
@@ -32,6 +34,10 @@ if TYPE_CHECKING:
     from hone.train.policy import Policy
 
 Progress = Callable[[int, int], None]
+
+#: A batch that never has more rows may compute small products otherwise than one that has. One that has had more does
+#: not: its last rows would come out of other arithmetic than they would beside the others.
+FEW_ROWS = 16
 
 
 class NativeEngine:
@@ -51,6 +57,7 @@ class NativeEngine:
         event: Event = print_event,
     ) -> None:
         attention.register()
+        check(model, config.weights)
         self._model = model
         self._stops = tuple(stop_token_ids)
         self._config = config
@@ -68,11 +75,26 @@ class NativeEngine:
         self._version = version
 
     @contextmanager
-    def open(self) -> Iterator[Core]:
-        """A running batch, to be stepped in this thread; the model belongs to it until the end of the block."""
+    def as_served(self, model: PreTrainedModel) -> Iterator[None]:
+        """For the duration, a model whose every pass computes what this engine samples from (`rollout.weights`)."""
+        with for_sampling(model) if self.reduces else nullcontext(), reduced(model, self._config.weights):
+            yield
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the weights that are sampled from are rounded."""
+        return self._config.weights != "policy"
+
+    @contextmanager
+    def open(self, rows: int | None = None) -> Iterator[Core]:
+        """A running batch, to be stepped in this thread; the model belongs to it until the end of the block.
+
+        `rows`: how many samples will be asked for, if that is known.
+        """
+        few = rows is None or rows <= FEW_ROWS
         budget = Budget.of(self._model, self._config.kv_cache_gib)
         # Not inference_mode: a rotary embedding that rescales itself would keep inference tensors as buffers.
-        with torch.no_grad(), serving(self._model):
+        with torch.no_grad(), serving(self._model, self._config.weights, few):
             yield Core(
                 self._model,
                 self._stops,
@@ -119,7 +141,7 @@ class NativeEngine:
         if samples < 1:
             raise ValueError(f"samples is {samples}: ask for at least one completion per prompt")
         done: dict[Work, Turn] = {}
-        with self.open() as core:
+        with self.open(len(prompts) * samples) as core:
             # The first requests of a batch: their numbers are the indices of the prompts.
             core.submit([Request(prompt, sampling, seed, first + i, samples) for i, prompt in enumerate(prompts)])
             while core.busy:
@@ -131,7 +153,7 @@ class NativeEngine:
 
 
 @contextmanager
-def serving(model: PreTrainedModel) -> Iterator[None]:
+def serving(model: PreTrainedModel, weights: Weights = "policy", few_rows: bool = False) -> Iterator[None]:
     """Our attention, fast linear layers and no dropout, for the duration; what was set before comes back."""
     training, implementation = model.training, model.config._attn_implementation
     try:
@@ -139,7 +161,7 @@ def serving(model: PreTrainedModel) -> Iterator[None]:
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        with for_sampling(model), onednn(model, frozen=True):
+        with for_sampling(model), reduced(model, weights), onednn(model, frozen=True, few_rows=few_rows):
             yield
     finally:
         if implementation != attention.NAME:
