@@ -99,7 +99,7 @@ def _product(weight: Tensor) -> Product:
     if weight.device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return lambda x: F.linear(x, weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)
-    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")  # type: ignore[no-any-return]
+    return lambda x: torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
 
 
 def _name(model: PreTrainedModel) -> str:

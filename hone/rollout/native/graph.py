@@ -54,7 +54,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device)
         self._last: torch.cuda.CUDAGraph | None = None
 
     def rehearse(self, step: Callable[[], Tensor]) -> None:
