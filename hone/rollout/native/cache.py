@@ -87,12 +87,13 @@ class DecodeCache:
         """query [B, H, 1, D], key and value [B, Hkv, 1, D]. Returns [B, 1, H, D]."""
         assert self._grid is not None, "rebuild comes before the first token"
         assert self._rows is not None
-        state, end = self._layers[layer], self.column + 1
+        state = self._layers[layer]
         keys, values = state.suffix
         if self._at is not None:
             keys.index_copy_(2, self._at, key.transpose(0, 1))
             values.index_copy_(2, self._at, value.transpose(0, 1))
             return decode_attention(query, state.prompt, state.suffix, self._grid, self._mask, scaling)
+        end = self.column + 1
         keys[:, :, self.column] = key[:, :, 0].transpose(0, 1)
         values[:, :, self.column] = value[:, :, 0].transpose(0, 1)
         if self.kernel is not None and self.kernel.fits(query):
