@@ -1,4 +1,4 @@
-"""Decoding with the policy's float32 weights, and with bfloat16 and int8 copies of them (`rollout.weights`); one thread.
+"""Decoding with float32 weights, and with bfloat16 and int8 copies of them (`rollout.weights`), on one thread.
 
     .venv/bin/python benchmarks/rollout_weights.py     # two minutes; writes benchmarks/results/rollout_weights.json
     .venv/bin/python benchmarks/rollout_weights.py --compile    # the static decode step under torch.compile, 3 M
@@ -89,7 +89,7 @@ def compare(size: str, cell: str, repeats: int) -> dict[str, dict[str, float]]:
 def run(engine: NativeEngine, cell: str) -> dict[str, float]:
     prompts, samples, steps = CELLS[cell]
     start = time.process_time()
-    with engine.open(prompts * samples) as core:
+    with engine.open() as core:
         opened = time.process_time() - start
         asked = [np.arange(PROMPT) + i for i in range(prompts)]
         sampling = SamplingConfig(max_tokens=steps)

@@ -207,6 +207,6 @@ def register() -> None:
     """Make `attn_implementation="hone"` known to transformers. Idempotent.
 
     No mask function goes with it: for an attention without one transformers makes no mask. With one it would first
-    look in the positions for packed sequences, which takes a twelfth of a step of one row and waits for a GPU.
+    look in the positions for packed sequences, at every step, and wait for a GPU to tell.
     """
     AttentionInterface.register(NAME, hone_attention)

@@ -15,7 +15,6 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -24,8 +23,6 @@ os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
 
 PACKED_BYTES = 2 << 30
 PACKED_ROWS = 128  # for which a packed layout is chosen; the others are as fast with it
-#: Multiplications of a product, M * N * K, up to which MKL is done (5 us) before oneDNN has begun (12 us): Zen 5.
-SMALL_PRODUCT = 1 << 18
 
 
 def available() -> bool:
@@ -71,36 +68,25 @@ def onednn_linear(module: nn.Linear, x: Tensor) -> Tensor:
     return out
 
 
-def _packed_linear(module: nn.Linear, few_rows: bool) -> Callable[[Tensor], Tensor]:
-    weight, bias = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), PACKED_ROWS), module.bias
-    packed = functools.partial(_product, weight=weight, bias=bias)
-    if not few_rows:
-        return packed
-    plain, small = module.weight.detach(), SMALL_PRODUCT // module.out_features
-
-    def forward(x: Tensor) -> Tensor:
-        return F.linear(x, plain, bias) if x.numel() <= small else packed(x)
-
-    return forward
+def _packed_linear(module: nn.Linear) -> Callable[[Tensor], Tensor]:
+    """Also for one row: `F.linear` returns sooner from small ones, but reads what is in no cache at half the speed."""
+    weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), PACKED_ROWS)
+    return functools.partial(_product, weight=weight, bias=module.bias)
 
 
 @contextmanager
-def onednn(model: nn.Module, frozen: bool = False, few_rows: bool = False) -> Iterator[None]:
+def onednn(model: nn.Module, frozen: bool = False) -> Iterator[None]:
     """For the duration, linear layers call oneDNN; the modules and their weights stay what they are.
 
     `frozen`: nothing trains meanwhile. Each layer's weight is then laid out once as oneDNN reads it, which it
     otherwise does in every product: a twentieth of a product of 128 rows, half of one of 8. The copies are as large
     as the weights, so this is left out for models above PACKED_BYTES.
-    `few_rows`, with `frozen`: small products stay with MKL. What a row gives then depends, by rounding, on how many
-    there are.
     """
     chosen = plain_layers(model, "cpu") if available() else []
     packed = frozen and sum(layer.weight.nbytes for layer in chosen) <= PACKED_BYTES
     try:
         for layer in chosen:
-            vars(layer)["forward"] = (
-                _packed_linear(layer, few_rows) if packed else functools.partial(onednn_linear, layer)
-            )
+            vars(layer)["forward"] = _packed_linear(layer) if packed else functools.partial(onednn_linear, layer)
         yield
     finally:
         for layer in chosen:

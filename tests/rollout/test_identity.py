@@ -386,17 +386,8 @@ def test_an_engine_with_rounded_weights_is_compared_with_the_policy_rounded(fold
 
 def test_a_resumed_run_checks_at_once_and_has_the_same_metrics(folder: Path) -> None:
     policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
-
-    class Other(NativeEngine):
-        """Has weights of its own, of another step."""
-
-        def sync(self, policy: Policy, version: int) -> None:
-            self._version = version
-
-    other = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
-    step(other, 1e-3)
     engine = Verified(
-        Other(other.model, policy.stop_ids, RolloutConfig()),
+        NativeEngine(policy.model, policy.stop_ids, RolloutConfig()),
         policy.tokenizer,
         IdentityConfig(tolerance=1e-12),
         "float32",

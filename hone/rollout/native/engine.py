@@ -35,10 +35,6 @@ if TYPE_CHECKING:
 
 Progress = Callable[[int, int], None]
 
-#: A batch that never has more rows may compute small products otherwise than one that has. One that has had more does
-#: not: its last rows would come out of other arithmetic than they would beside the others.
-FEW_ROWS = 16
-
 
 class NativeEngine:
     """Implements `hone.rollout.base.Engine`.
@@ -83,18 +79,14 @@ class NativeEngine:
     @property
     def reduces(self) -> bool:
         """Whether the weights that are sampled from are rounded."""
-        return self._config.weights != "policy"
+        return self._config.weights != "policy" and self._model.dtype == torch.float32
 
     @contextmanager
-    def open(self, rows: int | None = None) -> Iterator[Core]:
-        """A running batch, to be stepped in this thread; the model belongs to it until the end of the block.
-
-        `rows`: how many samples will be asked for, if that is known.
-        """
-        few = rows is None or rows <= FEW_ROWS
+    def open(self) -> Iterator[Core]:
+        """A running batch, to be stepped in this thread; the model belongs to it until the end of the block."""
         budget = Budget.of(self._model, self._config.kv_cache_gib)
         # Not inference_mode: a rotary embedding that rescales itself would keep inference tensors as buffers.
-        with torch.no_grad(), serving(self._model, self._config.weights, few):
+        with torch.no_grad(), serving(self._model, self._config.weights):
             yield Core(
                 self._model,
                 self._stops,
@@ -141,7 +133,7 @@ class NativeEngine:
         if samples < 1:
             raise ValueError(f"samples is {samples}: ask for at least one completion per prompt")
         done: dict[Work, Turn] = {}
-        with self.open(len(prompts) * samples) as core:
+        with self.open() as core:
             # The first requests of a batch: their numbers are the indices of the prompts.
             core.submit([Request(prompt, sampling, seed, first + i, samples) for i, prompt in enumerate(prompts)])
             while core.busy:
@@ -153,7 +145,7 @@ class NativeEngine:
 
 
 @contextmanager
-def serving(model: PreTrainedModel, weights: Weights = "policy", few_rows: bool = False) -> Iterator[None]:
+def serving(model: PreTrainedModel, weights: Weights = "policy") -> Iterator[None]:
     """Our attention, fast linear layers and no dropout, for the duration; what was set before comes back."""
     training, implementation = model.training, model.config._attn_implementation
     try:
@@ -161,7 +153,7 @@ def serving(model: PreTrainedModel, weights: Weights = "policy", few_rows: bool 
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        with for_sampling(model), reduced(model, weights), onednn(model, frozen=True, few_rows=few_rows):
+        with for_sampling(model), reduced(model, weights), onednn(model, frozen=True):
             yield
     finally:
         if implementation != attention.NAME:
