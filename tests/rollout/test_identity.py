@@ -358,9 +358,13 @@ def test_the_native_engine_is_checked_by_sampling_from_it(folder: Path) -> None:
         stale.sync(policy, 5)
 
 
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, targets="all")])
 @pytest.mark.parametrize("weights", ["bfloat16", "int8"])
-def test_an_engine_with_rounded_weights_is_compared_with_the_policy_rounded(folder: Path, weights: Any) -> None:
-    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10)
+def test_an_engine_with_rounded_weights_is_compared_with_the_policy_rounded(
+    folder: Path, weights: Any, lora: LoraConfig | None
+) -> None:
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=lora)
+    step(policy, 1e-3)  # B is 0 at first
     config = RolloutConfig(weights=weights)
 
     def verified(engine: NativeEngine) -> Verified:

@@ -79,7 +79,8 @@ class CudaRecorder:
         pool = None if self._last is None else self._last.pool()
         try:
             # thread_local: what other threads do meanwhile (the watchdog of NCCL, a server) does not end the recording.
-            with torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local"):
+            kept = torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
+            with torch.cuda.device(self._device), kept:
                 result = step()
         except RuntimeError as reason:
             # What ends the recording complains of what went wrong in it.
