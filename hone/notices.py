@@ -86,6 +86,14 @@ def _rl_notices(stage: Recipe) -> Iterator[str]:
     algo, watch, overlong = stage.algo, stage.watch, stage.reward.overlong
     yield from (f"algo.{text}" for text in algo.idle_settings())
     yield from (f"rollout.{text}" for text in stage.rollout.idle_settings())
+    if stage.rollout.weights != "policy" and stage.rollout.engine == "native":
+        if stage.rollout.weights == stage.model.dtype:
+            yield f"rollout.weights {stage.rollout.weights}: no effect, as the policy's are"
+        elif algo.correction.kind == "none":
+            yield (
+                f"rollout.weights {stage.rollout.weights}: answers are sampled from rounded weights, and nothing "
+                "corrects for that; algo.correction.kind: tis or mis does"
+            )
     if stage.rollout.engine == "vllm" and stage.rollout.vllm.serves_adapter and stage.lora is None:
         yield "rollout.vllm.lora: no effect without lora, as there is no adapter to send"
     cut = [key for key in ("top_p", "top_k", "min_p") if key in stage.sampling.changed()]

@@ -225,6 +225,9 @@ class Recipe(Section):
             raise impossible("lora.dropout", message)
 
     def _possible_rollouts(self) -> None:
+        if self.rollout.weights == "int8" and self.model.dtype == "bfloat16":
+            message = "is made of float32 weights, and model.dtype is bfloat16; remove one of the two"
+            raise impossible("rollout.weights", message)
         if self.algo.updates_per_rollout > self.prompts_per_step:
             message = f"{self.algo.updates_per_rollout} updates cannot share the {self.prompts_per_step} prompts of a"
             raise impossible("algo.updates_per_rollout", f"{message} step (prompts_per_step); lower it, or draw more")

@@ -6,8 +6,8 @@ keyword that travels through the model's forward call:
 - `layout=(Block, ...)`: packed training, one row of T tokens (`packed_attention`);
 - `decode_cache=cache`: generation over our own key/value cache (`hone.rollout.native.cache`).
 
-A forward call with neither is an error: the mask function returns None, so plain attention here
-would silently let documents see each other.
+A forward call with neither is an error: there is no mask, so plain attention here would silently let
+documents see each other.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import torch
 import torch.nn.functional as F
 from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pad_sequence
-from transformers import AttentionInterface, AttentionMaskInterface
+from transformers import AttentionInterface
 
 from hone.config import UserError
 from hone.model import attention_gpu
@@ -204,10 +204,13 @@ def hone_attention(
 
 
 def register() -> None:
-    """Make `attn_implementation="hone"` known to transformers. Idempotent."""
+    """Make `attn_implementation="hone"` known to transformers. Idempotent.
+
+    No mask function goes with it: for an attention without one transformers makes no mask. With one it would first
+    look in the positions for packed sequences, at every step, and wait for a GPU to tell.
+    """
     if NAME not in AttentionInterface():
         AttentionInterface.register(NAME, hone_attention)
-        AttentionMaskInterface.register(NAME, lambda *args, **kwargs: None)
 
 
 def keep_out_of_graphs() -> None:

@@ -32,6 +32,7 @@ from torch import nn
 from hone.dist.config import ParallelConfig
 from hone.model import linear, lora
 from hone.model.logprobs import BUDGET
+from hone.model.reduced import Weights
 from hone.plan import batch as batches
 from hone.plan.shapes import config_of, meta_model, share_of
 from hone.plan.trace import trace
@@ -314,7 +315,7 @@ def _generation(
     stage: Recipe, whole: PreTrainedModel, split: ParallelConfig, lengths: Lengths, rows: int, kv: int, device: str
 ) -> dict[str, int]:
     config, item = whole.config.get_text_config(), whole.dtype.itemsize
-    packed = _packed(whole) if device == "cpu" else 0
+    packed = _copies(whole, stage.rollout.weights, device)
     copy = packed + (_merged(stage, whole) if stage.stage != "generate" else 0)
     if split.shard * split.tensor > 1 and stage.stage != "generate":
         copy += size_of(whole)
@@ -325,12 +326,15 @@ def _generation(
     return {"engine copy": copy, "kv cache": kv, "prefill": prompt_tokens * width * item, "sampling": logits}
 
 
-def _packed(whole: PreTrainedModel) -> int:
-    """See `hone.model.linear.onednn`."""
-    if not linear.available() or whole.dtype != torch.float32:
+def _copies(whole: PreTrainedModel, weights: Weights, device: str) -> int:
+    """See `hone.model.reduced`, and `hone.model.linear.onednn` for what is left."""
+    if whole.dtype != torch.float32:
         return 0
     size = sum(m.weight.nbytes for m in whole.modules() if isinstance(m, nn.Linear))
-    return size if size <= linear.PACKED_BYTES else 0
+    rounded = 0 if weights == "policy" else size - whole.get_output_embeddings().weight.nbytes
+    packed = size - rounded if device == "cpu" and linear.available() else 0
+    # int8 has a copy of 2 bytes besides, for more rows than a few.
+    return rounded * (3 if weights == "int8" else 2) // 4 + (packed if packed <= linear.PACKED_BYTES else 0)
 
 
 def _merged(stage: Recipe, whole: PreTrainedModel) -> int:

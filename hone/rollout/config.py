@@ -92,7 +92,8 @@ class RolloutConfig(Section):
     engine: Literal["native", "vllm", "sglang"] = "native"
     max_sequences: PositiveInt = 512  # sequences decoded at once, at most
     kv_cache_gib: PositiveFloat | None = None  # memory of keys and values; none: a quarter of the device's memory
-    compiled: bool = True  # on a CPU: decode attention in C++, if this machine has a compiler; false: PyTorch's
+    compiled: bool = True  # on a CPU: decode attention in C++, if there is a compiler; on a GPU: CUDA graphs
+    weights: Literal["policy", "bfloat16", "int8"] = "policy"  # of linear layers; rounded ones sample faster
     ahead: bool = False  # sample the next step on the server while the policy learns: see `hone.rl_async`
     vllm: VLLMConfig = VLLMConfig()
     sglang: SGLangConfig = SGLangConfig()
@@ -109,5 +110,5 @@ class RolloutConfig(Section):
         """Settings that have no effect with this engine, in words."""
         others = [name for name in ("vllm", "sglang") if self.engine != name and getattr(self, name).changed()]
         if self.engine != "native":
-            others += [name for name in ("kv_cache_gib", "compiled") if name in self.changed()]
+            others += [name for name in ("kv_cache_gib", "compiled", "weights") if name in self.changed()]
         return [f"{name}: no effect while engine is {self.engine}" for name in others]

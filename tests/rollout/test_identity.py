@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import threading
 from collections.abc import Callable, Iterator
@@ -353,6 +354,36 @@ def test_the_native_engine_is_checked_by_sampling_from_it(folder: Path) -> None:
     assert stale.sync(policy, 0)["identity/gap"] < 1e-5
     step(policy, 1e-2)
     assert stale.sync(policy, 4) == {}
+    with pytest.raises(PolicyMismatch, match="does not answer as the policy does"):
+        stale.sync(policy, 5)
+
+
+@pytest.mark.parametrize("lora", [None, LoraConfig(rank=4, targets="all")])
+@pytest.mark.parametrize("weights", ["bfloat16", "int8"])
+def test_an_engine_with_rounded_weights_is_compared_with_the_policy_rounded(
+    folder: Path, weights: Any, lora: LoraConfig | None
+) -> None:
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=lora)
+    step(policy, 1e-3)  # B is 0 at first
+    config = RolloutConfig(weights=weights)
+
+    def verified(engine: NativeEngine) -> Verified:
+        return Verified(engine, policy.tokenizer, IdentityConfig(), "float32", lambda *_: None)
+
+    engine = verified(NativeEngine(policy.model, policy.stop_ids, config))
+    assert engine.sync(policy, 0)["identity/gap"] < 0.005
+
+    class Stale(NativeEngine):
+        """Rounds once, and goes on with that."""
+
+        def sync(self, policy: Policy, version: int) -> None:
+            self._model = getattr(self, "_kept", None) or copy.deepcopy(policy.model)
+            self._kept = self._model
+
+    stale = verified(Stale(policy.model, policy.stop_ids, config))
+    assert stale.sync(policy, 0)["identity/gap"] < 0.005
+    step(policy, 1e-2)
+    assert engine.sync(policy, 5)["identity/gap"] < 0.005
     with pytest.raises(PolicyMismatch, match="does not answer as the policy does"):
         stale.sync(policy, 5)
 

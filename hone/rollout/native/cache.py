@@ -9,6 +9,9 @@ later column and the mask hides what is before it. A write is then one slice, wh
 
 `rebuild` is the only operation that moves anything: rows leave, rows enter, columns that no row needs
 any more are dropped, and the capacity is chosen anew.
+
+A `static` cache is for steps that are recorded (`graph`): a step reads no number from Python that changes before the
+next `rebuild`. The column stands in a tensor, all columns take part in attention, and the mask hides those to come.
 """
 
 from __future__ import annotations
@@ -22,7 +25,7 @@ from torch import Tensor
 
 from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
 from hone.rollout.native.kernel import Kernel
-from hone.rollout.native.memory import CHUNK, columns
+from hone.rollout.native.memory import CHUNK, STATIC_CHUNK, columns
 
 
 class PromptPass:
@@ -64,6 +67,7 @@ class DecodeCache:
     """Passed to the model as `decode_cache` while it decodes one token of every row."""
 
     kernel: Kernel | None = None  # in place of `decode_attention`, where it fits
+    static: bool = False  # from the next `rebuild` on
     column: int = 0  # where the next token's keys and values go
     capacity: int = 0
     lengths: dict[int, int] = field(default_factory=dict)  # prompt -> its length, in the order of the grid [P]
@@ -73,6 +77,7 @@ class DecodeCache:
     _grid: Grid | None = None
     _mask: Tensor | None = None  # [B, Lp + capacity]; None: nothing to hide
     _rows: Tensor | None = None  # [3, B], of the kernel
+    _at: Tensor | None = None  # [1] int64, `column` where the device finds it; only of a static cache
 
     @property
     def full(self) -> bool:
@@ -82,14 +87,26 @@ class DecodeCache:
         """query [B, H, 1, D], key and value [B, Hkv, 1, D]. Returns [B, 1, H, D]."""
         assert self._grid is not None, "rebuild comes before the first token"
         assert self._rows is not None
-        state, end = self._layers[layer], self.column + 1
+        state = self._layers[layer]
         keys, values = state.suffix
+        if self._at is not None:
+            keys.index_copy_(2, self._at, key.transpose(0, 1))
+            values.index_copy_(2, self._at, value.transpose(0, 1))
+            return decode_attention(query, state.prompt, state.suffix, self._grid, self._mask, scaling)
+        end = self.column + 1
         keys[:, :, self.column] = key[:, :, 0].transpose(0, 1)
         values[:, :, self.column] = value[:, :, 0].transpose(0, 1)
         if self.kernel is not None and self.kernel.fits(query):
             return self.kernel(query, state.prompt, state.suffix, self._rows, end, scaling)
         mask = None if self._mask is None else self._mask[:, : state.prompt[0].shape[2] + end]
         return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scaling)
+
+    def advance(self) -> None:
+        """All rows have written this column."""
+        self.column += 1
+        if self._at is not None and self._mask is not None and not self.full:
+            self._at.fill_(self.column)
+            self._mask[:, self.column - self.capacity].zero_()
 
     def rebuild(
         self,
@@ -118,10 +135,11 @@ class DecodeCache:
         }
         self.column = used
         # Little at a time: columns that are still empty lie between those that are read, and slow that down.
-        grown = used + min(steps, max(CHUNK, used // 16))
+        piece = max(STATIC_CHUNK, used // 4) if self.static else max(CHUNK, used // 16)
+        grown = used + min(steps, piece)
         self.capacity = min(grown, max(used + 1, columns(max_tokens)))
         if not self.row_prompts:
-            self._layers, self._grid, self._mask, self._rows = {}, None, None, None
+            self._layers, self._grid, self._mask, self._rows, self._at = {}, None, None, None, None
             return
         for layer in self._layers or next(iter(new.values())).layers:
             old = self._layers.get(layer)
@@ -143,6 +161,7 @@ class DecodeCache:
         self._grid = Grid.of(places, len(order), device)
         self._mask = self._hide(lengths, device)
         self._rows = torch.tensor([places, lengths, self.starts], device=device)
+        self._at = torch.tensor([self.column], device=device) if self.static else None
 
     def _move(self, old: Tensor | None, keep: Sequence[int], window: slice, like: Tensor) -> Tensor:
         """Suffixes of the rows that stay, from `old` [Hkv, B, capacity, D], and room for those that enter."""
@@ -152,18 +171,25 @@ class DecodeCache:
             new[:, : len(keep), : self.column] = old[:, :, window].index_select(1, rows)
         # A masked column is multiplied by 0, and 0 times what memory happened to hold could be nan.
         new[:, len(keep) :, : self.column] = 0
+        if self.static:
+            new[:, :, self.column :] = 0
         return new
 
     def _hide(self, lengths: Sequence[int], device: torch.device) -> Tensor | None:
-        """-inf before a row's first column and beyond its prompt's end, `lengths` [B]. Returns [B, Lp + capacity]."""
+        """-inf before a row's first column and beyond its prompt's end, `lengths` [B]. Returns [B, Lp + capacity].
+
+        Of a static cache also behind the column that is written next.
+        """
         longest = max(lengths)
-        if not any(self.starts) and min(lengths) == longest:
+        if not self.static and not any(self.starts) and min(lengths) == longest:
             return None
         length = torch.tensor(lengths, device=device)[:, None]
         start = torch.tensor(self.starts, device=device)[:, None]
         mask = torch.zeros(len(lengths), longest + self.capacity, device=device)
         mask[:, :longest].masked_fill_(torch.arange(longest, device=device) >= length, -math.inf)
         mask[:, longest:].masked_fill_(torch.arange(self.capacity, device=device) < start, -math.inf)
+        if self.static:
+            mask[:, longest + self.column + 1 :] = -math.inf
         return mask
 
 

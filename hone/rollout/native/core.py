@@ -11,7 +11,7 @@ reported at once; its place is given to another when enough of them have come to
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,6 +24,7 @@ from hone.config import UserError
 from hone.data.stream import Decode, StopText
 from hone.model.logprobs import has_plain_head, logits_of, output_head
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
+from hone.rollout.native.graph import GraphStep, Recorder
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Output, Request, Top, Work
@@ -53,7 +54,7 @@ class Core:
     """Not safe to be called from several threads; runs inside `NativeEngine.open`.
 
     `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns;
-    `kernel` computes attention where it fits.
+    `kernel` computes attention where it fits. `recorder` records decode steps; `gave_up` is told why it could not.
     """
 
     def __init__(
@@ -65,6 +66,8 @@ class Core:
         decode: Decode | None = None,
         version: int = 0,
         kernel: Kernel | None = None,
+        recorder: Recorder | None = None,
+        gave_up: Callable[[str], None] = print,
     ) -> None:
         self._model, self._device = model, next(model.parameters()).device
         self._head = None if model.dtype == torch.float32 or not has_plain_head(model) else output_head(model)
@@ -86,6 +89,7 @@ class Core:
         self._most_top = 0  # likeliest tokens that any row wants to see
         self._tops: list[tuple[int, Tensor, Tensor]] = []  # since the last look: first row, then what `likeliest` gives
         self._cache = DecodeCache(kernel)
+        self._next = GraphStep(self._forward, recorder, gave_up)
         # Prompts that were read and have samples waiting: their keys and values, and the logits [V] after them.
         self._read: dict[int, tuple[Prompt, Tensor]] = {}
 
@@ -166,10 +170,14 @@ class Core:
                 everything = range(len(rows.work))
                 self._rebuild(everything, [], live=[row for row in everything if self._alive[row]])
             positions = rows.prompt_lens + rows.lengths - 1  # [B], of the token said last
-            inputs = {"input_ids": rows.last[:, None], "position_ids": positions[:, None], "decode_cache": self._cache}
-            logits = self._logits(inputs, slice(-1, None))[:, 0]
-            self._cache.column += 1
+            logits = self._next(rows.last, positions)
+            self._cache.advance()
             self._say(rows, logits)
+
+    def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """tokens and positions [B] -> logits [B, V]. May be recorded: see `graph`."""
+        inputs = {"input_ids": tokens[:, None], "position_ids": positions[:, None], "decode_cache": self._cache}
+        return self._logits(inputs, slice(-1, None))[:, 0]
 
     def _logits(self, inputs: dict[str, Any], keep: slice | Tensor) -> Tensor:
         """[B, K, V] after the kept positions. From bfloat16 weights they leave unrounded, as where log-probs are
@@ -215,7 +223,9 @@ class Core:
         steps = int((rows.limits - rows.lengths).max()) + self._steps_per_look if rows.work else 0
         most = max((s.max_tokens for s in rows.settings), default=0)
         new = {request: read for request, (read, _) in self._read.items()}
+        self._cache.static = self._next.records
         self._cache.rebuild(keep, entering, new, steps, most, live)
+        self._next.forget(self._cache.capacity - self._cache.column)
 
     def _watched(self, request: Request) -> _Watch:
         stop = request.sampling.stop

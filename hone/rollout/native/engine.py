@@ -1,4 +1,5 @@
-"""Generation in the training process, with the policy's own model: no second copy of the weights.
+"""Generation in the training process, with the policy's own model: no second copy of the weights, unless a rounded
+one is asked for (`rollout.weights`), which is made anew for every batch.
 
 The model is an unmodified `transformers` causal LM; our attention (`hone.model.attention`) hands the
 queries, keys and values of every layer to the cache given in the forward call. A prompt is read once
@@ -8,7 +9,7 @@ for all of its samples, and finished samples make room for waiting ones (`core`)
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import torch
@@ -18,10 +19,12 @@ from hone.data.stream import Decode
 from hone.model import attention
 from hone.model.linear import onednn
 from hone.model.lora import for_sampling
+from hone.model.reduced import Weights, check, reduced
 from hone.rollout.base import Event, print_event
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import kernel
 from hone.rollout.native.core import Core
+from hone.rollout.native.graph import CudaRecorder, Recorder
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Request, Work
@@ -37,7 +40,7 @@ class NativeEngine:
     """Implements `hone.rollout.base.Engine`.
 
     `stop_token_ids`: every token that ends a completion. `decode`: tokens to text, for stop strings. `event` is told
-    if there is no compiler for the kernel.
+    if there is no compiler for the kernel, or the model's steps cannot be recorded.
     """
 
     def __init__(
@@ -50,6 +53,7 @@ class NativeEngine:
         event: Event = print_event,
     ) -> None:
         attention.register()
+        check(model, config.weights)
         self._model = model
         self._stops = tuple(stop_token_ids)
         self._config = config
@@ -67,11 +71,22 @@ class NativeEngine:
         self._version = version
 
     @contextmanager
+    def as_served(self, model: PreTrainedModel) -> Iterator[None]:
+        """For the duration, a model whose every pass computes what this engine samples from (`rollout.weights`)."""
+        with for_sampling(model) if self.reduces else nullcontext(), reduced(model, self._config.weights):
+            yield
+
+    @property
+    def reduces(self) -> bool:
+        """Whether the weights that are sampled from are rounded."""
+        return self._config.weights != "policy" and self._model.dtype == torch.float32
+
+    @contextmanager
     def open(self) -> Iterator[Core]:
         """A running batch, to be stepped in this thread; the model belongs to it until the end of the block."""
         budget = Budget.of(self._model, self._config.kv_cache_gib)
         # Not inference_mode: a rotary embedding that rescales itself would keep inference tensors as buffers.
-        with torch.no_grad(), serving(self._model):
+        with torch.no_grad(), serving(self._model, self._config.weights):
             yield Core(
                 self._model,
                 self._stops,
@@ -80,6 +95,8 @@ class NativeEngine:
                 self._decode,
                 self._version,
                 self._load_kernel(),
+                self._recorder(),
+                self._no_graphs,
             )
 
     def _load_kernel(self) -> Kernel | None:
@@ -88,9 +105,19 @@ class NativeEngine:
         try:
             return kernel.load()
         except kernel.CannotCompile as reason:
-            self._config = self._config.model_copy(update={"compiled": False})  # said once
-            self._event("decode_kernel", f"generation without its compiled kernel, hence slower: {reason}")
+            self._give_up("decode_kernel", f"generation without its compiled kernel, hence slower: {reason}")
             return None
+
+    def _recorder(self) -> Recorder | None:
+        on_gpu = self._model.device.type == "cuda"
+        return CudaRecorder(self._model.device) if self._config.compiled and on_gpu else None
+
+    def _no_graphs(self, reason: str) -> None:
+        self._give_up("decode_graph", f"generation without CUDA graphs, hence slower: {reason}")
+
+    def _give_up(self, kind: str, message: str) -> None:
+        self._config = self._config.model_copy(update={"compiled": False})  # said once
+        self._event(kind, message)
 
     def generate(
         self,
@@ -118,7 +145,7 @@ class NativeEngine:
 
 
 @contextmanager
-def serving(model: PreTrainedModel) -> Iterator[None]:
+def serving(model: PreTrainedModel, weights: Weights = "policy") -> Iterator[None]:
     """Our attention, fast linear layers and no dropout, for the duration; what was set before comes back."""
     training, implementation = model.training, model.config._attn_implementation
     try:
@@ -126,7 +153,7 @@ def serving(model: PreTrainedModel) -> Iterator[None]:
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        with for_sampling(model), onednn(model, frozen=True):
+        with for_sampling(model), reduced(model, weights), onednn(model, frozen=True):
             yield
     finally:
         if implementation != attention.NAME:

@@ -19,6 +19,7 @@ from transformers import PreTrainedModel
 from hone.config import UserError
 
 CHUNK = 32  # columns added at least, when the suffixes outgrow their capacity
+STATIC_CHUNK = 256  # the same where a step is recorded anew each time
 _SHARE = 0.25
 _GIB = 1 << 30
 
