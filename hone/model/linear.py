@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# oneDNN builds a kernel per shape and keeps the last 1024, about a megabyte each; it reads this at its first product.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+# oneDNN builds a primitive per shape and keeps the last 1024; it reads this at its first product. The machine code of a
+# shape stays for good, whatever is given here (`hone.plan.memory.KERNEL`), so callers ask for few shapes.
+CAPACITY = 256
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CAPACITY))
 
 PACKED_BYTES = 2 << 30
 PACKED_ROWS = 128  # for which a packed layout is chosen; the others are as fast with it
@@ -32,6 +34,11 @@ def available() -> bool:
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def keeps_shapes(model: nn.Module) -> bool:
+    """Whether products of this model go through oneDNN in `onednn`, which keeps memory for every shape."""
+    return available() and bool(_plain_layers(model))
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
