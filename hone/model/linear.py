@@ -37,8 +37,8 @@ def available() -> bool:
 
 
 def keeps_shapes(model: nn.Module) -> bool:
-    """Whether products of this model go through oneDNN in `onednn`, which keeps memory for every shape."""
-    return available() and bool(_plain_layers(model))
+    """Whether `onednn` sends products of this model through oneDNN, which keeps memory for every shape."""
+    return available() and any(_is_plain(m) for m in model.modules())
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -100,7 +100,12 @@ def onednn(model: nn.Module, frozen: bool = False) -> Iterator[None]:
 
 
 def _plain_layers(model: nn.Module) -> list[nn.Linear]:
-    """Neither quantised, nor wrapped by another library, nor sharded."""
-    linear = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
-    weights = [(m, m.weight) for m in linear if not hasattr(m.weight, "placements")]
-    return [m for m, w in weights if w.device.type == "cpu" and w.dtype == torch.float32]
+    """Those that nothing else has taken over."""
+    return [m for m in model.modules() if isinstance(m, nn.Linear) and _is_plain(m) and "forward" not in vars(m)]
+
+
+def _is_plain(module: nn.Module) -> bool:
+    """Neither quantised, nor wrapped by another library, nor sharded; float32 on the CPU."""
+    if type(module) is not nn.Linear or hasattr(module.weight, "placements"):
+        return False
+    return module.weight.device.type == "cpu" and module.weight.dtype == torch.float32
