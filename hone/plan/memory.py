@@ -58,7 +58,7 @@ BASE_LORA = 15 * MIB
 #: Share of activations and log-probs that the process holds beyond them: glibc's malloc takes blocks below 32 MiB from
 #: one heap and keeps what lies between those in use. One constant for all, chosen on the short runs of
 #: `benchmarks/plan.py`; in long runs of tiny models, whose micro-batches differ in size, it is up to 1.
-SLACK = 0.45
+SLACK = 0.35
 #: Bytes that oneDNN keeps for every shape of a product, whatever its size: the first for good, the second while its
 #: primitive is one of the last `linear.CAPACITY`. Measured with products of up to 500 different row counts, with
 #: ONEDNN_PRIMITIVE_CACHE_CAPACITY 0 and 1024 (torch 2.13): 279 KiB, and 561 to 602 KiB, a shape.
