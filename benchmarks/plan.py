@@ -5,7 +5,8 @@
     .venv/bin/python benchmarks/plan.py --base      # what a process holds whatever the model
 
 Random Qwen2 models of three sizes answer puzzles; a function of the text rewards them, so that there is something to
-learn from. The medium one also with LoRA, and with a KL penalty against a frozen reference. Measured is the peak of the
+learn from. The medium one also with LoRA, and with a KL penalty against a frozen reference; a fourth, as large as that
+of `recipes/demo`, for 24 steps. Measured is the peak of the
 resident memory of the process (`ru_maxrss`), predicted what `hone.plan` says at the start of the run. The last line is
 JSON; `error` is predicted over measured, less one.
 """
@@ -45,6 +46,7 @@ RECIPE: dict[str, Any] = {
 }
 MODELS = {
     "none": {"hidden_size": 16, "layers": 1, "heads": 1, "kv_heads": 1, "mlp_size": 16},
+    "1M": {"hidden_size": 128, "layers": 4, "mlp_size": 352},
     "3M": {"hidden_size": 256, "layers": 4, "mlp_size": 688},
     "30M": {"hidden_size": 512, "layers": 10, "heads": 8, "kv_heads": 4, "mlp_size": 1408},
     "120M": {"hidden_size": 896, "layers": 13, "heads": 14, "kv_heads": 2, "mlp_size": 2432, "vocab_size": 8192},
@@ -53,6 +55,7 @@ CASES: dict[str, dict[str, Any]] = {
     "3M": {},
     "30M": {},
     "120M": {"steps": 2},
+    "1M, long": {"steps": 24, "prompts_per_step": 32, "samples_per_prompt": 8, "tokens_per_microbatch": 4096},
     "30M, LoRA": {"lora": {"rank": 16}},
     "30M, KL reference": {"algo": {"kl": {"coef": 0.01}}},
 }

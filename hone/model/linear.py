@@ -18,8 +18,10 @@ import torch
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
-# oneDNN builds a kernel per shape and keeps the last 1024, about a megabyte each; it reads this at its first product.
-os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", "256")
+# oneDNN builds a primitive per shape and keeps the last 1024; it reads this at its first product. The machine code of a
+# shape stays for good, whatever is given here (`hone.plan.memory.KERNEL`), so callers ask for few shapes.
+CAPACITY = 256
+os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CAPACITY))
 
 PACKED_BYTES = 2 << 30
 PACKED_ROWS = 128  # for which a packed layout is chosen; the others are as fast with it
@@ -32,6 +34,11 @@ def available() -> bool:
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
         and hasattr(torch.ops.mkldnn, "_linear_pointwise")
     )
+
+
+def keeps_shapes(model: nn.Module) -> bool:
+    """Whether `onednn` sends products of this model through oneDNN, which keeps memory for every shape."""
+    return available() and any(_is_plain(m, "cpu") for m in model.modules())
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -94,7 +101,13 @@ def onednn(model: nn.Module, frozen: bool = False) -> Iterator[None]:
 
 
 def plain_layers(model: nn.Module, device: str | None = None) -> list[nn.Linear]:
+    """Those that nothing else has taken over, on `device` or wherever they are."""
+    linear = [m for m in model.modules() if isinstance(m, nn.Linear) and "forward" not in vars(m)]
+    return [m for m in linear if _is_plain(m, device)]
+
+
+def _is_plain(module: nn.Module, device: str | None) -> bool:
     """In float32, neither quantised, nor wrapped by another library, nor sharded."""
-    linear = [m for m in model.modules() if type(m) is nn.Linear and "forward" not in vars(m)]
-    weights = [(m, m.weight) for m in linear if not hasattr(m.weight, "placements")]
-    return [m for m, w in weights if w.dtype == torch.float32 and w.device.type == (device or w.device.type)]
+    if type(module) is not nn.Linear or hasattr(module.weight, "placements"):
+        return False
+    return module.weight.dtype == torch.float32 and module.weight.device.type == (device or module.weight.device.type)

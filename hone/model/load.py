@@ -43,9 +43,8 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
         if isinstance(module, torch.nn.Dropout):
             module.p = 0.0  # sampler and trainer must be one network
     if config.recompute_activations:
-        # Reentrant: our attention keeps its inner graph, which only a pass without gradient does not build.
         try:
-            model.gradient_checkpointing_enable({"use_reentrant": True})
+            recompute_activations(model)
         except ValueError as error:  # transformers' own, for a model that was not written for it
             raise UserError(f"model.recompute_activations: {error}; set it to false") from error
     if config.compile:
@@ -74,6 +73,13 @@ def _of_checkpoint(config: ModelConfig) -> Any:
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     shards.read(Path(config.path), {name: w for name, w in model.state_dict().items() if name not in tied})
     return model.eval()
+
+
+def recompute_activations(model: PreTrainedModel) -> None:
+    """Raises ValueError (transformers' own) for a model that was not written for it."""
+    # Newer transformers call it activation_checkpointing_enable, and warn of the old name.
+    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
+    enable({"use_reentrant": True})  # our attention keeps its inner graph: only a pass without gradient builds none
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from hone.config import UserError
@@ -25,10 +29,13 @@ def lengths_of(stage: Recipe) -> Lengths:
     per = batches.CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
     said: list[str] = []
     try:
-        task = make_task(stage.task, stage.seed)
-        problems = task.problems("train")
+        with offline():
+            task = make_task(stage.task, stage.seed)
+            problems = task.problems("train")
     except UserError:
-        said.append(f"the data is not here: prompts of at most {ASSUMED_PROMPT} tokens")
+        said.append(
+            f"the data of task {stage.task.name} is not on this machine: prompts of at most {ASSUMED_PROMPT} tokens"
+        )
         return Lengths(ASSUMED_PROMPT, _answer(stage, None, per, said), tuple(said))
     if Path(stage.model.path).is_dir():
         prompt = batches.longest_prompt(problems, Renderer(load_tokenizer(stage.model), stage.prompt, task.system))
@@ -36,6 +43,23 @@ def lengths_of(stage: Recipe) -> Lengths:
         prompt = batches.assumed_prompt(stage, problems, task.system)
         said.append(f"prompts of at most {prompt} tokens: {per:g} characters a token, no tokenizer is at hand")
     return Lengths(prompt, _answer(stage, task, per, said), tuple(said))
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """The hub's packages look at what was downloaded only: asking for what is not there takes them minutes of trying
+    where there is no network, and of loading where there is one."""
+    modules = [importlib.import_module("huggingface_hub.constants")]
+    if importlib.util.find_spec("datasets"):
+        modules.append(importlib.import_module("datasets.config"))
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            vars(module)["HF_HUB_OFFLINE"] = True
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            vars(module)["HF_HUB_OFFLINE"] = value
 
 
 def _answer(stage: Recipe, task: Task | None, per: float, said: list[str]) -> int:

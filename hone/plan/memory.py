@@ -17,6 +17,7 @@ trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `pa
     engine copy   CPU: weights laid out for oneDNN; LoRA in float32: merged matrices; shard or tensor > 1: all weights
     prefill, sampling   hidden states of 8192 prompt tokens, and the logits of all rows
     reference, answerer, teacher   frozen models beside the policy
+    kernels       CPU: what oneDNN keeps for every shape that a run comes to: measured (`KERNEL`)
     allocator     CPU: what malloc keeps between the blocks that are in use: measured (`SLACK`)
 """
 
@@ -38,8 +39,8 @@ from hone.plan.shapes import config_of, meta_model, share_of
 from hone.plan.trace import trace
 from hone.recipe import Pipeline, Recipe, stages
 from hone.rollout.native.core import _PREFILL_TOKENS as PREFILL_TOKENS
-from hone.rollout.native.memory import Budget, columns
-from hone.train.forward import to_device
+from hone.rollout.native.memory import ROWS, Budget, columns
+from hone.train.forward import LENGTH_MULTIPLE, to_device
 from hone.train.optimizer import depths, is_trained, num_layers
 from hone.types import MicroBatch
 
@@ -55,10 +56,14 @@ BASE = {"cpu": 525 * MIB, "cuda": 600 * MIB}
 #: More of it where peft is loaded.
 BASE_LORA = 15 * MIB
 
-#: Share of activations, log-probs and gradients that the process holds beyond them: glibc's malloc takes blocks below
-#: 32 MiB from one heap and keeps what lies between those in use, and oneDNN keeps buffers per shape. In the runs of
-#: `benchmarks/plan.py` it was 0 (120 M), 0.45 (30 M) and 0.7 (3 M): one constant between them, not one each.
-SLACK = 0.25
+#: Share of activations and log-probs that the process holds beyond them: glibc's malloc takes blocks below 32 MiB from
+#: one heap and keeps what lies between those in use. One constant for all, chosen on the short runs of
+#: `benchmarks/plan.py`; in long runs of tiny models, whose micro-batches differ in size, it is up to 1.
+SLACK = 0.35
+#: Bytes that oneDNN keeps for every shape of a product, whatever its size: the first for good, the second while its
+#: primitive is one of the last `linear.CAPACITY`. Measured with products of up to 500 different row counts, with
+#: ONEDNN_PRIMITIVE_CACHE_CAPACITY 0 and 1024 (torch 2.13): 279 KiB, and 561 to 602 KiB, a shape.
+KERNEL, PRIMITIVE = 280 * 1024, 295 * 1024
 #: From this size on a block is returned to the system as soon as it is free (glibc, DEFAULT_MMAP_THRESHOLD_MAX).
 OWN_BLOCK = 32 * MIB
 
@@ -175,10 +180,16 @@ def stage_plan(
     parts = _standing(stage, whole, mine, split, device) if trains else _served(whole, device)
     moments: dict[str, dict[str, int]] = {}
     micro = batches.longest(stage, lengths.prompt, lengths.answer)
-    if trains:
-        again = batches.micro_batches(stage, lengths.prompt, lengths.answer) > split.replicate * split.shard
-        moments["update"] = parts | _update(stage, mine, micro, again, split, device)
     rows, tokens, each = _cache(stage, whole, split, lengths, total)
+    many = batches.micro_batches(stage, lengths.prompt, lengths.answer)
+    if device == "cpu" and linear.available() and whole.dtype == torch.float32:
+        native = samples and stage.rollout.engine == "native"
+        parts["kernels"] = _kernels(
+            whole if native else None, rows, mine if trains else None, len(micro.inputs), _steps(stage) * many
+        )
+    if trains:
+        again = many > split.replicate * split.shard
+        moments["update"] = parts | _update(stage, mine, micro, again, split, device)
     if samples and stage.rollout.engine == "native":
         moments["generation"] = parts | _generation(stage, whole, split, lengths, rows, tokens * each, device)
         if device == "cpu" and "update" in moments:
@@ -260,6 +271,27 @@ def _weights_of(stage: Recipe, path: str) -> int:
     return size_of(meta_model(config_of(stage.model.at(path))[0], stage.model.dtype))
 
 
+def _steps(stage: Recipe) -> int:
+    if stage.stage != "sft":
+        return stage.steps
+    return max(1, stage.sft.epochs * stage.sft.examples // stage.sft.examples_per_step)
+
+
+def _kernels(sampled: nn.Module | None, rows: int, trained: nn.Module | None, tokens: int, micro_batches: int) -> int:
+    """Shapes of a long run: while decoding, every padded number of rows; in training, every padded length of a
+    micro-batch, at most one for each of `micro_batches`. A layer has one product forward, one for the gradient of its
+    input, and if it is trained one for that of its weight; layers that are alike share them."""
+    shapes = 0
+    if sampled is not None:
+        shapes += (-(-rows // ROWS) + 1) * len({m.weight.shape for m in sampled.modules() if isinstance(m, nn.Linear)})
+    if trained is not None:
+        head = trained.get_output_embeddings()  # type: ignore[operator]
+        layers = [m for m in trained.modules() if isinstance(m, nn.Linear) and m is not head]
+        products = sum(2 + learns for _, learns in {(m.weight.shape, m.weight.requires_grad) for m in layers})
+        shapes += min(-(-tokens // LENGTH_MULTIPLE), micro_batches) * products
+    return shapes * KERNEL + min(shapes, linear.CAPACITY) * PRIMITIVE
+
+
 def _gathered(model: PreTrainedModel) -> int:
     """FSDP2: the layer that is computed and the next one are whole, and so is what is outside of all layers; on the
     way back the whole gradient of a layer too (PyTorch's `fully_shard`: one unit per layer, one for the rest)."""
@@ -290,7 +322,7 @@ def _update(
     rest = max(0, both - gradients - workspace)
     parts = {"gradients": gradients, "log-probs": workspace, "activations": rest}
     if device == "cpu":
-        parts["allocator"] = int(SLACK * sum(parts.values()))
+        parts["allocator"] = int(SLACK * (workspace + rest))
     return parts
 
 

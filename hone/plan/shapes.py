@@ -16,7 +16,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 from hone.config import UserError
 from hone.model import attention, lora
 from hone.model.config import ModelConfig
-from hone.model.load import base_of, check_supported
+from hone.model.load import base_of, check_supported, recompute_activations
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
@@ -126,5 +126,5 @@ def meta_model(config: PretrainedConfig, dtype: str, recompute: bool = False) ->
         )
     check_supported(model)
     if recompute:
-        model.gradient_checkpointing_enable({"use_reentrant": True})
+        recompute_activations(model)
     return model.train()

@@ -6,9 +6,11 @@ import hashlib
 import json
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import huggingface_hub.constants
 import pytest
 import torch
 
@@ -19,8 +21,10 @@ from hone.loading import load
 from hone.model.config import LoraConfig, ModelConfig, TinyConfig
 from hone.model.load import load_model
 from hone.plan import batch as batches
-from hone.plan import estimate, rehearse
+from hone.plan import estimate, memory, rehearse
+from hone.plan.calibrate import _seconds
 from hone.plan.cost import Shape, Speeds, Work, generate_seconds, sent_bytes, train_flops
+from hone.plan.lengths import lengths_of
 from hone.plan.memory import GIB, Lengths, stage_plan
 from hone.plan.rehearse import explained, remedy
 from hone.plan.shapes import config_of, meta_model, published, share_of
@@ -145,6 +149,51 @@ def test_keys_and_values_as_the_engine_reserves_them() -> None:
     assert plan.rows == 32
     assert plan.kv_tokens == 4 * 40 + 32 * 92
     assert plan.kv_bytes_per_token == 4 * 2 * 2 * 32 * 4  # layers, keys and values, kv heads, head size, float32
+
+
+def test_kernels_are_kept_for_every_shape_that_a_run_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.linear, "available", lambda: True)
+    layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4), torch.nn.Linear(4, 8))
+    layers.get_output_embeddings = lambda: layers[1]  # type: ignore[assignment]
+    both = memory.KERNEL + memory.PRIMITIVE
+    # 17 rows at most: a single one, 8, 16, 24; two layers are alike
+    assert memory._kernels(layers, 17, None, 0, 0) == 4 * 2 * both
+    # 300 tokens: 128, 256, 384; three products of a layer that is trained, two of one that is not
+    assert memory._kernels(None, 0, layers, 300, 99) == 3 * 3 * both
+    layers[0].requires_grad_(False)
+    assert memory._kernels(None, 0, layers, 300, 2) == 2 * (2 + 3) * both
+    # beyond the capacity only the machine code stays
+    shapes = 2 * (8 * memory.linear.CAPACITY // 8 + 1)
+    kept = memory.linear.CAPACITY * memory.PRIMITIVE
+    assert memory._kernels(layers, 8 * memory.linear.CAPACITY, None, 0, 0) == shapes * memory.KERNEL + kept
+    assert "kernels" in stage_plan(recipe(), device="cpu", lengths=LENGTHS).parts
+    assert "kernels" not in stage_plan(recipe(), device="cuda", lengths=LENGTHS).parts
+
+
+def test_data_that_was_not_downloaded_is_assumed_and_no_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    datasets = pytest.importorskip("datasets")
+
+    def load_dataset(*_: Any) -> None:
+        assert datasets.config.HF_HUB_OFFLINE
+        assert huggingface_hub.constants.is_offline_mode()
+        raise FileNotFoundError("not cached")
+
+    before = datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE
+    monkeypatch.setattr(datasets, "load_dataset", load_dataset)
+    found = lengths_of(load("perplexity-full"))  # type: ignore[arg-type]
+    assert found.prompt == 512
+    assert "task gsm8k is not on this machine: prompts of at most 512 tokens" in found.assumptions[0]
+    assert before == (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE)
+
+
+def test_on_a_cpu_the_calibration_counts_the_time_of_this_process_only() -> None:
+    assert _seconds(lambda: time.sleep(0.05), torch.device("cpu")) < 0.02
+    assert _seconds(lambda: sum(range(400_000)), torch.device("cpu")) > 0.0005
+
+
+def test_recomputed_activations_bring_no_warning(recwarn: pytest.WarningsRecorder) -> None:
+    meta_model(config_of(ModelConfig(tiny=TinyConfig(hidden_size=32, layers=1)))[0], "float32", recompute=True)
+    assert not [w for w in recwarn if issubclass(w.category, FutureWarning)]
 
 
 def test_shards_and_tensor_parts_hold_less() -> None:

@@ -11,8 +11,10 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hone.config import UserError
+from hone.model import linear
 from hone.rollout.config import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
+from hone.rollout.native import core as core_module
 from hone.rollout.native.core import Core
 from hone.rollout.native.memory import Budget, columns
 from hone.rollout.native.requests import Request
@@ -33,9 +35,13 @@ def _one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def model() -> Qwen2ForCausalLM:
+    return _model()
+
+
+def _model(**more: Any) -> Qwen2ForCausalLM:
     torch.manual_seed(1)
     sizes: dict[str, Any] = {"vocab_size": 48, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4}
-    sizes |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 256}
+    sizes |= {"num_key_value_heads": 2, "intermediate_size": 48, "max_position_embeddings": 256, **more}
     return Qwen2ForCausalLM(Qwen2Config(**sizes, initializer_range=0.2, eos_token_id=None)).eval()
 
 
@@ -203,6 +209,34 @@ def test_a_finished_row_is_reported_before_its_place_is_given_away(model: Qwen2F
 
 
 # --- memory ----------------------------------------------------------------------------------
+
+
+def test_the_model_sees_few_shapes_and_what_is_said_is_the_same_to_the_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    shapes: set[tuple[int, ...]] = set()
+    model = _model(intermediate_size=64)  # whole vectors: else the last of them is rounded as scalars are
+
+    def note(_: Any, inputs: Any, __: Any) -> None:
+        shapes.add(tuple(inputs[0].shape))
+
+    def run() -> dict[tuple[int, int], Turn]:
+        shapes.clear()
+        with _engine(model).open() as core:
+            core._pads = True  # also where oneDNN is not used
+            core.submit(REQUESTS)
+            return _finish(core)
+
+    model.get_input_embeddings().register_forward_hook(note)
+    padded = run()
+    assert {rows for rows, tokens in shapes if tokens == 1} <= {1, 8, 16}
+    assert {tokens for rows, tokens in shapes if tokens > 1} == {128}
+    if linear.available():  # other libraries round a row otherwise when there are more of them
+        monkeypatch.setattr(core_module, "padded_rows", lambda rows: rows)
+        monkeypatch.setattr(core_module, "padded_prompt", lambda tokens: tokens)
+        plain = run()
+        assert len(shapes) > 4
+        for work, turn in plain.items():
+            assert np.array_equal(turn.completion_ids, padded[work].completion_ids)
+            assert np.array_equal(turn.logprobs, padded[work].logprobs)
 
 
 def test_bytes_per_token_are_those_of_the_model(model: Qwen2ForCausalLM) -> None:

@@ -21,6 +21,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
@@ -84,9 +85,15 @@ class DecodeCache:
         return self.column >= self.capacity
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [B, H, 1, D], key and value [B, Hkv, 1, D]. Returns [B, 1, H, D]."""
+        """query [B, H, 1, D], key and value [B, Hkv, 1, D]. Returns [B, 1, H, D].
+
+        Rows beyond those that are kept here are spare (`memory.padded_rows`): nothing is stored, zeros are returned."""
         assert self._grid is not None, "rebuild comes before the first token"
         assert self._rows is not None
+        rows = len(self.row_prompts)
+        if rows < len(query):
+            out = self.attend(layer, query[:rows], key[:rows], value[:rows], scaling)
+            return F.pad(out, (0, 0) * 3 + (0, len(query) - rows))
         state = self._layers[layer]
         keys, values = state.suffix
         if self._at is not None:

@@ -17,16 +17,18 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from hone.config import UserError
 from hone.data.stream import Decode, StopText
+from hone.model import linear
 from hone.model.logprobs import has_plain_head, logits_of, output_head
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
 from hone.rollout.native.graph import GraphStep, Recorder
 from hone.rollout.native.kernel import Kernel
-from hone.rollout.native.memory import Budget
+from hone.rollout.native.memory import Budget, padded_prompt, padded_rows
 from hone.rollout.native.requests import Output, Request, Top, Work
 from hone.rollout.native.sampler import likeliest, sample_mix
 from hone.rollout.native.scheduler import Queue, Rows
@@ -74,6 +76,7 @@ class Core:
         self._stop_ids = frozenset(stops)
         self._stops = torch.tensor(list(stops), dtype=torch.int64, device=self._device)
         self._budget, self._decode_text, self._version = budget, decode, version
+        self._pads = linear.keeps_shapes(model)
         self._steps_per_look = 1 if self._device.type == "cpu" else _STEPS_PER_LOOK
         self._requests: dict[int, Request] = {}
         self._left: dict[int, int] = {}  # request -> samples that wait or hold a row
@@ -176,8 +179,11 @@ class Core:
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """tokens and positions [B] -> logits [B, V]. May be recorded: see `graph`."""
+        count = len(tokens)
+        if spare := padded_rows(count) - count if self._pads else 0:
+            tokens, positions = F.pad(tokens, (0, spare)), F.pad(positions, (0, spare))
         inputs = {"input_ids": tokens[:, None], "position_ids": positions[:, None], "decode_cache": self._cache}
-        return self._logits(inputs, slice(-1, None))[:, 0]
+        return self._logits(inputs, slice(-1, None))[:count, 0]
 
     def _logits(self, inputs: dict[str, Any], keep: slice | Tensor) -> Tensor:
         """[B, K, V] after the kept positions. From bfloat16 weights they leave unrounded, as where log-probs are
@@ -305,12 +311,16 @@ class Core:
         prompts = [torch.as_tensor(request.prompt_ids, dtype=torch.int64) for request in asked]
         lengths = [len(prompt) for prompt in prompts]
         tokens = torch.cat(prompts).to(self._device)  # [T]
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
+        if spare := padded_prompt(len(tokens)) - len(tokens) if self._pads else 0:
+            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]  # one more prompt, which nobody asks for
+        positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
         cache = PromptPass(lengths)
         inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache}
         if any(request.echo for request in asked):
             hidden = self._model.base_model(**inputs, use_cache=False).last_hidden_state[0]  # [T, D]
+            lengths = lengths[: len(batch)]
+            hidden, tokens = hidden[: sum(lengths)], tokens[: sum(lengths)]
             logits = logits_of(hidden[ends], *output_head(self._model))
             top = max(request.top_logprobs for request in asked)
             for i, request, scores in zip(batch, asked, prompt_scores(self._model, hidden, tokens, lengths, top)):

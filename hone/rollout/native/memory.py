@@ -18,6 +18,9 @@ from transformers import PreTrainedModel
 
 from hone.config import UserError
 
+# Where products go through oneDNN, the model is called with a multiple of so many: few shapes, because it never forgets
+# one (`hone.model.linear`). A row of its products is the same to the bit, however many others there are.
+ROWS, PROMPT_TOKENS = 8, 128
 CHUNK = 32  # columns added at least, when the suffixes outgrow their capacity
 STATIC_CHUNK = 256  # the same where a step is recorded anew each time
 _SHARE = 0.25
@@ -58,6 +61,17 @@ class Budget:
 def columns(max_tokens: int) -> int:
     """The widest that a cache gets whose rows say at most `max_tokens`."""
     return max_tokens + min(CHUNK, max_tokens)
+
+
+def padded_rows(rows: int) -> int:
+    """With how many rows the model is called for `rows` of them. A single row stays alone: a product with a vector is a
+    kernel of its own, and the fastest."""
+    return rows if rows == 1 else -(-rows // ROWS) * ROWS
+
+
+def padded_prompt(tokens: int) -> int:
+    """As `padded_rows`, of the tokens of prompts that are read together."""
+    return -(-tokens // PROMPT_TOKENS) * PROMPT_TOKENS
 
 
 def device_memory(device: torch.device) -> int:
