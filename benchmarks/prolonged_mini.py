@@ -174,13 +174,25 @@ def t_interval(values: Sequence[float]) -> dict[str, float] | None:
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
-    """Markdown: pass@k of each model by seed, then new ability, then time."""
+    """Markdown: pass@k of each model by seed, differences paired by problem, new ability, levels, time."""
     lines = ["| seed | model | " + " | ".join(f"pass@{k}" for k in KS) + " |", "|---|" + "---|" * (len(KS) + 1)]
     for row in rows:
         for name, points in row["pass_at_k"].items():
             cells = [interval(points[str(k)]) for k in KS]
             lines.append(f"| {row['seed']} | {name} | " + " | ".join(cells) + " |")
-    lines += ["", f"| seed | never solved by the base | solved by the base again | {' | '.join(ARMS)} | gain of resets |"]
+    lines += [
+        "",
+        "| seed | resets less | " + " | ".join(f"pass@{k}" for k in KS) + " |",
+        "|---|" + "---|" * (len(KS) + 1),
+    ]
+    for row in rows:
+        for against in ("base", *ARMS[:2]):
+            cells = [interval(row[f"resets_less_{against}"][str(k)], "+") for k in KS]
+            lines.append(f"| {row['seed']} | {against} | " + " | ".join(cells) + " |")
+    lines += [
+        "",
+        f"| seed | never solved by the base | solved by the base again | {' | '.join(ARMS)} | gain of resets |",
+    ]
     lines += ["|---|---|---|" + "---|" * (len(ARMS) + 1)]
     for row in rows:
         if (new := row["new_ability"]) is not None:
@@ -202,8 +214,8 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-def interval(a: dict[str, Any]) -> str:
-    return f"{a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}]"
+def interval(a: dict[str, Any], sign: str = "") -> str:
+    return f"{a['value']:{sign}.3f} [{a['low']:{sign}.3f}, {a['high']:{sign}.3f}]"
 
 
 if __name__ == "__main__":

@@ -83,9 +83,7 @@ def by_stage(rows: Sequence[Row]) -> str:
             cells = (*map(interval, accuracies), pooled, tokens, shape, "; ".join(said) if label == "after" else "")
             lines.append(line(f"{name}, {label}", *cells))
         gains = [stage["after"]["accuracy"]["value"] - stage["before"]["accuracy"]["value"] for stage in stages]
-        lines.append(
-            line(f"{name}, gain", *(f"{gain:+.3f}" for gain in gains), over_seeds(gains, "+", 3), *[""] * 3)
-        )
+        lines.append(line(f"{name}, gain", *(f"{gain:+.3f}" for gain in gains), over_seeds(gains, "+", 3), *[""] * 3))
     return "\n".join(lines)
 
 

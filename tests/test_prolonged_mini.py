@@ -43,9 +43,7 @@ def test_an_answer_has_the_lowest_digits_of_three_times_the_number(data: Path) -
         assert task.grade(problem, f"<think>a1=3</think>\n<answer>{wrong}</answer>").verdict == "wrong"
 
 
-def test_worked_answers_keep_half_of_the_carries(
-    data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_worked_answers_keep_half_of_the_carries(data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     import prolonged_mini as p
 
