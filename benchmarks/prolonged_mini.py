@@ -175,43 +175,57 @@ def t_interval(values: Sequence[float]) -> dict[str, float] | None:
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
     """Markdown: pass@k of each model by seed, differences paired by problem, new ability, levels, time."""
-    lines = ["| seed | model | " + " | ".join(f"pass@{k}" for k in KS) + " |", "|---|" + "---|" * (len(KS) + 1)]
-    for row in rows:
-        for name, points in row["pass_at_k"].items():
-            cells = [interval(points[str(k)]) for k in KS]
-            lines.append(f"| {row['seed']} | {name} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        "| seed | resets less | " + " | ".join(f"pass@{k}" for k in KS) + " |",
-        "|---|" + "---|" * (len(KS) + 1),
+    return "\n\n".join(part(rows) for part in (curves, gains, new_problems, steps, costs))
+
+
+def markdown(head: Sequence[str], body: Sequence[Sequence[str]]) -> str:
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *body))
+
+
+def curves(rows: Sequence[dict[str, Any]]) -> str:
+    body = [
+        [str(row["seed"]), name, *(interval(points[str(k)]) for k in KS)]
+        for row in rows
+        for name, points in row["pass_at_k"].items()
     ]
-    for row in rows:
-        for against in ("base", *ARMS[:2]):
-            cells = [interval(row[f"resets_less_{against}"][str(k)], "+") for k in KS]
-            lines.append(f"| {row['seed']} | {against} | " + " | ".join(cells) + " |")
-    lines += [
-        "",
-        f"| seed | never solved by the base | solved by the base again | {' | '.join(ARMS)} | gain of resets |",
+    return markdown(["seed", "model", *(f"pass@{k}" for k in KS)], body)
+
+
+def gains(rows: Sequence[dict[str, Any]]) -> str:
+    body = [
+        [str(row["seed"]), against, *(interval(row[f"resets_less_{against}"][str(k)], "+") for k in KS)]
+        for row in rows
+        for against in ("base", *ARMS[:2])
     ]
-    lines += ["|---|---|---|" + "---|" * (len(ARMS) + 1)]
+    return markdown(["seed", "resets less", *(f"pass@{k}" for k in KS)], body)
+
+
+def new_problems(rows: Sequence[dict[str, Any]]) -> str:
+    body = []
     for row in rows:
         if (new := row["new_ability"]) is not None:
             solved = [str(model["solved"]) for model in new["models"].values()]
-            gain = interval(new["models"]["resets"]["gain"])
-            lines.append(f"| {row['seed']} | {new['problems']} of {new['of']} | {' | '.join(solved)} | {gain} |")
-    lines += ["", "| seed | model | carries kept | " + " | ".join(f"{n} digits, pass@1 and pass@{SAMPLES}" for n in
-              rows[0]["by_level"]["base"]) + " |", "|---|---|---|" + "---|" * len(rows[0]["by_level"]["base"])]  # fmt: skip
-    for row in rows:
-        for name, found in row["by_level"].items():
-            cells = [f"{points['1']['value']:.3f} {points[str(SAMPLES)]['value']:.2f}" for points in found.values()]
-            lines.append(f"| {row['seed']} | {name} | {row['carries_kept'][name]:.2f} | {' | '.join(cells)} |")
-    lines += ["", "| seed | CPU minutes of training | of evaluation |", "|---|---|---|"]
-    for row in rows:
-        cpu = (row["cpu_seconds"], row["evaluation_cpu_seconds"])
-        lines.append(
-            f"| {row['seed']} | " + " | ".join("unknown" if c is None else f"{c / 60:.1f}" for c in cpu) + " |"
-        )
-    return "\n".join(lines)
+            gain = interval(new["models"]["resets"]["gain"], "+")
+            body.append([str(row["seed"]), f"{new['problems']} of {new['of']}", *solved, gain])
+    return markdown(["seed", "never solved by the base", "solved by the base again", *ARMS, "gain of resets"], body)
+
+
+def steps(rows: Sequence[dict[str, Any]]) -> str:
+    sizes = [f"{size} digits" for size in rows[0]["by_level"]["base"]]
+    body = [
+        [str(row["seed"]), name, f"{row['carries_kept'][name]:.3f}",
+         *(f"{points['1']['value']:.3f}, {points[str(SAMPLES)]['value']:.2f}" for points in found.values())]
+        for row in rows for name, found in row["by_level"].items()
+    ]  # fmt: skip
+    return f"pass@1, pass@{SAMPLES} by size:\n\n" + markdown(["seed", "model", "carries kept", *sizes], body)
+
+
+def costs(rows: Sequence[dict[str, Any]]) -> str:
+    keys = ("cpu_seconds", "evaluation_cpu_seconds")
+    body = [
+        [str(row["seed"]), *("unknown" if row[key] is None else f"{row[key] / 60:.1f}" for key in keys)] for row in rows
+    ]
+    return markdown(["seed", "CPU minutes of training", "of evaluation"], body)
 
 
 def interval(a: dict[str, Any], sign: str = "") -> str:

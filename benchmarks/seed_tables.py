@@ -6,7 +6,7 @@
 
 A seed's interval is over problems (Wilson); that of "all seeds" is Student's t over the seeds' own values, so it says
 what one may expect of training again, and with three seeds it is wide. `--runs`, the folder of the runs, adds what one
-may expect of other problems: gains of each seed and of the mean over seeds, paired by problem (bootstrap and sign-flip), and
+may expect of other problems: gains of each seed and of the mean over seeds, paired by problem, and
 accuracy in training. `--matching`, a regular expression, tells the answers in which it is found from the others.
 `benchmarks/recipe_seeds.py` trains.
 """

@@ -78,6 +78,6 @@ def test_the_tables_of_prolonged_training(monkeypatch: pytest.MonkeyPatch) -> No
         "carries_kept": {"base": 0.5},
         "new_ability": new,
     }
-    assert "| 0 | 2 of 4 | 1 | 0 | 0 | 1 | 0.000 " in p.table([row])
+    assert "| 0 | 2 of 4 | 1 | 0 | 0 | 1 | +0.000 " in p.table([row])
     assert p.over_seeds([row])["pass@1, resets less base"] is None
     assert p.over_seeds([row, row])["pass@1, resets less base"]["value"] == pytest.approx(0.375)
