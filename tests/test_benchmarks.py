@@ -62,9 +62,9 @@ def test_the_tables_of_prolonged_training(monkeypatch: pytest.MonkeyPatch) -> No
     one, resets = model("u", 0, [32, 64, 0, 0]), model("r", 0, [64, 64, 64, 0])
     assert [round(p.differences(base, resets)[str(k)]["value"], 3) for k in (1, 64)] == [0.375, 0.25]
     assert p.differences(base, one)["16"]["value"] == 0
-    new = p.ability(base, again, [one, resets])
+    new = p.ability(base, again, [one, one, resets])
     assert (new["problems"], new["of"], new["tries"]) == (2, 4, 64)
-    assert [m["solved"] for m in new["models"].values()] == [1, 0, 1]
+    assert [m["solved"] for m in new["models"].values()] == [1, 0, 0, 1]
     assert new["models"]["resets"]["gain"]["value"] == 0, "one of the two, as luck alone gives the base"
     row = {
         "seed": 0,
@@ -73,8 +73,11 @@ def test_the_tables_of_prolonged_training(monkeypatch: pytest.MonkeyPatch) -> No
         "pass_at_k": {"base": p.curve(base), "resets": p.curve(resets)},
         "resets_less_base": p.differences(base, resets),
         "resets_less_uninterrupted": p.differences(one, resets),
+        "resets_less_widened": p.differences(one, resets),
+        "by_level": {"base": {"4": p.curve(base)}},
+        "carries_kept": {"base": 0.5},
         "new_ability": new,
     }
-    assert "| 0 | 2 of 4 | 1 | 0 | 1 | 0.000 " in p.table([row])
+    assert "| 0 | 2 of 4 | 1 | 0 | 0 | 1 | +0.000 " in p.table([row])
     assert p.over_seeds([row])["pass@1, resets less base"] is None
     assert p.over_seeds([row, row])["pass@1, resets less base"]["value"] == pytest.approx(0.375)

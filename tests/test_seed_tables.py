@@ -51,9 +51,10 @@ def test_gains_of_a_level_are_paired_by_seed(tables: ModuleType) -> None:
 
 
 def test_a_stage_shows_format_and_what_the_watch_named(tables: ModuleType) -> None:
-    after = tables.by_stage(ROWS).splitlines()[-1]
+    *_, after, gain = tables.by_stage(ROWS).splitlines()
     assert after.startswith("| rl, after | 0.70 [0.60, 0.80] |")
     assert after.endswith("| 21 21 21 | 0.97 0.97 0.97 | –; length_collapse 21; length_collapse 22 |")
+    assert gain.startswith("| rl, gain | +0.200 | +0.200 | +0.200 | +0.200 [+0.200, +0.200] |")
 
 
 def test_one_seed_has_no_interval_over_seeds(tables: ModuleType) -> None:
@@ -71,4 +72,24 @@ def test_paired_gains_average_the_seeds_of_a_problem(tables: ModuleType, tmp_pat
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     # Problem 0: from 0.5 to 1; problem 1: from 0 to 0.5. Both gain 0.5, so there is no spread.
-    assert "| rl | 3 | +0.500 [" in tables.paired([tmp_path / "0", tmp_path / "1"], ["rl"])
+    found = tables.paired([tmp_path / "0", tmp_path / "1"], ["rl"])
+    assert "| rl | 3 | mean | +0.500 [" in found
+    assert "| rl | 3 | 0 | +0.500 [" in found
+
+
+def test_answers_with_a_pattern_are_told_from_the_others(tables: ModuleType, tmp_path: Path) -> None:
+    rows = [("I guess 4", "correct"), ("I guess 5", "wrong"), ("2+2=4", "correct"), ("2+2=", "truncated")]
+    for label in ("before", "after"):
+        path = tmp_path / "rl" / "evals" / f"{label}.jsonl"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text("".join(json.dumps({"text": text, "verdict": verdict}) + "\n" for text, verdict in rows))
+    last = tables.matching([tmp_path], ["rl"], "guess").splitlines()[-1]
+    assert last.endswith("| 0.50 | 0.50 | 0.50 | 0.25 |")
+
+
+def test_accuracy_in_training_at_both_ends(tables: ModuleType, tmp_path: Path) -> None:
+    path = tmp_path / "rl" / "metrics.jsonl"
+    path.parent.mkdir()
+    path.write_text("".join(json.dumps({"step": i, "accuracy": i / 10}) + "\n" for i in range(10)))
+    # The means of 0, .1, .2, .3, .4 and of .5, .6, .7, .8, .9
+    assert tables.training([tmp_path], ["rl"]).splitlines()[-1] == "| rl | 0.20 0.70 |"
