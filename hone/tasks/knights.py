@@ -24,6 +24,7 @@ from hone.config import Section, UserError
 from hone.data.parse import parse
 from hone.tasks.knights_logic import (
     MAX_PEOPLE,
+    OPERATORS,
     Puzzle,
     canonical_form,
     parse_statements,
@@ -32,7 +33,7 @@ from hone.tasks.knights_logic import (
 )
 from hone.tasks.knights_rows import puzzle_of, roles_said, row_of
 from hone.tasks.knights_text import NAMES, answer_text, brief_quiz, full_quiz, is_brief, read_roles, swapped
-from hone.tasks.knights_trace import careful, careful_steps, hasty
+from hone.tasks.knights_trace import Search, careful, careful_steps, hasty
 from hone.tasks.rows import Row, read_rows
 from hone.tasks.splits import SHARES, even_shares, split_of, warn_of_overlap
 from hone.types import Example, Grade, Problem, Split
@@ -43,6 +44,10 @@ SYSTEM = (
     "knaves, who always lie. In the answer, state the role of every person on a line of its own, for example: "
     "<answer>(1) Zoey is a knight\n(2) Oliver is a knave</answer>"
 )
+
+Operator = Literal["not", "and", "or", "->", "<=>"]
+
+_JOINING = ", ".join(OPERATORS[1:])
 
 #: Consecutive tries without a new puzzle after which a split is taken to be exhausted.
 MAX_TRIES = 50_000
@@ -61,7 +66,9 @@ class KnightsConfig(Section):
     names: PositiveInt | tuple[str, ...] = len(NAMES)  # so many of the built-in ones, or a list
     depth: PositiveInt = 2  # levels of a statement; a plain "X is a knight" is one
     width: int = Field(default=2, ge=2)  # most operands of `and` and `or`
+    operators: tuple[Operator, ...] = OPERATORS  # each is drawn as often as a plain claim
     quiz: Literal["full", "brief"] = "full"  # the public wording, or one bare line per person
+    search: Search = "depth_first"  # of the careful worked answers; exhaustive: longer, of simpler steps
     repeats: bool = False  # training only: a form may come again with other names and wording
     train_file: str | None = None
     validation_file: str | None = None
@@ -81,6 +88,13 @@ class KnightsConfig(Section):
             raise ValueError(f"names: {pool}: names must be distinct in any case, without blanks around them")
         if any("knight" in name.casefold() or "knave" in name.casefold() for name in pool):
             raise ValueError(f"names: {pool}: no name may hold the word knight or knave")
+        if len(set(self.operators)) < len(self.operators) or not set(self.operators) - {"not"}:
+            raise ValueError(
+                f"operators: {list(self.operators)}: give distinct ones, and one that joins claims ({_JOINING}): from "
+                "single claims alone, everybody's role could be exchanged, so no puzzle would have just one solution"
+            )
+        if "width" in self.model_fields_set and not {"and", "or"} & set(self.operators):
+            raise ValueError("width: has no effect without the operators `and` and `or`; remove it")
         for split in SHARES:
             if getattr(self, f"{split}_file") and split in self.model_fields_set:
                 raise ValueError(f"{split}: has no effect beside {split}_file, whose rows are all used; remove one")
@@ -124,7 +138,7 @@ class KnightsTask:
         """A worked answer. Raises UserError for an unknown style."""
         puzzle = puzzle_of_problem(problem)
         if style == "careful":
-            return Example(problem, worked(puzzle), style)
+            return Example(problem, worked(puzzle, self.config.search), style)
         if style == "hasty":
             return Example(problem, hasty(puzzle, random.Random(f"hasty/{seed}/{problem.id}")), style)
         raise UserError(f"knights: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
@@ -146,7 +160,8 @@ class KnightsTask:
         warn_of_overlap(self._file_forms, split)
         brief = self.config.quiz == "brief"
         rows = self._files[split]
-        return [problem_of(p, brief_quiz(p) if brief and not is_brief(quiz, p) else quiz) for p, quiz in rows]
+        quizzes = [brief_quiz(p) if brief and not is_brief(quiz, p) else quiz for p, quiz in rows]
+        return [problem_of(p, quiz, self.config.search) for (p, _), quiz in zip(rows, quizzes, strict=True)]
 
     def _generated(self, split: Split) -> list[Problem]:
         people = self.config.people
@@ -162,7 +177,7 @@ class KnightsTask:
         quizzes: set[str] = set()
         problems: list[Problem] = []
         tries = 0
-        for statements in random_puzzles(rng, people, config.depth, config.width):
+        for statements in random_puzzles(rng, people, config.depth, config.width, config.operators):
             if len(problems) == count:
                 break
             tries += 1
@@ -180,7 +195,7 @@ class KnightsTask:
             quizzes.add(quiz)
             if not (split == "train" and config.repeats):
                 taken.add(form)
-            problems.append(problem_of(puzzle, quiz))
+            problems.append(problem_of(puzzle, quiz, config.search))
             tries = 0
         return problems
 
@@ -207,7 +222,7 @@ def _exhausted(split: Split, people: int, wanted: int, found: int) -> str:
     )
 
 
-def problem_of(puzzle: Puzzle, quiz: str) -> Problem:
+def problem_of(puzzle: Puzzle, quiz: str, search: Search = "depth_first") -> Problem:
     """The record of one puzzle; its id is a digest of the quiz, the same in every run."""
     people = len(puzzle.names)
     digest = hashlib.sha256(quiz.encode()).hexdigest()[:12]
@@ -220,14 +235,14 @@ def problem_of(puzzle: Puzzle, quiz: str) -> Problem:
         messages=(*system, {"role": "user", "content": quiz}),
         answer=answer,
         level=str(people),
-        reference=worked(puzzle),
+        reference=worked(puzzle, search),
         extra={"statements": repr(puzzle.statements), **({"flipped": True} if puzzle.flipped else {})},
     )
 
 
-def worked(puzzle: Puzzle) -> str:
+def worked(puzzle: Puzzle, search: Search = "depth_first") -> str:
     """The careful answer, in the puzzle's own words."""
-    return swapped(careful(puzzle)) if puzzle.flipped else careful(puzzle)
+    return swapped(careful(puzzle, search)) if puzzle.flipped else careful(puzzle, search)
 
 
 def row_of_problem(problem: Problem, index: int) -> Row:

@@ -23,6 +23,7 @@ from typing import Any
 Statement = tuple[Any, ...]
 
 LEAVES = ("telling-truth", "lying")
+OPERATORS = ("not", "and", "or", "->", "<=>")
 COMMUTATIVE = ("and", "or", "<=>")
 MAX_PEOPLE = 16  # 2**16 assignments; a table of 8 KiB per statement
 MAX_LITERAL = 20_000  # characters of a `statements` literal that are worth parsing
@@ -230,21 +231,25 @@ def _swappable(people: tuple[Statement, ...], i: int, j: int, ordered: bool) -> 
 # --- random puzzles ------------------------------------------------------------------------
 
 
-def random_statement(rng: random.Random, speaker: int, people: int, depth: int, width: int) -> Statement:
+def random_statement(
+    rng: random.Random, speaker: int, people: int, depth: int, width: int, operators: Sequence[str] = OPERATORS
+) -> Statement:
     """A statement of at most `depth` levels (a leaf is one); nobody says `I am a knave` anywhere in it."""
-    op = "leaf" if depth == 1 else rng.choice(("leaf", "not", "and", "or", "->", "<=>"))
+    op = "leaf" if depth == 1 else rng.choice(("leaf", *operators))
     if op == "leaf":
         leaf = rng.randrange(2 * people - 1)  # the excluded one is moved past the end
         if leaf == 2 * speaker + 1:
             leaf = 2 * people - 1
         return (LEAVES[leaf % 2], leaf // 2)
     count = 1 if op == "not" else rng.randint(2, width) if op in ("and", "or") else 2
-    return (op, *(random_statement(rng, speaker, people, depth - 1, width) for _ in range(count)))
+    return (op, *(random_statement(rng, speaker, people, depth - 1, width, operators) for _ in range(count)))
 
 
-def random_puzzles(rng: random.Random, people: int, depth: int, width: int) -> Iterator[tuple[Statement, ...] | None]:
+def random_puzzles(
+    rng: random.Random, people: int, depth: int, width: int, operators: Sequence[str] = OPERATORS
+) -> Iterator[tuple[Statement, ...] | None]:
     """Endless tries: the statements of a puzzle with exactly one solution, or None for a try that failed."""
     while True:
-        statements = tuple(random_statement(rng, i, people, depth, width) for i in range(people))
+        statements = tuple(random_statement(rng, i, people, depth, width, operators) for i in range(people))
         left = consistent(statements)
         yield statements if left and not left & (left - 1) else None

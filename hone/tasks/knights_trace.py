@@ -7,16 +7,21 @@ plain data for the learner: change it here and nowhere else.
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import product
+from typing import Literal
 
 from hone.data.parse import completion
-from hone.tasks.knights_logic import Puzzle, holds, mentioned
+from hone.tasks.knights_logic import Puzzle, Statement, holds, mentioned
 from hone.tasks.knights_text import ROLES, answer_text, in_words
 
+Search = Literal["depth_first", "exhaustive"]
 
-def careful(puzzle: Puzzle) -> str:
-    """The steps of `careful_steps` as thinking, then the answer."""
-    return completion(" ".join(careful_steps(puzzle)), answer_text(puzzle.names, puzzle.solution))
+
+def careful(puzzle: Puzzle, search: Search = "depth_first") -> str:
+    """The steps of a search as thinking, then the answer."""
+    steps = {"depth_first": careful_steps, "exhaustive": exhaustive_steps}[search](puzzle)
+    return completion(" ".join(steps), answer_text(puzzle.names, puzzle.solution))
 
 
 def careful_steps(puzzle: Puzzle) -> list[str]:
@@ -49,7 +54,42 @@ def careful_steps(puzzle: Puzzle) -> list[str]:
         back = "Wait, go back. "
 
 
-def _assumed(puzzle: Puzzle, roles: list[bool]) -> str:
+def exhaustive_steps(puzzle: Puzzle) -> list[str]:
+    """Every assignment in order until one fits, said aloud.
+
+    Longer than `careful_steps`, but each step is the same for any number of people, so that a small model learns it
+    from fewer examples: everybody has a role from the start, statements are checked in the order they were made, up to
+    the first that does not fit, and the next assignment follows from the last one alone. Raises ValueError if nothing
+    is consistent.
+    """
+    steps: list[str] = []
+    for roles in product((True, False), repeat=len(puzzle.names)):
+        steps.append(f"{'Wait, go back. ' if steps else ''}Suppose {_assumed(puzzle, roles)}.")
+        if all(_fits(puzzle, speaker, roles, steps) for speaker in range(len(roles))):
+            return [*steps, "Everything fits."]
+    raise ValueError(f"knights: no consistent assignment for {puzzle.statements!r}")
+
+
+def _fits(puzzle: Puzzle, speaker: int, roles: Sequence[bool], steps: list[str]) -> bool:
+    """Check one statement as far as its truth is open, appending to `steps`."""
+    tree, name = puzzle.statements[speaker], puzzle.names[speaker]
+    fits = holds(tree, roles) is roles[speaker]
+    words = in_words(_enough(tree, roles), puzzle.names, roles)
+    verdict = " fits." if fits else ". Contradiction."
+    steps.append(f"{name} says: {words}, {name} {ROLES[roles[speaker]]}{verdict}")
+    return fits
+
+
+def _enough(tree: Statement, roles: Sequence[bool]) -> Statement:
+    """The operands of an `and` up to the first false one, of an `or` up to the first true one; else the whole."""
+    op, *operands = tree
+    if op not in ("and", "or"):
+        return tree
+    deciding = (i for i, operand in enumerate(operands) if holds(operand, roles) is (op == "or"))
+    return (op, *operands[: next(deciding, len(operands)) + 1])
+
+
+def _assumed(puzzle: Puzzle, roles: Sequence[bool]) -> str:
     return ", ".join(f"{name} {ROLES[role]}" for name, role in zip(puzzle.names, roles, strict=False))
 
 

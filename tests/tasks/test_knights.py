@@ -63,6 +63,34 @@ def test_every_operator_and_leaf_is_drawn():
     assert set(itertools.chain.from_iterable(map(leaves, trees))) == every - {("lying", 1)}
 
 
+def test_only_the_given_operators_are_drawn():
+    made = task(people=(3,), train=60, operators=("and", "->"), depth=3)
+    drawn = {tree[0] for p in made.problems("train") for tree in _parts(puzzle_of_problem(p).statements)}
+    assert drawn == {"and", "->", *LEAVES}
+    plain, given = task(people=(3,), train=20), task(people=(3,), train=20, operators=("not", "and", "or", "->", "<=>"))
+    assert plain.problems("train") == given.problems("train")
+
+
+def _parts(trees):
+    return [part for t in trees for part in ([t] if t[0] in LEAVES else [t, *_parts(t[1:])])]
+
+
+@pytest.mark.parametrize(
+    ("config", "message"),
+    [
+        ({"operators": ()}, r"operators: \[\]: give distinct ones, and one that joins claims \(and, or, ->, <=>\)"),
+        ({"operators": ("not",)}, "no puzzle would have just one solution"),
+        ({"operators": ("and", "and")}, "give distinct ones"),
+        ({"operators": ("xor",)}, "'not', 'and', 'or', '->' or '<=>'"),
+        ({"operators": ("<=>",), "width": 3}, "width: has no effect without the operators `and` and `or`; remove it"),
+        ({"search": "random"}, "'depth_first' or 'exhaustive'"),
+    ],
+)
+def test_operators_and_search_that_cannot_be(config, message):
+    with pytest.raises(ValidationError, match=message):
+        KnightsConfig(**config)
+
+
 def test_depth_and_width_are_bounds():
     rng = random.Random(0)
     trees = [random_statement(rng, 0, 4, 3, 4) for _ in range(500)]
@@ -216,6 +244,42 @@ def test_careful_trace_goes_back_over_several_people():
     assert text.count("Contradiction.") == text.count("Wait, go back.")
     with pytest.raises(ValueError, match="no consistent assignment"):
         careful(Puzzle(("A",), (N0,), (True,)))
+
+
+def test_exhaustive_trace_word_for_word():
+    assert careful(PAIR, "exhaustive") == (
+        "<think>Suppose Zoey knight, Oliver knight. "
+        "Zoey says: Oliver is a knave? Oliver knight, no, Zoey knight. Contradiction. "
+        "Wait, go back. Suppose Zoey knight, Oliver knave. "
+        "Zoey says: Oliver is a knave? Oliver knave, yes, Zoey knight fits. "
+        "Oliver says: Zoey is a knight? Zoey knight, yes, and Oliver is a knight? Oliver knave, no, Oliver knave fits. "
+        "Everything fits.</think>\n"
+        "<answer>(1) Zoey is a knight\n(2) Oliver is a knave</answer>"
+    )
+    with pytest.raises(ValueError, match="no consistent assignment"):
+        careful(Puzzle(("A",), (N0,), (True,)), "exhaustive")
+
+
+def test_exhaustive_trace_leaves_out_operands_that_change_nothing():
+    either = Puzzle(("Zoey", "Oliver"), (("or", N1, K1, K0), ("and", N0, K1, K1)), (True, False))
+    assert solve(either.statements) == [either.solution]
+    assert careful(either, "exhaustive").startswith(
+        "<think>Suppose Zoey knight, Oliver knight. "
+        "Zoey says: Oliver is a knave? Oliver knight, no, or Oliver is a knight? Oliver knight, yes, Zoey knight fits. "
+        "Oliver says: Zoey is a knave? Zoey knight, no, Oliver knight. Contradiction. "
+    )
+
+
+@pytest.mark.parametrize("people", range(2, 6))
+def test_exhaustive_search_tries_every_assignment_before_the_solution(people):
+    made = task(people=(people,), train=30, depth=3, search="exhaustive")
+    for problem in made.problems("train"):
+        text, puzzle = made.trace(problem, "careful", seed=0).text, puzzle_of_problem(problem)
+        order = list(itertools.product((True, False), repeat=people))  # knights first
+        assert text.count("Suppose") == order.index(puzzle.solution) + 1
+        assert text.count("Contradiction. Wait, go back.") == text.count("Suppose") - 1
+        assert text == problem.reference
+        assert made.grade(problem, text).verdict == "correct"
 
 
 def test_hasty_trace_is_a_uniform_guess():
