@@ -90,7 +90,7 @@ def by_stage(rows: Sequence[Row]) -> str:
 def paired(folders: Sequence[Path], stages: Sequence[str]) -> str:
     """Gain of each stage and level, of each seed and of the mean over seeds; problems are what is resampled."""
     lines = [header("stage", "level", "seed", "gain", "p")]
-    sets = {str(i): [folder] for i, folder in enumerate(folders)} if len(folders) > 1 else {}
+    sets = {f.name.rpartition("-seed")[2]: [f] for f in folders} if len(folders) > 1 else {}
     for name in stages:
         for label, chosen in {**sets, "mean": folders}.items():
             for level, found in compared(chosen, name).items():

@@ -53,6 +53,10 @@ class ConfigError(UserError):
         self.lines = tuple(dict.fromkeys(lines))
         super().__init__("\n".join(self.lines))
 
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
+        """It travels between processes."""
+        return type(self), (self.lines,)
+
 
 #: What a bare string stands for: `model: tiny` reads as `model: {path: tiny}`.
 SHORTHANDS = {"model": "path", "task": "name", "launch": "kind"}

@@ -56,7 +56,7 @@ def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeli
     elif kind_of(source) in (tasks := {*TASKS, *registered()}) or source in tasks:
         layer = Layer({"name": source.replace(":", "-"), "task": {"name": source}}, {(): source})
     else:
-        near = difflib.get_close_matches(source, sorted(tasks), n=1)
+        near = difflib.get_close_matches(source, sorted({*tasks, *presets()}), n=1)
         if near and not Path(source).expanduser().exists() and source not in presets():
             raise UserError(f"{source}: no such task, recipe or data; did you mean {near[0]}?")
         return load(source, overrides)

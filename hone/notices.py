@@ -79,21 +79,27 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
         lines += [
             f"algo.{key}: no effect in a stage of kind distil" for key in stage.algo.changed() if key in NO_REWARD
         ]
+        lines += _rollout_notices(stage)
     return lines + (list(schedules.notices(stage, _rl_notices)) if stage.stage == "rl" else [])
+
+
+def _rollout_notices(stage: Recipe) -> Iterator[str]:
+    rollout = stage.rollout
+    yield from (f"rollout.{text}" for text in rollout.idle_settings())
+    if rollout.weights != "policy" and rollout.engine == "native":
+        if rollout.weights == stage.model.dtype:
+            yield f"rollout.weights {rollout.weights}: no effect, as the policy's are"
+        elif stage.algo.correction.kind == "none":
+            yield (
+                f"rollout.weights {rollout.weights}: answers are sampled from rounded weights, and nothing "
+                "corrects for that; algo.correction.kind: tis or mis does"
+            )
 
 
 def _rl_notices(stage: Recipe) -> Iterator[str]:
     algo, watch, overlong = stage.algo, stage.watch, stage.reward.overlong
     yield from (f"algo.{text}" for text in algo.idle_settings())
-    yield from (f"rollout.{text}" for text in stage.rollout.idle_settings())
-    if stage.rollout.weights != "policy" and stage.rollout.engine == "native":
-        if stage.rollout.weights == stage.model.dtype:
-            yield f"rollout.weights {stage.rollout.weights}: no effect, as the policy's are"
-        elif algo.correction.kind == "none":
-            yield (
-                f"rollout.weights {stage.rollout.weights}: answers are sampled from rounded weights, and nothing "
-                "corrects for that; algo.correction.kind: tis or mis does"
-            )
+    yield from _rollout_notices(stage)
     if stage.rollout.engine == "vllm" and stage.rollout.vllm.serves_adapter and stage.lora is None:
         yield "rollout.vllm.lora: no effect without lora, as there is no adapter to send"
     cut = [key for key in ("top_p", "top_k", "min_p") if key in stage.sampling.changed()]

@@ -15,6 +15,7 @@ from hone.algo.config import AlgoConfig
 from hone.data.pack import pack
 from hone.dist.config import ParallelConfig
 from hone.dist.world import World
+from hone.model.compiled import decoder_layers
 from hone.model.config import LoraConfig, ModelConfig
 from hone.train.batches import prepare
 from hone.train.config import LayersConfig, OptimConfig
@@ -40,6 +41,8 @@ def five_steps(case: dict[str, Any]) -> dict[str, Any]:
         reference=True,
         world=world,
     )
+    if case.get("settings", {}).get("compile"):
+        assert decoder_layers(policy.model), "nothing would be compiled"
     if case.get("skips") and world.data_rank == 1:
         skipping(policy)
     packer = partial(pack, tokens_per_microbatch=case.get("budget", 64), share_prompts=True, parts=world.data)

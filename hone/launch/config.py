@@ -18,6 +18,8 @@ class RayServerConfig(Section):
 
     cpus: PositiveFloat = 1.0
     gpus: NonNegativeInt | None = None  # as many as its arguments ask for; null: 1 if the cluster has any
+    # cluster: at its machine's address, where that is not the first worker's. It asks nobody for a password.
+    listen: Literal["loopback", "cluster"] = "loopback"
 
 
 class RayConfig(Section):

@@ -32,7 +32,7 @@ from hone.launch.actor import SHARED, ServerActor, Worker
 from hone.launch.config import RayConfig
 from hone.launch.job import Job, environment
 from hone.launch.supervise import Exit, announce, impatient, supervise
-from hone.rollout.host import ACTOR, CLUSTER, NAMESPACE
+from hone.rollout.host import ACTOR, CLUSTER, NAMESPACE, OPEN
 
 #: Variables of this process that the workers have too; all others are those of the cluster.
 PASSED_ON = (
@@ -158,7 +158,7 @@ class RayWorkers:
                 name=self._server_name,
                 namespace=NAMESPACE,
                 scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, job.processes // job.tensor),
-            ).remote(_passed_on())
+            ).remote(_passed_on(), os.getcwd())
         calls = [actor.about.remote() for actor in self._everybody()]
         found = self._get(calls, self._config.start_timeout, "to come up")
         other = next((about for about in found if about["version"] != hone.__version__), None)
@@ -204,6 +204,7 @@ class RayWorkers:
             contract = environment(rank, size, local[node], sizes[node], abouts[0]["address"], port)
             if rank == 0 and self._server is not None:
                 contract |= {ACTOR: self._server_name, CLUSTER: about["cluster"]}
+                contract |= {OPEN: "1"} if self._config.server.listen == "cluster" else {}
             if devices[node]:  # all those of the run on this machine, so that LOCAL_RANK numbers them
                 contract["CUDA_VISIBLE_DEVICES"] = ",".join(devices[node])
             local[node] += 1

@@ -40,9 +40,9 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """What the architecture says must stay in one piece: its layers."""
-    names = tuple(model._no_split_modules or ())
-    return [m for m in model.modules() if type(m).__name__ in names]
+    """What the architecture says must stay in one piece: its layers. FSDP2 makes a class of its own of theirs."""
+    names = set(model._no_split_modules or ())
+    return [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
 
 
 @contextmanager

@@ -25,8 +25,8 @@ from hone.model.linear import PACKED_ROWS, plain_layers
 Weights = Literal["policy", "bfloat16", "int8"]
 Product = Callable[[Tensor], Tensor]
 
-#: Rows up to which PyTorch's int8 product is the fastest (measured on Zen 5; it reads less, and computes slowly).
-INT8_ROWS = 4
+#: Rows up to which PyTorch's int8 product is used: it reads less, and computes slowly. More of them are padded to 8.
+INT8_ROWS = 1
 #: It reads so many numbers at once, and beyond the end of a row if they are fewer.
 INT8_MULTIPLE = 16
 

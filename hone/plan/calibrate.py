@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 #: Tokens of the micro-batch that is timed, and of the answers: enough for a rate, little time on a CPU.
-TRAIN_TOKENS, SHORT, LONG = 1024, 4, 12
+TRAIN_TOKENS, ANSWERS = 1024, {"cpu": (4, 12), "cuda": (32, 96)}  # on a GPU both are long enough to be recorded
 MAX_ROWS = 64
 
 
@@ -70,9 +70,10 @@ def calibrate(stage: Recipe, plan: Plan, work: Work, shape: Shape) -> Speeds:
         samples = -(-rows // len(prompts))
         return _seconds(lambda: engine.generate(prompts, sampling, samples=samples, seed=0), device)
 
-    each = max(1e-9, (generate(LONG) - generate(SHORT)) / (LONG - SHORT))
+    short, long = ANSWERS[device.type]
+    each = max(1e-9, (generate(long) - generate(short)) / (long - short))
     real = len(prompts) * -(-rows // len(prompts))
-    decoded = forward_flops(shape, real, plan.prompt_tokens + (SHORT + LONG) / 2) / each
+    decoded = forward_flops(shape, real, plan.prompt_tokens + (short + long) / 2) / each
     return Speeds("this machine, calibrated", reached, decoded, float("inf"))
 
 
@@ -94,8 +95,8 @@ def _random_model(stage: Recipe, device: torch.device) -> PreTrainedModel:
 
 
 def _seconds(what: Callable[[], object], device: torch.device) -> float:
-    """The shorter of two, after one that does not count. On a CPU processor time over the threads that share the work:
-    on a busy machine the clock on the wall would count what others do."""
+    """The shorter of two, after one that does not count. With one thread on a CPU its processor time: on a busy machine
+    the clock on the wall would count what others do."""
     found = []
     for _ in range(3):
         _wait(device)
@@ -103,8 +104,8 @@ def _seconds(what: Callable[[], object], device: torch.device) -> float:
         what()
         _wait(device)
         wall = time.perf_counter() - start
-        busy = (time.process_time() - worked) / torch.get_num_threads()
-        found.append(min(wall, busy) if device.type == "cpu" else wall)
+        busy = time.process_time() - worked
+        found.append(min(wall, busy) if device.type == "cpu" and torch.get_num_threads() == 1 else wall)
     return min(found[1:])
 
 

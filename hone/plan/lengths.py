@@ -32,10 +32,9 @@ def lengths_of(stage: Recipe) -> Lengths:
         with offline():
             task = make_task(stage.task, stage.seed)
             problems = task.problems("train")
-    except UserError:
-        said.append(
-            f"the data of task {stage.task.name} is not on this machine: prompts of at most {ASSUMED_PROMPT} tokens"
-        )
+    except UserError as error:
+        why = str(error).splitlines()[0]
+        said.append(f"prompts of at most {ASSUMED_PROMPT} tokens, as the data cannot be looked at here: {why}")
         return Lengths(ASSUMED_PROMPT, _answer(stage, None, per, said), tuple(said))
     if Path(stage.model.path).is_dir():
         prompt = batches.longest_prompt(problems, Renderer(load_tokenizer(stage.model), stage.prompt, task.system))

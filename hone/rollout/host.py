@@ -14,6 +14,8 @@ from hone.rollout.process import Server, ServerProcess, stop_leftover
 
 #: Set in rank 0 by a launcher that keeps an actor for the server: its name, and the address of the Ray cluster.
 ACTOR, CLUSTER = "HONE_SERVER_ACTOR", "HONE_RAY_CLUSTER"
+#: Set beside them if the server may listen at an address that other machines reach.
+OPEN = "HONE_SERVER_OPEN"
 #: Actors are known by their name within this.
 NAMESPACE = "hone"
 LOOPBACK = "127.0.0.1"
@@ -77,9 +79,11 @@ class Host:
 class Caretaker:
     """Of a server on another machine, whose parent it is: every method answers soon. One server at a time."""
 
-    def __init__(self, variables: Mapping[str, str]) -> None:
-        """`variables`: of the environment of servers."""
+    def __init__(self, variables: Mapping[str, str], working: str) -> None:
+        """`variables`: of the environment of servers; `working`: the folder that relative paths start from."""
         os.environ.update(variables)
+        if Path(working).is_dir():  # whether it is there is asked, and said, later
+            os.chdir(working)
         self._host = Host()
         self._server: ServerProcess | None = None
 
@@ -131,6 +135,6 @@ def host_of_servers(config: ServerConfig) -> Host:
         return Host()
     from hone.rollout.remote import RemoteHost
 
-    host = RemoteHost(os.environ[ACTOR], os.environ[CLUSTER])
+    host = RemoteHost(os.environ[ACTOR], os.environ[CLUSTER], OPEN in os.environ)
     host.ready(config.start_timeout)
     return host

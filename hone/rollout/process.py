@@ -21,6 +21,7 @@ from pathlib import Path
 import psutil
 
 from hone.config import UserError
+from hone.rollout.http import ServerLost
 
 #: Seconds between two looks at whether a server answers, and seconds to end by itself before it is killed.
 LOOK = 0.2
@@ -58,11 +59,21 @@ class Server(ABC):
     def running(self) -> bool:
         return not self.ended_within(0.0)
 
+    @property
+    def lost(self) -> bool:
+        """Whether it has ended because its machine, or what started it there, is gone."""
+        return False
+
     def wait_until(self, healthy: Callable[[], bool], seconds: float) -> None:
-        """Raises UserError, with the end of the log, if the process ends or is not healthy in time; it is stopped."""
+        """Raises UserError, with the end of the log, if the process ends or is not healthy in time; it is stopped.
+
+        Raises ServerLost if it is `lost`: started again it may well come up.
+        """
         deadline = time.monotonic() + seconds
         while not healthy():
             if not self.running:
+                if self.lost:
+                    raise ServerLost(f"{self.name} {self.how()} before it answered")
                 raise self._failed(f"{self.name} {self.how()} before it answered")
             if time.monotonic() > deadline:
                 raise self._failed(f"{self.name} did not answer within {seconds:g} s (start_timeout)")

@@ -30,15 +30,20 @@ SHORT = 30.0
 SHARED = 30.0
 
 
-class RemoteHost(Host):
-    """`actor`: its name; `cluster`: the address of Ray's own store."""
+class NotNow(ServerLost):
+    """The actor does not answer for now: it is slow, out of reach, or being started again."""
 
-    def __init__(self, actor: str, cluster: str) -> None:
+
+class RemoteHost(Host):
+    """`actor`: its name; `cluster`: the address of Ray's own store; `open`: servers may listen beyond loopback."""
+
+    def __init__(self, actor: str, cluster: str, open: bool) -> None:
         if not ray.is_initialized():
             handler = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
             ray.init(address=cluster, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
             signal.signal(signal.SIGTERM, handler)
         self._actor: Any = ray.get_actor(actor, NAMESPACE)
+        self._open = open
         self._python = self._inside = ""
 
     @property
@@ -62,6 +67,12 @@ class RemoteHost(Host):
                 time.sleep(1.0)
         # Of one machine: nobody else is to reach the server.
         own = about["address"] == ray.util.get_node_ip_address()
+        if not own and not self._open:
+            raise UserError(
+                f"launch.ray.server.listen is loopback, and Ray has placed the server on {about['address']}, another "
+                "machine than the first worker's. Give cluster, in a network that only you can reach: the server asks "
+                "nobody for a password. Or have both on one machine: fewer launch.ray.server.cpus and gpus"
+            )
         self.address = LOOPBACK if own else str(about["address"])
 
     def output(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
@@ -105,7 +116,9 @@ class RemoteHost(Host):
                 raise error.cause from None
             raise
         except ray.exceptions.GetTimeoutError as error:
-            raise ServerLost(f"the server's actor does not answer within {seconds:g} s ({method})") from error
+            raise NotNow(f"the server's actor does not answer within {seconds:g} s ({method})") from error
+        except ray.exceptions.ActorUnavailableError as error:
+            raise NotNow("the server's actor cannot be reached") from error
         except ray.exceptions.RayActorError as error:
             raise ServerLost("the server's actor was lost") from error
 
@@ -120,12 +133,22 @@ class RemoteServer(Server):
         return self._pid
 
     def ended_within(self, seconds: float) -> bool:
-        if not self._how:
+        deadline = time.monotonic() + SHORT
+        while not self._how:
             try:
                 self._how = self._host.ask("ended", seconds, seconds=seconds + SHORT) or ""
+                break
+            except NotNow:
+                if time.monotonic() > deadline:
+                    break  # it may be there
+                time.sleep(0.5)
             except ServerLost:
                 self._how = LOST
         return bool(self._how)
+
+    @property
+    def lost(self) -> bool:
+        return self._how == LOST
 
     def how(self) -> str:
         return self._how

@@ -32,12 +32,9 @@ from hone.types import Finish, IntArray, Turn
 if TYPE_CHECKING:
     from hone.train.policy import Policy
 
-#: Seconds for a question whose answer needs no work: health, list of models.
-SHORT = 20.0
-#: How often one prompt is asked when the server is well but gives no whole answer to it.
-TRIES = 3
-#: The name under which a server that hone starts serves the model.
-MODEL = "policy"
+SHORT = 20.0  # seconds for a question whose answer needs no work: health, list of models
+TRIES = 3  # how often one prompt is asked when the server is well but gives no whole answer to it
+MODEL = "policy"  # the name under which a server that hone starts serves the model
 
 
 class Aborted(ServerError):
@@ -300,7 +297,15 @@ class ServerEngine(ABC):
             )
 
     def _start(self) -> None:
-        """A new server with the weights in `_served`, on a port of loopback or of a machine of the cluster."""
+        """A new server with the weights in `_served`; one that is lost while it comes up counts as a restart."""
+        while True:
+            try:
+                return self._launch()
+            except ServerLost as error:
+                self._count(error, "it is started again", "")
+
+    def _launch(self) -> None:
+        """On a port of loopback, or of a machine of the cluster."""
         assert self._served is not None
         if self._process is not None and self._process.running:
             self._process.stop()
@@ -347,18 +352,8 @@ class ServerEngine(ABC):
                 log = f" It {self._process.how()}. Its log {self._log} ends with:\n{self._process.tail()}"
             self._process.stop()
             self._process = None
-        if self._restarts >= self.config.restarts:
-            raise UserError(
-                f"{self.name}: {error}. It has been started again {self._restarts} times already "
-                f"(rollout.{self.module}.restarts).{log}"
-            )
-        self._restarts += 1
         how = "it is started again" if self.config.url is None else f"waiting for it at {self.config.url}"
-        self._event(
-            "server_restart",
-            f"{self.name}: {error}; {how} with the weights of version {self._version}, then asked again for {waiting} "
-            f"(restart {self._restarts} of {self.config.restarts}).{log}",
-        )
+        self._count(error, f"{how} with the weights of version {self._version}, then asked again for {waiting}", log)
         if self.config.url is None:
             self._start()
         else:
@@ -366,6 +361,18 @@ class ServerEngine(ABC):
             assert self._served is not None
             self._update(self._served, None)
         self.on_restart()
+
+    def _count(self, error: ServerError, then: str, log: str) -> None:
+        """One more restart. Raises UserError if that is one too many."""
+        if self._restarts >= self.config.restarts:
+            raise UserError(
+                f"{self.name}: {error}. It has been started again {self._restarts} times already "
+                f"(rollout.{self.module}.restarts).{log}"
+            )
+        self._restarts += 1
+        self._event(
+            "server_restart", f"{self.name}: {error}; {then} (restart {self._restarts} of {self.config.restarts}).{log}"
+        )
 
     def _wait_for_return(self, url: str) -> None:
         deadline = time.monotonic() + self.config.start_timeout

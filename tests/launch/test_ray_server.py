@@ -57,10 +57,11 @@ def train(folder: Path, name: str, address: str, fault: str = "none", *more: str
         "OMP_NUM_THREADS": "1",
     }
     command = [sys.executable, "-m", "hone", "train", f"{name}.yaml", f"launch.ray.address={address}"]
-    settings = f"stages.rl.rollout.vllm.environment={json.dumps(variables)}"
+    if fault != "real":
+        command.append(f"stages.rl.rollout.vllm.environment={json.dumps(variables)}")
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     return subprocess.Popen(
-        [*command, settings, *more], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
+        [*command, *more], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=env
     )
 
 
@@ -161,7 +162,7 @@ def test_vllm_itself(cluster: Any, tmp_path: Path) -> None:
         "start_timeout": 1200.0,
     }
     more = [f"stages.rl.rollout.vllm={json.dumps(settings)}", "stages.rl.steps=2"]
-    process = train(tmp_path, "vllm", cluster.address, "none", *more)
+    process = train(tmp_path, "vllm", cluster.address, "real", *more)
     run = tmp_path / "runs" / "vllm" / "rl"
     wait_for_step(run, 0, process)
     (server,) = servers(tmp_path)
@@ -169,6 +170,7 @@ def test_vllm_itself(cluster: Any, tmp_path: Path) -> None:
     server.parent().kill()
     out, _ = process.communicate(timeout=1500)
     assert process.returncode == 0, out
+    assert "stand-in" not in (run / "vllm.log").read_text()
     assert all(row["identity/gap"] < 1e-5 for row in jsonl.read(run / "metrics.jsonl"))
     assert [row["kind"] for row in jsonl.read(run / "events.jsonl")].count("server_restart") == 1
     assert not [child for child in below if child.is_running()]

@@ -96,6 +96,11 @@ class Core:
         # Prompts that were read and have samples waiting: their keys and values, and the logits [V] after them.
         self._read: dict[int, tuple[Prompt, Tensor]] = {}
 
+    def close(self) -> None:
+        """The memory of keys, values and recordings is given back, whoever still knows of this batch."""
+        self._next.close()
+        self._cache, self._read = DecodeCache(), {}
+
     @property
     def busy(self) -> bool:
         """Whether there is anything left to do."""

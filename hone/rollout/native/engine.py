@@ -87,7 +87,7 @@ class NativeEngine:
         budget = Budget.of(self._model, self._config.kv_cache_gib)
         # Not inference_mode: a rotary embedding that rescales itself would keep inference tensors as buffers.
         with torch.no_grad(), serving(self._model, self._config.weights):
-            yield Core(
+            core = Core(
                 self._model,
                 self._stops,
                 budget,
@@ -98,6 +98,10 @@ class NativeEngine:
                 self._recorder(),
                 self._no_graphs,
             )
+            try:
+                yield core
+            finally:
+                core.close()
 
     def _load_kernel(self) -> Kernel | None:
         if not self._config.compiled or self._model.device.type != "cpu" or self._model.dtype != torch.float32:

@@ -16,6 +16,7 @@ launched while the recorded ones run.
 
 from __future__ import annotations
 
+import functools
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -26,7 +27,8 @@ from torch import Tensor
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # tokens [B] and their positions [B] -> logits [B, V]
 
-#: A recording takes about as long as two or three steps without one; for fewer steps than this it is not made.
+#: For fewer steps than this a recording is not made: it takes as long as a few without one, and empties the allocator's
+#: cache. An estimate; it has not been measured.
 WORTH_STEPS = 16
 
 
@@ -54,7 +56,7 @@ class CudaRecorder:
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
-        self._stream = torch.cuda.Stream(device)
+        self._stream = _stream(device)
         self._last: torch.cuda.CUDAGraph | None = None
 
     def rehearse(self, step: Callable[[], Tensor]) -> None:
@@ -91,6 +93,12 @@ class CudaRecorder:
         return graph.replay, result
 
 
+@functools.cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """One for all batches: libraries keep their workspace for each stream that they have met."""
+    return torch.cuda.Stream(device)
+
+
 @contextmanager
 def _waiting_is_an_error() -> Iterator[None]:
     mode = torch.cuda.get_sync_debug_mode()
@@ -125,6 +133,11 @@ class GraphStep:
         """The cache was rebuilt; `steps` tokens fit it."""
         self._steps = steps
         self._inputs = self._replay = self._logits = None
+
+    def close(self) -> None:
+        """What was recorded is given back."""
+        self.forget(0)
+        self._recorder = None
 
     def __call__(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """tokens and positions [B]. Returns logits [B, V], valid until the next call."""
