@@ -81,6 +81,9 @@ def check(
     task = make_task(stage.task, stage.seed)
     if not task.problems("train"):
         raise UserError(f"task {task.name}: the train split is empty; give it a size, e.g. task.train=1000")
+    if stage.stage == "rl":  # it evaluates hours after it began
+        for split in {stage.eval.split, "validation" if stage.eval.every else stage.eval.split}:
+            task.problems(split)
     where = model_of(recipe, place, checkpoint) if with_model else None
     findings: list[Finding] = []
     if with_model and where is None:

@@ -311,6 +311,12 @@ def test_without_a_model(recipe, capsys):
     assert not (recipe.parent / "runs").exists()
 
 
+def test_a_test_split_that_there_are_not_enough_puzzles_for(recipe):
+    """Otherwise a run says so at its first evaluation, after the warm-up."""
+    with pytest.raises(UserError, match=r"distinct puzzles of 2 people for the test split, \d+ were asked for"):
+        check(load(recipe, ["task.people=[2]", "task.names=2", "task.test=5000"]), with_model=False)
+
+
 def test_json_and_the_exit_code(recipe, capsys):
     assert cli_check(load(recipe, ["sampling.max_tokens=2040"]), 2, False, None, True) == 1
     result = json.loads(capsys.readouterr().out)
