@@ -4,7 +4,7 @@ Each layer is compiled on its own ("regional compilation", torchtitan, arXiv:241
 the code, and it is made for any number of tokens. Attention stays outside, since its layout is Python's own: a layer
 is compiled in two parts, before and behind it. Generation is left as it is.
 
-On a GPU that is where norms, rotary embeddings and activations cost most. On a CPU it gains nothing
+On a GPU that is where norms, rotary embeddings and activations cost most. On a CPU it is slower
 (`benchmarks/throughput.py --compile`), and PyTorch's own products take the place of `hone.model.linear`'s.
 """
 
