@@ -25,6 +25,7 @@ from hone.data.parse import parse
 from hone.tasks.knights_logic import (
     MAX_PEOPLE,
     OPERATORS,
+    Operator,
     Puzzle,
     canonical_form,
     parse_statements,
@@ -45,7 +46,6 @@ SYSTEM = (
     "<answer>(1) Zoey is a knight\n(2) Oliver is a knave</answer>"
 )
 
-Operator = Literal["not", "and", "or", "->", "<=>"]
 
 _JOINING = ", ".join(OPERATORS[1:])
 

@@ -18,12 +18,13 @@ import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Literal
 
 Statement = tuple[Any, ...]
 
 LEAVES = ("telling-truth", "lying")
-OPERATORS = ("not", "and", "or", "->", "<=>")
+Operator = Literal["not", "and", "or", "->", "<=>"]
+OPERATORS: tuple[Operator, ...] = ("not", "and", "or", "->", "<=>")
 COMMUTATIVE = ("and", "or", "<=>")
 MAX_PEOPLE = 16  # 2**16 assignments; a table of 8 KiB per statement
 MAX_LITERAL = 20_000  # characters of a `statements` literal that are worth parsing
