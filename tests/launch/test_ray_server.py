@@ -161,7 +161,7 @@ def test_vllm_itself(cluster: Any, tmp_path: Path) -> None:
         "environment": {"VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1"},
         "start_timeout": 1200.0,
     }
-    more = [f"stages.rl.rollout.vllm={json.dumps(settings)}", "stages.rl.steps=2"]
+    more = [f"stages.rl.rollout.vllm={json.dumps(settings)}", "stages.rl.steps=2", "model.tiny.hidden_size=64"]
     process = train(tmp_path, "vllm", cluster.address, "real", *more)
     run = tmp_path / "runs" / "vllm" / "rl"
     wait_for_step(run, 0, process)
