@@ -344,8 +344,6 @@ class ServerEngine(ABC):
 
     def _recover(self, error: ServerError, waiting: str) -> None:
         """Start the server again, or wait for the one at `url`; then give it the weights and have them checked."""
-        if self._closed:
-            raise error
         log = ""
         if self._process is not None:
             if isinstance(error, ServerLost) and self._process.ended_within(1.0):
@@ -363,7 +361,9 @@ class ServerEngine(ABC):
         self.on_restart()
 
     def _count(self, error: ServerError, then: str, log: str) -> None:
-        """One more restart. Raises UserError if that is one too many."""
+        """One more restart. Raises UserError if that is one too many, `error` if nobody wants the server any more."""
+        if self._closed:
+            raise error
         if self._restarts >= self.config.restarts:
             raise UserError(
                 f"{self.name}: {error}. It has been started again {self._restarts} times already "
