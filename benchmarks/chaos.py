@@ -84,8 +84,8 @@ def main() -> None:
 
 def chaos(folder: Path, kills: int, steps: int, seed: int, layout: dict[str, int]) -> dict[str, Any]:
     """Counts of kills by where they struck. Raises AssertionError for a run that is not the same, or hangs."""
-    import hone.pipeline  # noqa: F401  # here, so that the processes need not
-    from hone import runs
+    import hone.stages.pipeline  # noqa: F401  # here, so that the processes need not
+    from hone.stages import audit as runs
 
     luck = random.Random(seed)
     begun = time.monotonic()
@@ -165,8 +165,8 @@ class Attempt:
             os.dup2(log, 1)
             os.dup2(log, 2)
             observe(self.slots[rank])
-            from hone import pipeline
-            from hone.loading import load
+            from hone.recipe.load import load
+            from hone.stages import pipeline
 
             pipeline.run(load(self._recipe), resume=True)
             code = 0
@@ -231,9 +231,9 @@ class Attempt:
 
 def observe(slot: mmap.mmap) -> None:
     """Make this process note where it is."""
+    from hone.learn import checkpoint
+    from hone.learn.policy import Policy
     from hone.rollout.native import NativeEngine
-    from hone.train import checkpoint
-    from hone.train.policy import Policy
 
     def noted(owner: Any, name: str, place: str) -> None:
         call = getattr(owner, name)

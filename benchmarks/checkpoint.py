@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
-from hone.model.config import ModelConfig, TinyConfig
+from hone.learn import checkpoint
+from hone.learn.policy import Policy
 from hone.model.tiny import create
-from hone.train import checkpoint
-from hone.train.config import OptimConfig
-from hone.train.policy import Policy
+from hone.recipe.sections.model import ModelConfig, TinyConfig
+from hone.recipe.sections.optim import OptimConfig
 
 
 def main() -> None:

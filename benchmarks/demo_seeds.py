@@ -15,7 +15,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hone.reproduce import SCHEMA, bands
+from hone.measure.reproduce import SCHEMA, bands
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "demo"

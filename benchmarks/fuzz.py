@@ -21,23 +21,23 @@ from functools import partial
 
 import numpy as np
 
-from hone.config import UserError
-from hone.data.parse import completion, parse
+from hone.base.settings import UserError
+from hone.grade.answers import equivalent
+from hone.grade.extract import MAX_ANSWER, extract
+from hone.grade.parse import completion, parse
 from hone.rewards import REWARDS, make_reward
 from hone.rewards.config import RewardConfig
 from hone.rewards.gold import number, written_numbers
 from hone.rewards.numeric import after_hashes, boxed, last_number
 from hone.rewards.perplexity import leaks
-from hone.tasks import arithmetic
 from hone.tasks.base import Task
-from hone.tasks.countdown import CountdownConfig, CountdownTask
-from hone.tasks.knights import KnightsConfig, KnightsTask
-from hone.tasks.knights_text import read_roles
-from hone.tasks.linear_algebra import LinearAlgebraConfig, LinearAlgebraTask
-from hone.tasks.matrices import parse_matrix
+from hone.tasks.countdown import arithmetic
+from hone.tasks.countdown.task import CountdownConfig, CountdownTask
+from hone.tasks.knights.task import KnightsConfig, KnightsTask
+from hone.tasks.knights.text import read_roles
+from hone.tasks.linear_algebra.matrices import parse_matrix
+from hone.tasks.linear_algebra.task import LinearAlgebraConfig, LinearAlgebraTask
 from hone.types import Grade, Problem, Rollout, Turn
-from hone.verify.answers import equivalent
-from hone.verify.extract import MAX_ANSWER, extract
 
 LIMIT = 0.05  # seconds
 LONG = 100_000  # characters

@@ -2,7 +2,7 @@
 
     .venv/bin/python benchmarks/maths_grading.py       # writes benchmarks/results/maths_grading.json
 
-Each line of tests/verify/maths_pairs.tsv is a recorded answer, a given one, and whether a careful grader takes them for
+Each line of tests/grade/maths_pairs.tsv is a recorded answer, a given one, and whether a careful grader takes them for
 the same. Both sides get the bare answers; math-verify gets them between dollars, as its documentation asks for. A
 verifier that fails on a pair is wrong on it. Times are of one core: of hone's comparisons in process and of its pairs
 that go to math-verify in a worker, and of math-verify in this process, each after a first call that loads the library.
@@ -23,8 +23,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from hone.verify.answers import equivalent
-from hone.verify.maths import Maths
+from hone.grade.answers import equivalent
+from hone.grade.maths import Maths
 
 ROOT = Path(__file__).resolve().parent.parent
 PAIRS = ROOT / "tests" / "verify" / "maths_pairs.tsv"

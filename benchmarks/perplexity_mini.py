@@ -19,12 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from hone.analysis import stats
-from hone.evaluate import eval_problems, served
-from hone.loading import load
-from hone.recipe import stages
+from hone.base import stats
+from hone.measure.evaluate import eval_problems, served
+from hone.measure.two_model import contexts_of, load_frozen, two_model
+from hone.recipe.load import load
+from hone.recipe.recipe import stages
 from hone.rollout.collect import rollouts
-from hone.two_model import contexts_of, load_frozen, two_model
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "perplexity-mini"

@@ -24,13 +24,13 @@ from typing import Any
 
 import numpy as np
 
-from hone.analysis import measured, passk, stats
-from hone.analysis.ability import new_ability
-from hone.analysis.measured import Measured
-from hone.evals.store import read_measured, stored
+from hone.base import jsonl, stats
+from hone.measure.reproduce import SCHEMA, bands
+from hone.measure.stats import measured, passk
+from hone.measure.stats.ability import new_ability
+from hone.measure.stats.measured import Measured
+from hone.measure.store import read_measured, stored
 from hone.report.runs import over_runs
-from hone.reproduce import SCHEMA, bands
-from hone.train import jsonl
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "prolonged-mini"

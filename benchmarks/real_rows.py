@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from hone.tasks.dataset import SPLITS, DatasetConfig, DatasetTask
+from hone.tasks.rows.task import SPLITS, DatasetConfig, DatasetTask
 from hone.types import Problem
 
 FORMS: dict[str, Callable[[str], str]] = {

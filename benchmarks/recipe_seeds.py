@@ -4,7 +4,7 @@
     .venv/bin/python benchmarks/recipe_seeds.py recipes/demo --measures "after.accuracy - before.accuracy"
 
 Which trainings belong to one measurement is read from the `runs` of a results.json that is there already; else it is
-recipe.yaml alone. Write {"runs": {...}} there first for a recipe that compares several. See hone/reproduce.py.
+recipe.yaml alone. Write {"runs": {...}} there first for a recipe that compares several. See hone/measure/reproduce.py.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import argparse
 import json
 from pathlib import Path
 
-from hone.reproduce import RESULTS, SCHEMA, bands, measure
+from hone.measure.reproduce import RESULTS, SCHEMA, bands, measure
 
 MEASURES = ["before.accuracy", "after.accuracy", "after.accuracy - before.accuracy", "after.response_tokens"]
 

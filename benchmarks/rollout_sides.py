@@ -42,7 +42,7 @@ def hone(compiled: bool) -> Callable[[dict[str, Any]], Run]:
     from train_step_sides import stop_ids
     from transformers import AutoModelForCausalLM
 
-    from hone.rollout.config import RolloutConfig, SamplingConfig
+    from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
     from hone.rollout.native import NativeEngine
 
     model = AutoModelForCausalLM.from_pretrained(FOLDER / "step")

@@ -25,7 +25,7 @@ from train_step import cpu_name
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM
 
 from hone.model.linear import onednn
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 from hone.rollout.native.requests import Request
 

@@ -4,7 +4,7 @@
 
 One thread; figures are processor seconds (`time.process_time`), medians of three, which other processes on the machine
 disturb less than the clock on the wall; the load average at the start is recorded. `ratio` is to the first row of its
-table, `modelled` the ratio that `hone.plan.cost` gives for one speed: operations alone. Beyond one process everything
+table, `modelled` the ratio that `hone.preflight.plan.cost` gives for one speed: operations alone. Beyond one process everything
 is modelled (`modelled` in the file): nothing of it was run.
 """
 
@@ -23,19 +23,28 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
-from hone.dist.config import ParallelConfig
-from hone.model.config import ModelConfig, TinyConfig
+from hone.base.parallel import ParallelConfig
 from hone.model.linear import onednn
 from hone.model.load import device
-from hone.plan import batch as batches
-from hone.plan.calibrate import _random_model
-from hone.plan.cost import H100, Speeds, Work, forward_flops, generate_seconds, shape_of, step_time, train_flops
-from hone.plan.shapes import config_of, published
-from hone.plan.trace import there_and_back
-from hone.recipe import Recipe
-from hone.rollout.config import SamplingConfig
+from hone.preflight.plan import batch as batches
+from hone.preflight.plan.calibrate import _random_model
+from hone.preflight.plan.cost import (
+    H100,
+    Speeds,
+    Work,
+    forward_flops,
+    generate_seconds,
+    shape_of,
+    step_time,
+    train_flops,
+)
+from hone.preflight.plan.shapes import config_of, published
+from hone.preflight.plan.trace import there_and_back
+from hone.recipe.recipe import Recipe
+from hone.recipe.sections.model import ModelConfig, TinyConfig
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.engine import NativeEngine
-from hone.tasks.knights import KnightsConfig
+from hone.tasks.knights.task import KnightsConfig
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = {

@@ -23,10 +23,9 @@ from typing import Any
 
 import numpy as np
 
-from hone.analysis import stats
+from hone.base import jsonl, stats
+from hone.measure.reproduce import RESULTS
 from hone.report.runs import over_runs
-from hone.reproduce import RESULTS
-from hone.train import jsonl
 
 Row = dict[str, Any]
 

@@ -8,7 +8,7 @@ Random weights; bfloat16 on a GPU, float32 on a CPU. Writes benchmarks/results/t
 
 `train`: the update of one step of GRPO, without generation: log-probs and entropy of 4 prompts of 256 tokens with 8
 answers of 768 each (a CPU: 64 tokens and 4 answers of 64), AdamW. Its floating-point operations are those of
-`hone.plan.cost`, a prompt counted once per group, what is computed again not at all; `mfu` is their rate over that of
+`hone.preflight.plan.cost`, a prompt counted once per group, what is computed again not at all; `mfu` is their rate over that of
 the fastest large product, measured in the same process.
 
 `decode`: prompts of 128 tokens, one answer each (above 16 rows: 8 answers to each prompt), 128 and 32 tokens long; the
@@ -37,8 +37,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-    from hone.plan.cost import Shape
-    from hone.train.policy import Policy
+    from hone.learn.policy import Policy
+    from hone.preflight.plan.cost import Shape
 
 ROOT = Path(__file__).resolve().parent.parent
 SIZES: dict[str, dict[str, int]] = {
@@ -101,8 +101,8 @@ def train(folder: Path, compiled: bool, limits: dict[str, float], repeats: int) 
     import torch
     from train_step_sides import hone_update
 
-    from hone.plan.cost import forward_flops
-    from hone.rollout.config import SamplingConfig
+    from hone.preflight.plan.cost import forward_flops
+    from hone.recipe.sections.rollout import SamplingConfig
 
     policy, shape = load(folder, compiled)
     gpu = policy.device.type == "cuda"
@@ -135,8 +135,8 @@ def train(folder: Path, compiled: bool, limits: dict[str, float], repeats: int) 
 
 
 def decode(folder: Path, limits: dict[str, float], repeats: int) -> dict[str, dict[str, float]]:
-    from hone.plan.cost import forward_flops
-    from hone.rollout.config import RolloutConfig
+    from hone.preflight.plan.cost import forward_flops
+    from hone.recipe.sections.rollout import RolloutConfig
     from hone.rollout.native import NativeEngine
 
     policy, shape = load(folder, compiled=False)
@@ -163,18 +163,18 @@ def decode(folder: Path, limits: dict[str, float], repeats: int) -> dict[str, di
 def make_model(folder: Path, size: str) -> None:
     from train_step_sides import prompts
 
-    from hone.model.config import TinyConfig
     from hone.model.tiny import create
+    from hone.recipe.sections.model import TinyConfig
 
     create(folder, TinyConfig(**SIZES[size], max_positions=4096, init_std=0.02), prompts(64), seed=0)
 
 
 def load(folder: Path, compiled: bool) -> tuple[Policy, Shape]:
-    from hone.model.config import ModelConfig
+    from hone.learn.policy import Policy
     from hone.model.load import device
-    from hone.plan.cost import shape_of
-    from hone.train.config import OptimConfig
-    from hone.train.policy import Policy
+    from hone.preflight.plan.cost import shape_of
+    from hone.recipe.sections.model import ModelConfig
+    from hone.recipe.sections.optim import OptimConfig
 
     dtype = "bfloat16" if device().type == "cuda" else "float32"
     policy = Policy.load(ModelConfig(path=str(folder), dtype=dtype, compile=compiled), OptimConfig(lr=1e-6), 100)
@@ -200,7 +200,7 @@ def answered(groups: int, samples: int, prompt: int, answer: int) -> list[Any]:
 def ours(engine: Any, prompts: int, samples: int, tokens: int) -> None:
     import numpy as np
 
-    from hone.rollout.config import SamplingConfig
+    from hone.recipe.sections.rollout import SamplingConfig
 
     asked = [np.random.default_rng(i).integers(260, 500, PROMPT) for i in range(prompts)]
     turns = engine.generate(asked, SamplingConfig(max_tokens=tokens), samples=samples, seed=0)

@@ -21,8 +21,8 @@ LR = 1e-6
 
 
 def make_models(folder: Path) -> None:
-    from hone.model.config import TinyConfig
     from hone.model.tiny import create
+    from hone.recipe.sections.model import TinyConfig
 
     small = {"hidden_size": 256, "heads": 4, "kv_heads": 2, "mlp_size": 688, "init_std": 0.02}
     create(folder / "step", TinyConfig(vocab_size=512, layers=4, **small), prompts(64), seed=0)
@@ -31,7 +31,7 @@ def make_models(folder: Path) -> None:
 
 def prompts(count: int) -> list[str]:
     """Puzzles in the public wording, about 150 tokens each."""
-    from hone.tasks.knights import KnightsConfig, KnightsTask
+    from hone.tasks.knights.task import KnightsConfig, KnightsTask
 
     task = KnightsTask(KnightsConfig(name="knights", people=(3,), train=count), 0)
     return [problem.messages[-1]["content"] for problem in task.problems("train")]
@@ -74,11 +74,11 @@ def given_answers(size: dict[str, int]) -> tuple[list[list[int]], list[list[list
 def hone_child(setting: str, folder: Path, size: dict[str, int], arguments: argparse.Namespace) -> dict[str, Any]:
     import torch
 
-    from hone.model.config import ModelConfig
-    from hone.rollout.config import RolloutConfig
+    from hone.learn.policy import Policy
+    from hone.recipe.sections.model import ModelConfig
+    from hone.recipe.sections.optim import OptimConfig
+    from hone.recipe.sections.rollout import RolloutConfig
     from hone.rollout.native import NativeEngine
-    from hone.train.config import OptimConfig
-    from hone.train.policy import Policy
 
     torch.set_num_threads(arguments.threads)
     kind = "memory" if setting == "memory" else "step"
@@ -107,7 +107,7 @@ def hone_step(
 ) -> dict[str, float]:
     import numpy as np
 
-    from hone.rollout.config import SamplingConfig
+    from hone.recipe.sections.rollout import SamplingConfig
 
     sampling = SamplingConfig(max_tokens=longest)
     start = time.perf_counter()
@@ -145,9 +145,9 @@ def groups_of(turns: list[list[Any]]) -> list[Any]:
 def hone_update(policy: Any, groups: list[Any], sampling: Any, budget: int) -> tuple[Any, Any]:
     from functools import partial
 
-    from hone.algo.config import AlgoConfig
-    from hone.data.pack import pack
-    from hone.train.batches import prepare
+    from hone.learn.batches import prepare
+    from hone.learn.pack import pack
+    from hone.recipe.sections.algo import AlgoConfig
 
     batch = prepare(groups, policy, None, AlgoConfig(), sampling, partial(pack, tokens_per_microbatch=budget))
     return batch, policy.update(batch.minibatches, AlgoConfig(), 1.0)
@@ -156,7 +156,7 @@ def hone_update(policy: Any, groups: list[Any], sampling: Any, budget: int) -> t
 def hone_memory(policy: Any, size: dict[str, int]) -> dict[str, Any]:
     import numpy as np
 
-    from hone.rollout.config import SamplingConfig
+    from hone.recipe.sections.rollout import SamplingConfig
     from hone.types import Turn
 
     asked, answers = given_answers(size)

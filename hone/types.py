@@ -118,7 +118,7 @@ class Group:
 class Sample:
     """One training sequence. `trained`, `logprobs` and `advantages` are aligned with
     `token_ids`: entry t speaks of token t itself, not of its successor. The one shift of
-    the whole system is in `hone.data.pack`.
+    the whole system is in `hone.learn.pack`.
 
     Worked example: prompt [5, 6], completion [7, 2(eos)], advantage 1.5::
 
@@ -174,7 +174,7 @@ TOKEN_FIELDS = (
 class MicroBatch:
     """Packed sequences and, apart from them, the N trained tokens.
 
-    The shift happened once, in `hone.data.pack`: trained token n is `targets[n]`, predicted
+    The shift happened once, in `hone.learn.pack`: trained token n is `targets[n]`, predicted
     from the hidden state at packed position `sources[n]`. With a shared prompt its last
     position is the source of the first token of every completion.
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch.distributed as dist
 
-from hone.config import UserError
-from hone.dist.config import ParallelConfig
-from hone.dist.world import World
-from hone.rollout.config import SamplingConfig
-from hone.rollout.http import ServerRefused
+from hone.base.http import ServerRefused
+from hone.base.parallel import ParallelConfig
+from hone.base.settings import UserError
+from hone.base.world import World
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.together import Together
 
 #: Seconds that a process waits for another, and that the first process is at work.

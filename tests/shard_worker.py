@@ -14,17 +14,17 @@ from typing import Any
 
 import torch
 
-from hone.algo.config import AlgoConfig
-from hone.data.pack import pack
-from hone.dist.config import ParallelConfig
-from hone.dist.world import World
-from hone.model.config import LoraConfig, ModelConfig
+from hone.base.parallel import ParallelConfig
+from hone.base.world import World
+from hone.learn import checkpoint
+from hone.learn.batches import prepare
+from hone.learn.pack import pack
+from hone.learn.policy import Policy
 from hone.model.parallel import cut_as, whole_tensor
-from hone.train import checkpoint
-from hone.train.batches import prepare
-from hone.train.config import OptimConfig
-from hone.train.policy import Policy
-from tests.train.policies import REWARDS, SAMPLING, make_groups
+from hone.recipe.sections.algo import AlgoConfig
+from hone.recipe.sections.model import LoraConfig, ModelConfig
+from hone.recipe.sections.optim import OptimConfig
+from tests.learn.policies import REWARDS, SAMPLING, make_groups
 
 
 def load(case: dict[str, Any], parallel: dict[str, int]) -> Policy:

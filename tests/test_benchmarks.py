@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.analysis.measured import Measured, measured
+from hone.measure.stats.measured import Measured, measured
 
 ROOT = Path(__file__).resolve().parents[1]
 

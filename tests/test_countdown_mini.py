@@ -12,14 +12,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hone.loading import load
+from hone.grade.child import load_target
+from hone.grade.targets import read_target
+from hone.recipe.load import load
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
-from hone.tasks import arithmetic, make_task
-from hone.tasks.dataset import DatasetConfig
+from hone.tasks import make_task
+from hone.tasks.countdown import arithmetic
+from hone.tasks.rows.task import DatasetConfig
 from hone.types import Problem, Rollout, Turn
-from hone.verify.child import load_target
-from hone.verify.targets import read_target
 
 RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "countdown-mini"
 REWARD = f"{RECIPE}/reward.py:countdown"

@@ -13,19 +13,19 @@ from pathlib import Path
 
 import pytest
 
-from hone import pipeline
-from hone.algo.config import WatchConfig
-from hone.algo.watch import collapse_warnings
-from hone.config import UserError
-from hone.loading import load
+from hone.base import jsonl
+from hone.base.settings import UserError
+from hone.learn.watch import collapse_warnings
+from hone.recipe.load import load
+from hone.recipe.sections.algo import WatchConfig
+from hone.recipe.sections.optim import CheckpointConfig
 from hone.report.build import build
+from hone.runs.writer import Run
+from hone.stages import pipeline
 from hone.tasks import make_task
-from hone.tasks.knights import puzzle_of_problem
-from hone.tasks.knights_logic import canonical_form
+from hone.tasks.knights.logic import canonical_form
+from hone.tasks.knights.task import puzzle_of_problem
 from hone.tasks.splits import SHARES
-from hone.train import jsonl
-from hone.train.config import CheckpointConfig
-from hone.train.run import Run
 
 RECIPE = """
 name: small

@@ -1,6 +1,6 @@
 """The recipes of the reference experiments: every number as published, and a dry run with a model that is on this disk.
 
-`knights-distil-full` is in tests/test_distil.py.
+`knights-distil-full` is in tests/stages/test_generate.py.
 """
 
 from __future__ import annotations
@@ -9,15 +9,15 @@ from pathlib import Path
 
 import pytest
 
-from hone.algo.schedule import Phases
-from hone.check.run import dry_run
-from hone.explain import explain
-from hone.loading import load, presets
+from hone.base import jsonl
 from hone.model import tiny
-from hone.model.config import TinyConfig
-from hone.notices import notices
-from hone.recipe import Pipeline, Recipe, stages
-from hone.train import jsonl
+from hone.preflight.check.run import dry_run
+from hone.recipe.explain import explain
+from hone.recipe.load import load, presets
+from hone.recipe.recipe import Pipeline, Recipe, stages
+from hone.recipe.rules import notices
+from hone.recipe.schedule import Phases
+from hone.recipe.sections.model import TinyConfig
 
 SEVEN_B = "Qwen/Qwen2.5-7B-Instruct-1M"
 FULL = sorted(name for name in presets() if name.endswith("-full"))
@@ -158,8 +158,8 @@ def test_linear_algebra() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", FULL)
 def test_it_fits_devices_of_80_gb(name: str, tmp_path: Path) -> None:
-    from hone.plan import estimate
-    from hone.plan.memory import GIB
+    from hone.preflight.plan import estimate
+    from hone.preflight.plan.memory import GIB
 
     given = ["task.test=4", "task.validation=4"]
     if stages(load(name))[0].task.name in ("gsm8k", "math", "dataset"):

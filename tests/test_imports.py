@@ -113,15 +113,15 @@ def test_every_module_imports_only_from_the_rows_above():
     "name, source, lines",
     [
         ("algo/losses.py", "from hone.types import Group", []),
-        ("algo/losses.py", "from hone.algo.kl import x\nfrom hone.train import y", [2]),
-        ("algo/losses.py", "def f():\n    import hone.rollout.base", [2]),
+        ("algo/losses.py", "from hone.learn.kl import x\nfrom hone.learn import y", [2]),
+        ("algo/losses.py", "def f():\n    import hone.rollout.engine", [2]),
         ("tasks/knights.py", "from hone import cli", [1]),
         ("tasks/knights.py", "from ..rewards import base", [1]),
         ("tasks/knights.py", "from . import base", []),
-        ("rollout/base.py", "if TYPE_CHECKING:\n    from hone.train.policy import Policy", []),
-        ("rollout/base.py", "from hone.train.policy import Policy", [1]),  # siblings are not above
-        ("train/policy.py", "from hone.rollout.config import x\nfrom hone.rollout.base import y", [2]),
-        ("report/build.py", "from hone.cli import main", [1]),
+        ("rollout/base.py", "if TYPE_CHECKING:\n    from hone.learn.policy import Policy", []),
+        ("rollout/base.py", "from hone.learn.policy import Policy", [1]),  # siblings are not above
+        ("train/policy.py", "from hone.recipe.sections.rollout import x\nfrom hone.rollout.engine import y", [2]),
+        ("report/build.py", "from hone.cli.app import main", [1]),
     ],
 )
 def test_the_check_itself(name, source, lines):
@@ -138,11 +138,11 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
 @pytest.mark.parametrize(
     "body",
     [
-        "import hone.cli, hone.doctor",
-        "from hone import loading, notices, recipe\nr = loading.load('demo'); notices.notices(r); recipe.resolved(r)",
-        "import hone.cli; sys.argv = ['hone', 'config', 'show', 'demo']\ntry: hone.cli.main()\nexcept SystemExit: pass",
+        "import hone.cli.app, hone.preflight.doctor",
+        "from hone.recipe import load as loading; from hone.recipe import rules as notices; from hone.recipe import recipe\nr = loading.load('demo'); notices.notices(r); recipe.resolved(r)",
+        "import hone.cli.app; sys.argv = ['hone', 'config', 'show', 'demo']\ntry: hone.cli.app.main()\nexcept SystemExit: pass",
         "import hone.types, hone.tasks, hone.rewards",
-        "from hone.explain import explain; from hone.loading import load; explain(load('demo'))",
+        "from hone.recipe.explain import explain; from hone.recipe.load import load; explain(load('demo'))",
     ],
 )
 def test_without_heavy_packages(body):
@@ -157,7 +157,7 @@ def test_help_answers_at_once():
 
     def seconds() -> float:
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert run_python("from hone.cli import main; main()", "--help").returncode == 0
+        assert run_python("from hone.cli.app import main; main()", "--help").returncode == 0
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hone.loading import load
-from hone.notices import notices
+from hone.recipe.load import load
+from hone.recipe.rules import notices
 from tests.test_world import spawn, wait
 
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from hone.loading import load
+from hone.recipe.load import load
 from hone.tasks import make_task
-from hone.tasks.dataset import DatasetConfig
+from hone.tasks.rows.task import DatasetConfig
 
 ROOT = Path(__file__).resolve().parents[1]
 RECIPE = ROOT / "recipes" / "prolonged-mini"

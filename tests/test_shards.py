@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from hone.config import UserError
+from hone.base.settings import UserError
+from hone.learn import checkpoint
 from hone.model import shards
-from hone.model.config import TinyConfig
 from hone.model.tiny import create
-from hone.train import checkpoint
+from hone.recipe.sections.model import TinyConfig
 from tests.shard_worker import everything, load
 from tests.test_world import spawn, wait
 

@@ -20,18 +20,19 @@ from safetensors.torch import load_file
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
-from hone.config import UserError
-from hone.data.pack import deal, empty_batch, pack
-from hone.data.samples import to_samples
-from hone.dist.config import ParallelConfig
-from hone.dist.world import ALONE, ProcessLost, World, _store
-from hone.model.config import ModelConfig, TinyConfig
+from hone.base import jsonl
+from hone.base.parallel import ParallelConfig
+from hone.base.settings import UserError
+from hone.base.world import ALONE, ProcessLost, World, _store
+from hone.learn import checkpoint
+from hone.learn.pack import deal, empty_batch, pack
+from hone.learn.samples import to_samples
+from hone.learn.state import State
 from hone.model.load import load_model
 from hone.model.parallel import check_tensor
 from hone.model.tiny import create
-from hone.train import checkpoint, jsonl
-from hone.train.state import State
-from tests.train.policies import REWARDS, make_groups
+from hone.recipe.sections.model import ModelConfig, TinyConfig
+from tests.learn.policies import REWARDS, make_groups
 from tests.world_worker import five_steps
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -11,16 +11,16 @@ from typing import Any
 import torch
 from torch.distributed.fsdp import FSDPModule
 
-from hone.algo.config import AlgoConfig
-from hone.data.pack import pack
-from hone.dist.config import ParallelConfig
-from hone.dist.world import World
+from hone.base.parallel import ParallelConfig
+from hone.base.world import World
+from hone.learn.batches import prepare
+from hone.learn.pack import pack
+from hone.learn.policy import Policy
 from hone.model.compiled import decoder_layers
-from hone.model.config import LoraConfig, ModelConfig
-from hone.train.batches import prepare
-from hone.train.config import LayersConfig, OptimConfig
-from hone.train.policy import Policy
-from tests.train.policies import SAMPLING, make_groups
+from hone.recipe.sections.algo import AlgoConfig
+from hone.recipe.sections.model import LoraConfig, ModelConfig
+from hone.recipe.sections.optim import LayersConfig, OptimConfig
+from tests.learn.policies import SAMPLING, make_groups
 
 STEPS = 5
 

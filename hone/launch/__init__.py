@@ -13,11 +13,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.launch.job import Job, joined
 
 if TYPE_CHECKING:
-    from hone.recipe import Recipe
+    from hone.recipe.recipe import Recipe
 
 
 def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resume: bool) -> int | None:
@@ -31,7 +31,7 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
     if joined(processes) or (config.kind == "local" and processes == 1):
         return None
 
-    from hone.train.aside import finished, set_aside
+    from hone.base.aside import finished, set_aside
 
     if resume and finished(folder):
         return 0

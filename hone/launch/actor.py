@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import hone
+from hone.grade.child import adopt_orphans
 from hone.launch.process import below, end, started
-from hone.rollout.host import Caretaker
-from hone.verify.child import adopt_orphans
+from hone.rollout.servers.host import Caretaker
 
 #: Seconds until a file that one machine has written is seen by another: shared storage keeps what it has looked up.
 SHARED = 30.0

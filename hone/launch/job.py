@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.config import UserError
-from hone.launch.config import LaunchConfig
-from hone.train import jsonl
+from hone.base import jsonl
+from hone.base.settings import UserError
+from hone.recipe.sections.launch import LaunchConfig
 
 #: The process that started this worker: without it the worker ends.
 PARENT = "HONE_PARENT"
@@ -53,7 +53,7 @@ class Job:
 
 
 def environment(rank: int, size: int, local_rank: int, local_size: int, address: str, port: int) -> dict[str, str]:
-    """The contract between whoever starts processes and `hone.dist.World.from_env`."""
+    """The contract between whoever starts processes and `hone.base.World.from_env`."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),

@@ -11,11 +11,11 @@ import subprocess
 import sys
 from collections.abc import Sequence
 
+from hone.base.http import free_port
+from hone.grade.child import adopt_orphans
 from hone.launch.job import Job, cores, environment
 from hone.launch.process import below, end, started
 from hone.launch.supervise import Exit, announce, supervise
-from hone.rollout.http import free_port
-from hone.verify.child import adopt_orphans
 
 
 def check(job: Job) -> None:

@@ -6,7 +6,7 @@
 An actor runs its worker as a process of its own and hands on what that says. All machines have hone installed, and the
 run folder is on storage that they share: the checkpoints of one machine are read by another after a restart. If the
 recipe samples from a server that is started for it, one more actor is its parent; the first worker asks that actor
-(`hone.rollout.remote`). Ray starts this actor again when it is lost, and the worker the server.
+(`hone.rollout.servers.remote`). Ray starts this actor again when it is lost, and the worker the server.
 Sources: https://docs.ray.io/en/latest/ray-core/scheduling/placement-group.html and .../ray-core/fault-tolerance.html
 """
 
@@ -27,12 +27,12 @@ from ray.util.placement_group import placement_group, remove_placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import hone
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.launch.actor import SHARED, ServerActor, Worker
-from hone.launch.config import RayConfig
 from hone.launch.job import Job, environment
 from hone.launch.supervise import Exit, announce, impatient, supervise
-from hone.rollout.host import ACTOR, CLUSTER, NAMESPACE, OPEN
+from hone.recipe.sections.launch import RayConfig
+from hone.rollout.servers.host import ACTOR, CLUSTER, NAMESPACE, OPEN
 
 #: Variables of this process that the workers have too; all others are those of the cluster.
 PASSED_ON = (

@@ -16,7 +16,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.launch.job import Job
 from hone.launch.supervise import PREEMPTED, SAVING
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from hone.config import PEER_LOST, UserError
+from hone.base.settings import PEER_LOST, UserError
 from hone.launch.job import Job
 
-#: Exit codes that are no failure of a worker: asked to stop by Ctrl-C, and by SIGTERM (see `hone.train.run`).
+#: Exit codes that are no failure of a worker: asked to stop by Ctrl-C, and by SIGTERM (see `hone.runs.writer`).
 INTERRUPTED, PREEMPTED = 130, 75
 
 #: Seconds between two looks at the workers.

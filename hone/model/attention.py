@@ -21,7 +21,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AttentionInterface
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.model import attention_gpu
 from hone.types import Block
 

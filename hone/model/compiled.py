@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.model import attention
 
 if TYPE_CHECKING:

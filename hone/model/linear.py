@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 # oneDNN builds a primitive per shape and keeps the last 1024; it reads this at its first product. The machine code of a
-# shape stays for good, whatever is given here (`hone.plan.memory.KERNEL`), so callers ask for few shapes.
+# shape stays for good, whatever is given here (`hone.preflight.plan.memory.KERNEL`), so callers ask for few shapes.
 CAPACITY = 256
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CAPACITY))
 

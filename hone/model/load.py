@@ -10,10 +10,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.model import attention, compiled, lora, shards
-from hone.model.config import ModelConfig
 from hone.model.logprobs import output_head
+from hone.recipe.sections.model import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

@@ -23,10 +23,10 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.model import shards
-from hone.model.config import LoraConfig
 from hone.model.random_state import own_random_numbers
+from hone.recipe.sections.model import LoraConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -24,8 +24,8 @@ from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, parallelize_module
 
-from hone.config import UserError
-from hone.dist.world import World
+from hone.base.settings import UserError
+from hone.base.world import World
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh

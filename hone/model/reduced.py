@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.model.linear import PACKED_ROWS, plain_layers
 
 Weights = Literal["policy", "bfloat16", "int8"]

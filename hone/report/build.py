@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.analysis import reflection
-from hone.config import UserError
-from hone.evals.store import stored
+from hone.base.settings import UserError
+from hone.measure.stats import reflection
+from hone.measure.store import stored
 from hone.report import curves, page, story, tables
 from hone.report.compare import assemble, build_evaluations, distinct, evaluations_of, model_sections, run_sections
 from hone.report.figures import Panel, key_figure, level_figure

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.analysis.measured import Measured, compare
-from hone.config import UserError
-from hone.evals.store import read_measured, stored
+from hone.base.settings import UserError
+from hone.measure.stats.measured import Measured, compare
+from hone.measure.store import read_measured, stored
 from hone.report import models, page, runs
 from hone.report.read import Run
 from hone.report.runs import Condition

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hone.analysis import passk, reflection
+from hone.measure.stats import passk, reflection
 from hone.report.figures import Array, Curve, Mark, Panel, smoothing_width
 from hone.report.read import Row, Run, Stage, rows, spread
 from hone.report.story import Side

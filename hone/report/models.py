@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
-from hone.analysis import ability, levels, ols, published
-from hone.analysis.measured import Measured, compare
-from hone.analysis.perplexity import gold_changes, gold_logprobs, gold_perplexity
+from hone.measure.stats import ability, levels, ols, published
+from hone.measure.stats.measured import Measured, compare
+from hone.measure.stats.perplexity import gold_changes, gold_logprobs, gold_perplexity
 from hone.report.figures import Curve, Panel
 from hone.report.tables import Cell, Table, interval_cell, level_order
 from hone.report.text import p_value, percent, tokens

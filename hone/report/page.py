@@ -7,7 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from hone.analysis import reflection
+from hone.measure.stats import reflection
 from hone.report.read import Row, Run, Stage
 from hone.report.story import Side, Story, sample_problems
 from hone.report.style import CSS

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from hone.config import UserError
+from hone.base.settings import UserError
 
 Row = dict[str, Any]
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.analysis.measured import Measured, measured
+from hone.measure.stats.measured import Measured, measured
 from hone.report import curves as single
 from hone.report.curves import Course, course, marks
 from hone.report.figures import Array, Curve, Panel, moving_mean, smoothing_width

@@ -10,7 +10,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hone.analysis import reflection, stats
+from hone.base import stats
+from hone.measure.stats import reflection
 from hone.report.read import Row, Run, Stage, rows
 from hone.report.tables import to_interval
 from hone.report.text import p_value, percent, tokens

@@ -5,12 +5,12 @@ from __future__ import annotations
 from functools import cache
 from typing import TYPE_CHECKING
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.rewards.base import Composed, Part
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
 from hone.rewards.gold import NeedsGold
-from hone.rewards.judge import JudgePart
+from hone.rewards.judge.part import JudgePart
 from hone.rewards.linear_algebra import LinearAlgebra
 from hone.rewards.numeric import BoxedNumeric, GSM8KFlexible, GSM8KStrict, SmallParts
 from hone.rewards.perplexity import Answerer, Perplexity
@@ -95,7 +95,7 @@ def check_functions(config: RewardConfig) -> None:
 def _make_part(name: str, label: str, config: RewardConfig, frozen: Answerer | None = None) -> Part:
     if name == "perplexity":
         if frozen is None:
-            raise ValueError("reward perplexity: needs a frozen answerer, from hone.train.answerer.load_answerer")
+            raise ValueError("reward perplexity: needs a frozen answerer, from hone.rollout.answerer.load_answerer")
         return Perplexity(config, frozen)
     if name in REWARDS:
         return REWARDS[name](config)

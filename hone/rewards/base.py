@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
-from hone.data.parse import Parsed, parse
+from hone.grade.parse import Parsed, parse
 from hone.rewards.config import RewardConfig
 from hone.tasks.base import Task, grade_all
 from hone.types import VERIFIER_FAILURES, Grade, Group, Problem, Reward, Rollout, Verdict

@@ -6,8 +6,8 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from hone.config import Section
-from hone.judge.config import JudgeConfig
+from hone.base.settings import Section
+from hone.rewards.judge.config import JudgeConfig
 
 
 class CountdownReward(Section):

@@ -9,7 +9,7 @@ None instead of a number leaves the sample out of its group; so does an exceptio
 that is none, and a list of the wrong length, are faults of the function and stop the run.
 
 In the trainer's process a function sees a whole group at once (verl's a sample). With `reward.functions.isolate` it
-runs in `hone.verify.workers`, where it may hang or crash, and sees one sample a call (`problem, rollouts`: a group).
+runs in `hone.grade.workers`, where it may hang or crash, and sees one sample a call (`problem, rollouts`: a group).
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from hone.config import UserError
+from hone.base.settings import UserError
+from hone.grade.child import describe, finished, load_target, looks_of
+from hone.grade.targets import read_target
+from hone.grade.workers import Failure, Workers
 from hone.rewards.base import Judged, Part, Score
 from hone.rewards.config import RewardConfig
 from hone.types import VERIFIER_FAILURES, Problem, Reward, Rollout
-from hone.verify.child import describe, finished, load_target, looks_of
-from hone.verify.targets import read_target
-from hone.verify.workers import Failure, Workers
 
 #: What tells a signature: the parameters that it must have, and how its program calls it.
 SIGNATURES: dict[str, tuple[tuple[str, ...], str]] = {

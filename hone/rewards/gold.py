@@ -12,8 +12,8 @@ import re
 from fractions import Fraction
 from typing import ClassVar
 
-from hone.config import UserError
-from hone.data.parse import parse
+from hone.base.settings import UserError
+from hone.grade.parse import parse
 from hone.rewards.base import Part
 from hone.types import Problem
 

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from fractions import Fraction
 
 from hone.rewards.base import Judged, Part, Score
-from hone.tasks import matrices
-from hone.tasks.linear_algebra import exact, read_answer, within
-from hone.tasks.matrices import Matrix
+from hone.tasks.linear_algebra import matrices
+from hone.tasks.linear_algebra.matrices import Matrix
+from hone.tasks.linear_algebra.task import exact, read_answer, within
 from hone.types import Problem
 
 #: What each sign of a good format is worth; there are five.

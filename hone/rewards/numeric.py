@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from fractions import Fraction
 
-from hone.data.parse import TAGS
+from hone.grade.parse import TAGS
 from hone.rewards.base import Judged, Part, Score
 from hone.rewards.gold import MAX_DIGITS, NeedsGold, gold_text, number, written_numbers
 from hone.types import Problem

@@ -6,13 +6,13 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hone.rollout.config import RolloutConfig
+from hone.recipe.sections.rollout import RolloutConfig
 
 if TYPE_CHECKING:
-    from hone.rollout.base import Engine, Event
+    from hone.learn.policy import Policy
+    from hone.rollout.engine import Engine, Event
     from hone.rollout.identity import Verified
     from hone.rollout.together import Together
-    from hone.train.policy import Policy
 
 
 def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified | Together:
@@ -35,17 +35,17 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
     engine: Engine
     if config.engine == "native":
-        from hone.data.stream import decoder
         from hone.rollout.native.engine import NativeEngine
+        from hone.rollout.text import decoder
 
         engine = NativeEngine(policy.model, policy.stop_ids, config, decode=decoder(policy.tokenizer), event=event)
     elif config.engine == "vllm" and config.vllm.in_process:
-        from hone.rollout.vllm_inside import VLLMInside
+        from hone.rollout.servers.vllm_inside import VLLMInside
 
         engine = VLLMInside(config.vllm, policy.stop_ids, dtype, config.max_sequences, folder)
     elif config.engine == "vllm":
-        from hone.rollout.host import host_of_servers
-        from hone.rollout.vllm import VLLMEngine
+        from hone.rollout.servers.host import host_of_servers
+        from hone.rollout.servers.vllm import VLLMEngine
 
         engine = VLLMEngine(
             config.vllm,
@@ -57,8 +57,8 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
             host=host_of_servers(config.vllm),
         )
     else:
-        from hone.rollout.host import host_of_servers
-        from hone.rollout.sglang import SGLangEngine
+        from hone.rollout.servers.host import host_of_servers
+        from hone.rollout.servers.sglang import SGLangEngine
 
         engine = SGLangEngine(
             config.sglang,

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from hone.data.render import Renderer
-from hone.dist.world import ALONE, World
+from hone.base.world import ALONE, World
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rewards.base import BatchRewardFn, RewardFn
-from hone.rollout.base import Engine
-from hone.rollout.config import SamplingConfig
+from hone.rollout.engine import Engine
+from hone.rollout.prompts import Renderer
 from hone.types import Group, Problem, Rollout
 
 

@@ -28,17 +28,17 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
-from hone.config import UserError
-from hone.data.pack import pack
-from hone.data.samples import supervised_sample
+from hone.base.settings import UserError
+from hone.learn.pack import pack
+from hone.learn.samples import supervised_sample
 from hone.model.lora import adapter_off, adapter_weights, factor, merged
-from hone.rollout.base import Engine, Event, Weights
-from hone.rollout.config import IdentityConfig, SamplingConfig
-from hone.rollout.inside.hone_worker import digest
+from hone.recipe.sections.rollout import IdentityConfig, SamplingConfig
+from hone.rollout.engine import Engine, Event, Weights
+from hone.rollout.servers.inside.hone_worker import digest
 from hone.types import FloatArray, IntArray, Turn
 
 if TYPE_CHECKING:
-    from hone.train.policy import Policy
+    from hone.learn.policy import Policy
 
 #: Mean |difference| of log-probs at which two implementations do not hold the same weights, by precision. Differences
 #: of right ones: measured in float32 (docs/rollout.md), estimated in bfloat16, which has not been run. `rounded`: the
@@ -102,7 +102,7 @@ class Expected:
 
 
 class Verified:
-    """An engine whose every sync is checked. Implements `hone.rollout.base.Engine`."""
+    """An engine whose every sync is checked. Implements `hone.rollout.engine.Engine`."""
 
     def __init__(self, engine: Engine, tokenizer: Any, config: IdentityConfig, dtype: str, event: Event) -> None:
         self._engine = engine

@@ -10,21 +10,21 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
-from hone.config import UserError
-from hone.dist.world import World
-from hone.rollout.base import Event
-from hone.rollout.config import SamplingConfig
+from hone.base.settings import UserError
+from hone.base.world import World
+from hone.recipe.sections.rollout import SamplingConfig
+from hone.rollout.engine import Event
 from hone.rollout.identity import Verified
 from hone.types import IntArray, Turn
 
 if TYPE_CHECKING:
-    from hone.train.policy import Policy
+    from hone.learn.policy import Policy
 
 T = TypeVar("T")
 
 
 class Together:
-    """Implements `hone.rollout.base.Engine`.
+    """Implements `hone.rollout.engine.Engine`.
 
     `make`: this process's engine, from whom it tells its events. `event`: tells the run, in the first process.
     """
@@ -45,7 +45,7 @@ class Together:
         progress: Callable[[int, int], None] | None = None,
         first: int = 0,
     ) -> list[list[Turn]]:
-        """See `hone.rollout.base.Engine`; every process asks the same and gets the same."""
+        """See `hone.rollout.engine.Engine`; every process asks the same and gets the same."""
 
         def sample(some: Sequence[IntArray], at: int) -> list[list[Turn]]:
             own = self._own()

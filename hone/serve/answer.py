@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hone.data.stream import Decode, ShownText, TextStream
 from hone.rollout.native.requests import Output
+from hone.rollout.text import Decode, ShownText, TextStream
 from hone.types import FloatArray, IntArray
 
 if TYPE_CHECKING:

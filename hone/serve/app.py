@@ -25,7 +25,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.rollout.native.requests import Request
 from hone.serve.answer import Answer, chat_logprobs, completion_logprobs
 from hone.serve.model import ServedModel

@@ -8,19 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.config import Layer, UserError, override
-from hone.data.render import Renderer
-from hone.data.stream import Decode, decoder
-from hone.evals.models import at_step, is_hub_id
-from hone.evaluate import which_model
-from hone.loading import load
+from hone.base.settings import Layer, UserError, override
+from hone.base.validate import validate
+from hone.measure.evaluate import which_model
+from hone.measure.models import at_step, is_hub_id
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.recipe import Recipe
-from hone.rollout.config import SamplingConfig
+from hone.recipe.load import load
+from hone.recipe.recipe import Recipe
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.engine import NativeEngine
+from hone.rollout.prompts import Renderer
+from hone.rollout.text import Decode, decoder
 from hone.tasks import make_task
 from hone.tasks.base import Task
-from hone.validate import validate
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase

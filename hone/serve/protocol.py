@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from hone.config import UserError
-from hone.rollout.config import SamplingConfig
+from hone.base.settings import UserError
+from hone.recipe.sections.rollout import SamplingConfig
 
 #: Parameters that change nothing about the answer.
 HARMLESS = {

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from hone.config import UserError
+from hone.base.settings import UserError
 
 LOOPBACK = ("127.0.0.1", "localhost")
 _GRACE = 10  # seconds that running answers have left after a Ctrl-C; a second one ends them at once

@@ -15,7 +15,7 @@ from collections.abc import AsyncGenerator, Callable, Sequence
 from dataclasses import dataclass, field
 from types import TracebackType
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.rollout.native.core import Core
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.native.requests import Output, Request

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from hone.config import Section, UserError
+from hone.base.settings import Section, UserError
 from hone.tasks.base import Task
-from hone.tasks.countdown import CountdownConfig, CountdownTask
-from hone.tasks.dataset import DatasetConfig, DatasetTask
-from hone.tasks.gsm8k import GSM8KConfig, GSM8KTask
-from hone.tasks.gym import GymConfig, GymTask
-from hone.tasks.knights import KnightsConfig, KnightsTask
-from hone.tasks.linear_algebra import LinearAlgebraConfig, LinearAlgebraTask
-from hone.tasks.math import MathConfig, MathTask
+from hone.tasks.countdown.task import CountdownConfig, CountdownTask
+from hone.tasks.gym.task import GymConfig, GymTask
+from hone.tasks.knights.task import KnightsConfig, KnightsTask
+from hone.tasks.linear_algebra.task import LinearAlgebraConfig, LinearAlgebraTask
 from hone.tasks.registered import RegisteredConfig, make
+from hone.tasks.rows.gsm8k import GSM8KConfig, GSM8KTask
+from hone.tasks.rows.math import MathConfig, MathTask
+from hone.tasks.rows.task import DatasetConfig, DatasetTask
 
 
 class Kind(NamedTuple):

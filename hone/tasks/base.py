@@ -12,7 +12,7 @@ class Task(Protocol):
     """A source of problems. Everything random is seeded by the task's own settings."""
 
     name: str
-    system: str  # the default system prompt; rendered by hone.data.render
+    system: str  # the default system prompt; rendered by hone.rollout.prompts
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """The problems of one split; splits are disjoint by canonical form."""

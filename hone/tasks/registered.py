@@ -3,7 +3,7 @@
     [project.entry-points."hone.tasks"]
     riddles = "my_package.riddles:Riddles"
 
-The class has what `hone.tasks.base.Task` says, a `settings` class (a `hone.config.Section` with a `name`), and is made
+The class has what `hone.tasks.base.Task` says, a `settings` class (a `hone.base.settings.Section` with a `name`), and is made
 from (settings, seed).
 """
 
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import ConfigDict, model_validator
 
-from hone.config import Section, UserError
+from hone.base.settings import Section, UserError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
@@ -55,7 +55,9 @@ def load(name: str) -> Any:
     except Exception as error:  # whatever importing the package raises
         raise UserError(f"task {name!r} of {point.value}: cannot be imported: {error}") from error
     if not (isinstance(getattr(task, "settings", None), type) and issubclass(task.settings, Section)):
-        raise UserError(f"task {name!r} of {point.value}: has no `settings`, a class derived from hone.config.Section")
+        raise UserError(
+            f"task {name!r} of {point.value}: has no `settings`, a class derived from hone.base.settings.Section"
+        )
     return task
 
 

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from hone.tasks import arithmetic
+from hone.tasks.countdown import arithmetic
 
 
 def countdown(completions, nums, target, **columns):

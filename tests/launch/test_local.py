@@ -18,10 +18,10 @@ LAUNCHER = """
 import sys
 from pathlib import Path
 from hone.launch import supervise
-from hone.launch.config import LaunchConfig
+from hone.recipe.sections.launch import LaunchConfig
 from hone.launch.job import Job
 from hone.launch.local import LocalWorkers
-from hone.verify.child import adopt_orphans
+from hone.grade.child import adopt_orphans
 supervise.GRACE = 0.5
 folder, restarts, size = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
 adopt_orphans()

@@ -14,7 +14,7 @@ from typing import Any
 import psutil
 import pytest
 
-from hone.train import jsonl
+from hone.base import jsonl
 
 pytestmark = [
     pytest.mark.ray,

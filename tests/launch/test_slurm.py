@@ -18,10 +18,10 @@ from pathlib import Path
 
 import pytest
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.launch import slurm
-from hone.launch.config import LaunchConfig, SlurmConfig
 from hone.launch.job import Job
+from hone.recipe.sections.launch import LaunchConfig, SlurmConfig
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="the batch file is for bash")
 

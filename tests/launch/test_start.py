@@ -9,14 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from hone import cli, launch, pipeline
-from hone.config import PEER_LOST, ConfigError, UserError
-from hone.dist.world import ProcessLost
+from hone import launch
+from hone.base.settings import PEER_LOST, ConfigError, UserError
+from hone.base.world import ProcessLost
+from hone.cli import app as cli
 from hone.launch import job, local
 from hone.launch.job import Job
-from hone.loading import load
-from hone.notices import notices
-from hone.recipe import Pipeline, stages
+from hone.recipe.load import load
+from hone.recipe.recipe import Pipeline, stages
+from hone.recipe.rules import notices
+from hone.stages import pipeline
 
 RECIPE = "name: x\ntask: {name: knights, people: [2], train: 3}\nalgo: {updates_per_rollout: 2}\n"
 TWO = "stages:\n  - stage: sft\n    sft: {examples: 64, styles: {careful: 1.0}}\n  - stage: rl\n"

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from hone.base import jsonl
 from hone.launch import supervise as module
-from hone.launch.config import LaunchConfig
 from hone.launch.job import Job
 from hone.launch.supervise import Exit, supervise, watch
-from hone.train import jsonl
+from hone.recipe.sections.launch import LaunchConfig
 
 
 class Script:

@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from hone.config import UserError
-from hone.data.pack import pack
-from hone.data.samples import supervised_sample
+from hone.base.settings import UserError
+from hone.learn.pack import pack
+from hone.learn.samples import supervised_sample
 from hone.model import attention
 from hone.types import Block, Sample
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
-from hone.config import UserError
-from hone.model.config import ModelConfig
+from hone.base.settings import UserError
 from hone.model.load import check_supported, load_model, load_tokenizer, stop_token_ids
 from hone.model.tiny import train_tokenizer
+from hone.recipe.sections.model import ModelConfig
 
 SIZES = {
     "vocab_size": 300,

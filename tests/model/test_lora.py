@@ -10,14 +10,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from hone.config import UserError
+from hone.base.settings import UserError
+from hone.learn.policy import packed_hidden
 from hone.model import lora
-from hone.model.config import LoraConfig, ModelConfig, TinyConfig
 from hone.model.load import load_model, load_tokenizer
 from hone.model.tiny import create
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native.engine import NativeEngine
-from hone.train.policy import packed_hidden
 from hone.types import Block, MicroBatch
 
 TINY = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)

@@ -11,11 +11,11 @@ from pydantic import ValidationError
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.model.reduced import INT8_ROWS, check, quantised, reduced
-from hone.notices import notices
-from hone.recipe import Recipe
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.recipe import Recipe
+from hone.recipe.rules import notices
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 
 TASK = {"name": "knights"}

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from hone.model.config import ModelConfig, TinyConfig
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.tiny import common_phrases, create, train_tokenizer
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.sections.model import ModelConfig, TinyConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native.engine import NativeEngine
 
 TEXTS = ["Zoey says: Oliver is a knave.\n<think>Suppose Zoey: knight.</think>\n<answer>(1) Zoey is a knight</answer>"]

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from hone.analysis import reflection, stats
+from hone.base import stats
+from hone.measure.stats import reflection
 
 NAMES = ("Zoey", "Oliver", "Mia", "Noah")
 Row = dict[str, Any]

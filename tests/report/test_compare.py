@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 from scipy.stats import t
 
-from hone.analysis.measured import measured
-from hone.config import UserError
+from hone.base.settings import UserError
+from hone.measure.stats.measured import measured
 from hone.report import models, runs
 from hone.report.build import build
 from hone.report.compare import evaluations_of, lettered

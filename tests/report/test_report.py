@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.report import curves, story, tables
 from hone.report.build import build
 from hone.report.figures import Curve, Panel, panel_figure

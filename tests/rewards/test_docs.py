@@ -6,9 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hone.loading import load
+from hone.recipe.load import load
 from hone.rewards import REWARDS, make_reward
-from hone.tasks.countdown import CountdownConfig, CountdownTask
+from hone.tasks.countdown.task import CountdownConfig, CountdownTask
 from hone.types import Rollout, Turn
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()

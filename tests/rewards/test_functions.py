@@ -9,17 +9,17 @@ import pytest
 from pydantic import ValidationError
 
 import hone.rewards
-from hone.config import ConfigError, UserError
-from hone.data.parse import parse
-from hone.loading import load
-from hone.recipe import resolved
+from hone.base.settings import ConfigError, UserError
+from hone.grade.parse import parse
+from hone.recipe.load import load
+from hone.recipe.recipe import resolved
 from hone.rewards import make_reward
 from hone.rewards.base import Judged, Part, Score, failures
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
 from hone.rollout.collect import score
-from hone.tasks.countdown import CountdownConfig, CountdownTask
-from hone.train.manifest import user_files
+from hone.runs.manifest import user_files
+from hone.tasks.countdown.task import CountdownConfig, CountdownTask
 from hone.types import Grade, Problem, Rollout, Turn
 
 TASK = CountdownTask(CountdownConfig())

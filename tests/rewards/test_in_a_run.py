@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from hone import pipeline
-from hone.cli import app
-from hone.config import UserError
-from hone.loading import load
+from hone.base import jsonl
+from hone.base.settings import UserError
+from hone.cli.app import app
+from hone.recipe.load import load
 from hone.report.build import build
-from hone.train import jsonl
-from tests.judge.server import says, serving
+from hone.stages import pipeline
+from tests.rewards.judge_server import says, serving
 
 RECIPE = """
 name: small

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from hone.data.parse import completion
+from hone.grade.parse import completion
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.rewards.linear_algebra import graded
-from hone.tasks.linear_algebra import LinearAlgebraConfig, LinearAlgebraTask
-from hone.tasks.matrices import parse_matrix
+from hone.tasks.linear_algebra.matrices import parse_matrix
+from hone.tasks.linear_algebra.task import LinearAlgebraConfig, LinearAlgebraTask
 from hone.types import Problem, Rollout, Turn
 
 TASK = LinearAlgebraTask(LinearAlgebraConfig())

@@ -8,12 +8,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.rewards.gold import number, written_numbers
 from hone.rewards.numeric import boxed, kept_number, soft_format, strict_format, trailing
-from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.knights.task import KnightsConfig, KnightsTask
 from hone.types import Grade, Problem, Rollout, Turn
 
 

@@ -14,20 +14,20 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 from transformers import AutoModelForCausalLM
 
-from hone.config import UserError
-from hone.data.config import PromptConfig
-from hone.data.render import Renderer
-from hone.model.config import ModelConfig, TinyConfig
+from hone.base.settings import UserError
 from hone.model.load import load_model, load_tokenizer
 from hone.model.tiny import create
+from hone.recipe.sections.model import ModelConfig, TinyConfig
+from hone.recipe.sections.prompt import PromptConfig
 from hone.rewards import make_reward
-from hone.rewards.answer_server import AnswerServer, tail
 from hone.rewards.config import PerplexityReward, RewardConfig
 from hone.rewards.gold import gold_text
 from hone.rewards.perplexity import AnswererError, Asked, leaks, perplexity, relative_improvement, score, vr_cli
-from hone.tasks.countdown import CountdownConfig, CountdownTask
-from hone.tasks.knights import KnightsConfig, KnightsTask
-from hone.train.answerer import LocalAnswerer, load_answerer
+from hone.rollout.answer_server import AnswerServer, tail
+from hone.rollout.answerer import LocalAnswerer, load_answerer
+from hone.rollout.prompts import Renderer
+from hone.tasks.countdown.task import CountdownConfig, CountdownTask
+from hone.tasks.knights.task import KnightsConfig, KnightsTask
 from hone.types import Problem, Rollout, Turn
 
 CUE = "The final answer is: "

@@ -9,12 +9,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.rewards import REWARDS, make_reward
 from hone.rewards.base import Composed, Part, Score
 from hone.rewards.config import RewardConfig
-from hone.tasks.countdown import CountdownConfig, CountdownTask
-from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.countdown.task import CountdownConfig, CountdownTask
+from hone.tasks.knights.task import KnightsConfig, KnightsTask
 from hone.types import Grade, Problem, Rollout, Turn
 
 KNIGHTS = KnightsTask(KnightsConfig())

@@ -8,7 +8,7 @@ import pytest
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.rewards.thinking import is_dummy, scripts
-from hone.tasks.knights import KnightsConfig, KnightsTask
+from hone.tasks.knights.task import KnightsConfig, KnightsTask
 from hone.types import Problem, Rollout, Turn
 
 KNIGHTS = KnightsTask(KnightsConfig(people=(2,), train=20))

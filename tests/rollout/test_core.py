@@ -10,9 +10,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.model import linear
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 from hone.rollout.native import core as core_module
 from hone.rollout.native.core import Core

@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine, cache
 from hone.rollout.native.cache import DecodeCache, Prompt
 from hone.rollout.native.graph import WORTH_STEPS, CannotRecord, GraphStep

@@ -15,19 +15,19 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
+from hone.learn.policy import Policy
 from hone.model import tiny
-from hone.model.config import LoraConfig, ModelConfig, TinyConfig
 from hone.model.load import load_model
-from hone.rollout.base import Weights
-from hone.rollout.config import IdentityConfig, RolloutConfig, SGLangConfig, VLLMConfig
+from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
+from hone.recipe.sections.optim import LayersConfig, OptimConfig
+from hone.recipe.sections.rollout import IdentityConfig, RolloutConfig, SGLangConfig, VLLMConfig
+from hone.rollout.engine import Weights
 from hone.rollout.identity import PolicyMismatch, Verified, mean_difference, policy_logprobs, probe_sequences
-from hone.rollout.inside.hone_worker import digest, digests
 from hone.rollout.native.engine import NativeEngine
-from hone.rollout.server import ServerEngine
-from hone.rollout.sglang import SGLangEngine
-from hone.rollout.vllm import VLLMEngine
-from hone.train.config import LayersConfig, OptimConfig
-from hone.train.policy import Policy
+from hone.rollout.servers.inside.hone_worker import digest, digests
+from hone.rollout.servers.server import ServerEngine
+from hone.rollout.servers.sglang import SGLangEngine
+from hone.rollout.servers.vllm import VLLMEngine
 from tests.rollout.stand_ins import contract
 
 TINY = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=2, kv_heads=1, mlp_size=48)

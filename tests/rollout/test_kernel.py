@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine, kernel
 from hone.rollout.native.attention import Grid, decode_attention
 from hone.types import Turn

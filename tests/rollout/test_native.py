@@ -20,9 +20,9 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.model.linear import available, onednn
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 from hone.rollout.native.attention import Grid, decode_attention
 from hone.rollout.native.memory import Budget

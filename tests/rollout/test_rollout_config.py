@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
-from hone.notices import notices
-from hone.recipe import Recipe
-from hone.rollout.config import RolloutConfig, VLLMConfig
+from hone.recipe.recipe import Recipe
+from hone.recipe.rules import notices
+from hone.recipe.sections.rollout import RolloutConfig, VLLMConfig
 
 TASK = {"name": "knights"}
 

@@ -9,7 +9,7 @@ import pytest
 import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
-from hone.rollout.config import SamplingConfig
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.sampler import sample, uniforms
 
 LARGEST = 1.0 - 2.0**-24  # the largest number that `uniforms` gives

@@ -18,14 +18,14 @@ import numpy as np
 import psutil
 import pytest
 
-from hone.config import UserError
-from hone.model.config import LoraConfig
-from hone.rollout.config import SamplingConfig, ServerConfig, SGLangConfig, VLLMConfig
-from hone.rollout.host import Host
-from hone.rollout.http import Http, ServerHangs, ServerLost, ServerRefused, free_port
-from hone.rollout.server import ServerEngine, prompt_seed
-from hone.rollout.sglang import SGLangEngine
-from hone.rollout.vllm import VLLMEngine
+from hone.base.http import Http, ServerHangs, ServerLost, ServerRefused, free_port
+from hone.base.settings import UserError
+from hone.recipe.sections.model import LoraConfig
+from hone.recipe.sections.rollout import SamplingConfig, ServerConfig, SGLangConfig, VLLMConfig
+from hone.rollout.servers.host import Host
+from hone.rollout.servers.server import ServerEngine, prompt_seed
+from hone.rollout.servers.sglang import SGLangEngine
+from hone.rollout.servers.vllm import VLLMEngine
 from hone.types import Turn
 from tests.rollout.stand_ins import contract
 
@@ -542,6 +542,6 @@ def test_the_vllm_extension_needs_nothing_of_hone() -> None:
         "assert not ops._supports_onednn\n"
         "sys.exit(any(m.split('.')[0] == 'hone' for m in sys.modules))"
     )
-    inside = Path(__file__).resolve().parents[2] / "hone" / "rollout" / "inside"
+    inside = Path(__file__).resolve().parents[2] / "hone" / "rollout" / "servers" / "inside"
     done = subprocess.run([sys.executable, "-c", code], cwd=inside, capture_output=True, text=True, env={})
     assert done.returncode == 0, done.stderr

@@ -21,19 +21,20 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from hone import rl, rl_async
+from hone.base import jsonl
+from hone.base.http import Http, ServerError, free_port
+from hone.learn.policy import Policy
 from hone.model import tiny
-from hone.model.config import LoraConfig, ModelConfig, TinyConfig
-from hone.recipe import Recipe
+from hone.recipe.recipe import Recipe
+from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
+from hone.recipe.sections.optim import LayersConfig, OptimConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig, VLLMConfig
 from hone.rollout import make_engine
-from hone.rollout.base import Event
-from hone.rollout.config import RolloutConfig, SamplingConfig, VLLMConfig
-from hone.rollout.http import Http, ServerError, free_port
+from hone.rollout.engine import Event
 from hone.rollout.identity import PolicyMismatch, Verified, policy_logprobs
+from hone.stages import loop as rl
+from hone.stages import prefetch as rl_async
 from hone.tasks import make_task
-from hone.train import jsonl
-from hone.train.config import LayersConfig, OptimConfig
-from hone.train.policy import Policy
 
 PYTHON = os.environ.get("HONE_VLLM_PYTHON", sys.executable)
 pytestmark = [

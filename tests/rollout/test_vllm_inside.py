@@ -14,17 +14,18 @@ import numpy as np
 import pytest
 import torch
 
-from hone.config import UserError
+from hone.base.settings import UserError
+from hone.learn.policy import Policy
 from hone.model import tiny
-from hone.model.config import LoraConfig, ModelConfig, TinyConfig
-from hone.rollout import make_engine, vllm_inside
-from hone.rollout.config import RolloutConfig, SamplingConfig, VLLMConfig
-from hone.rollout.handover import Handed
+from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
+from hone.recipe.sections.optim import OptimConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig, VLLMConfig
+from hone.rollout import make_engine
 from hone.rollout.identity import PolicyMismatch, Verified, policy_logprobs
-from hone.rollout.server import prompt_seed
-from hone.rollout.vllm import engine_options
-from hone.train.config import OptimConfig
-from hone.train.policy import Policy
+from hone.rollout.servers import vllm_inside
+from hone.rollout.servers.handover import Handed
+from hone.rollout.servers.server import prompt_seed
+from hone.rollout.servers.vllm import engine_options
 
 REAL = importlib.util.find_spec("vllm") is not None
 PROMPTS = [np.arange(5, 9), np.arange(10, 12)]

@@ -11,8 +11,8 @@ import torch
 import uvicorn
 
 from hone.model import tiny
-from hone.model.config import ModelConfig, TinyConfig
 from hone.model.load import load_tokenizer
+from hone.recipe.sections.model import ModelConfig, TinyConfig
 from hone.serve.app import make_app
 from hone.serve.model import ServedModel, load_served
 from hone.serve.server import LOOPBACK, listen

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hone import sample
-from hone.config import ConfigError, UserError
-from hone.rollout.config import SamplingConfig
+from hone.base.settings import ConfigError, UserError
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.core import Core
+from hone.serve import sample
 from hone.serve.model import ServedModel, load_served, resolve
 
 RECIPE = """\
@@ -179,8 +179,8 @@ def run(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     run = tmp_path / "runs" / "r"
     for place in (run / "model", run / "checkpoints" / "step_000004" / "model"):
         shutil.copytree(folder, place)
-    from hone.loading import load
-    from hone.recipe import resolved
+    from hone.recipe.load import load
+    from hone.recipe.recipe import resolved
 
     (run / "config.resolved.json").write_text(json.dumps(resolved(load("r.yaml"))))
     return run

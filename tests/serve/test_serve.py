@@ -18,8 +18,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from hone.config import UserError
-from hone.rollout.config import SamplingConfig
+from hone.base.settings import UserError
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.core import Core
 from hone.serve.model import ServedModel
 from hone.serve.server import listen, serve

@@ -11,11 +11,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from hone.config import UserError
-from hone.data.parse import parse
-from hone.tasks import arithmetic, make_task
-from hone.tasks.countdown import CountdownConfig, CountdownTask, Term, canonical_form, combine, find_term, random_term
-from hone.tasks.rows import write_rows
+from hone.base.settings import UserError
+from hone.grade.parse import parse
+from hone.tasks import make_task
+from hone.tasks.countdown import arithmetic
+from hone.tasks.countdown.task import (
+    CountdownConfig,
+    CountdownTask,
+    Term,
+    canonical_form,
+    combine,
+    find_term,
+    random_term,
+)
+from hone.tasks.rows.files import write_rows
 from hone.types import Problem
 
 TASK = CountdownTask(CountdownConfig())

@@ -7,17 +7,17 @@ import types
 
 import pytest
 
-from hone.config import UserError
-from hone.loading import load_for_task
+from hone.base.settings import UserError
+from hone.recipe.load import load_for_task
 from hone.tasks import make_task
 from hone.tasks.base import BatchTask, TracedTask, grade_all
-from hone.tasks.columns import recognise
-from hone.tasks.corpus import build, canonical_text, ngrams
-from hone.tasks.dataset import DatasetConfig, DatasetTask, answer_of, canonical
-from hone.tasks.gsm8k import GSM8KConfig, GSM8KTask
-from hone.tasks.math import MathConfig, MathTask
-from hone.tasks.rows import read_rows, write_rows
-from hone.tasks.sources import read_source, split_of_name
+from hone.tasks.rows.columns import recognise
+from hone.tasks.rows.corpus import build, canonical_text, ngrams
+from hone.tasks.rows.files import read_rows, write_rows
+from hone.tasks.rows.gsm8k import GSM8KConfig, GSM8KTask
+from hone.tasks.rows.math import MathConfig, MathTask
+from hone.tasks.rows.sources import read_source, split_of_name
+from hone.tasks.rows.task import DatasetConfig, DatasetTask, answer_of, canonical
 from hone.types import Problem
 from tests.tasks.test_knights_rows import ROW as KNIGHTS_ROW
 

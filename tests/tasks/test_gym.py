@@ -6,13 +6,14 @@ import sys
 import numpy as np
 import pytest
 
-from hone.config import UserError
-from hone.data.parse import completion
-from hone.loading import load_for_task
+from hone.base.settings import UserError
+from hone.grade.parse import completion
+from hone.recipe.load import load_for_task
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
-from hone.tasks import gym_package, make_task
-from hone.tasks.gym import MAX_ANSWER, GymConfig, GymTask
+from hone.tasks import make_task
+from hone.tasks.gym import package as gym_package
+from hone.tasks.gym.task import MAX_ANSWER, GymConfig, GymTask
 from hone.types import Problem, Rollout, Turn
 
 package = pytest.importorskip("reasoning_gym")

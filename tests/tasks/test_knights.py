@@ -8,12 +8,12 @@ from collections import Counter
 import pytest
 from pydantic import ValidationError
 
-from hone.config import UserError
-from hone.data.parse import parse
-from hone.tasks.knights import KnightsConfig, KnightsTask, puzzle_of_problem
-from hone.tasks.knights_logic import LEAVES, Puzzle, canonical_form, random_puzzles, random_statement, solve
-from hone.tasks.knights_text import SAYINGS, brief_quiz, full_quiz, in_words, read_roles
-from hone.tasks.knights_trace import careful
+from hone.base.settings import UserError
+from hone.grade.parse import parse
+from hone.tasks.knights.logic import LEAVES, Puzzle, canonical_form, random_puzzles, random_statement, solve
+from hone.tasks.knights.task import KnightsConfig, KnightsTask, puzzle_of_problem
+from hone.tasks.knights.text import SAYINGS, brief_quiz, full_quiz, in_words, read_roles
+from hone.tasks.knights.trace import careful
 
 K0, K1, N0, N1 = ("telling-truth", 0), ("telling-truth", 1), ("lying", 0), ("lying", 1)
 PAIR = Puzzle(("Zoey", "Oliver"), (N1, ("and", K0, K1)), (True, False))

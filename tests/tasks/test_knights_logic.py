@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.tasks.knights_logic import (
+from hone.tasks.knights.logic import (
     COMMUTATIVE,
     LEAVES,
     canonical_form,

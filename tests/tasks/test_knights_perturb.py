@@ -8,14 +8,14 @@ from dataclasses import replace
 import pytest
 from typer.testing import CliRunner
 
-from hone.analysis.memorization import memorization
-from hone.cli import app
-from hone.tasks.knights import KnightsConfig, KnightsTask, puzzle_of_problem
-from hone.tasks.knights_logic import Puzzle, holds, parse_statements
-from hone.tasks.knights_perturb import PERTURBATIONS, UNCOMMON_NAMES, perturb, perturbed_rows, sentences
-from hone.tasks.knights_rows import check_rows
-from hone.tasks.knights_text import NAMES, in_words, swapped
-from hone.tasks.rows import read_rows, write_rows
+from hone.cli.app import app
+from hone.measure.stats.memorization import memorization
+from hone.tasks.knights.logic import Puzzle, holds, parse_statements
+from hone.tasks.knights.perturb import PERTURBATIONS, UNCOMMON_NAMES, perturb, perturbed_rows, sentences
+from hone.tasks.knights.rows import check_rows
+from hone.tasks.knights.task import KnightsConfig, KnightsTask, puzzle_of_problem
+from hone.tasks.knights.text import NAMES, in_words, swapped
+from hone.tasks.rows.files import read_rows, write_rows
 
 TASK = KnightsTask(KnightsConfig(people=(3, 5), train=30, test=10))
 PUZZLES = [(puzzle_of_problem(p), p.messages[-1]["content"]) for p in TASK.problems("train")]

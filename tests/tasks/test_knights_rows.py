@@ -4,13 +4,13 @@ import json
 
 import pytest
 
-from hone.config import UserError
+from hone.base.settings import UserError
 from hone.tasks import make_task
-from hone.tasks.knights import KnightsConfig, KnightsTask, puzzle_of_problem, row_of_problem
-from hone.tasks.knights_logic import Puzzle, canonical_form
-from hone.tasks.knights_rows import check_rows, overlap, puzzle_of
-from hone.tasks.knights_text import solution_sentence
-from hone.tasks.rows import read_rows, write_rows
+from hone.tasks.knights.logic import Puzzle, canonical_form
+from hone.tasks.knights.rows import check_rows, overlap, puzzle_of
+from hone.tasks.knights.task import KnightsConfig, KnightsTask, puzzle_of_problem, row_of_problem
+from hone.tasks.knights.text import solution_sentence
+from hone.tasks.rows.files import read_rows, write_rows
 
 K0, K1, N1 = ("telling-truth", 0), ("telling-truth", 1), ("lying", 1)
 PAIR = Puzzle(("Zoey", "Oliver"), (N1, ("and", K0, K1)), (True, False))

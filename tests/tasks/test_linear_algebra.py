@@ -7,10 +7,11 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from hone.config import UserError
-from hone.data.parse import completion, parse
-from hone.tasks import make_task, matrices
-from hone.tasks.linear_algebra import (
+from hone.base.settings import UserError
+from hone.grade.parse import completion, parse
+from hone.tasks import make_task
+from hone.tasks.linear_algebra import matrices
+from hone.tasks.linear_algebra.task import (
     LinearAlgebraConfig,
     LinearAlgebraTask,
     canonical_form,

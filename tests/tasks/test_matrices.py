@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.tasks import matrices
-from hone.tasks.matrices import parse_matrix, parse_number
+from hone.tasks.linear_algebra import matrices
+from hone.tasks.linear_algebra.matrices import parse_matrix, parse_number
 
 MEANT = ((Fraction(1), Fraction(-2)), (Fraction(1, 2), Fraction(4)))
 

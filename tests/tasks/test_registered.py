@@ -6,9 +6,9 @@ from typing import Literal
 import pytest
 from pydantic import PositiveInt
 
-from hone.config import ConfigError, Section
-from hone.loading import load, load_for_task
-from hone.recipe import resolved
+from hone.base.settings import ConfigError, Section
+from hone.recipe.load import load, load_for_task
+from hone.recipe.recipe import resolved
 from hone.tasks import make_task, registered
 from hone.types import Grade, Problem
 
@@ -40,8 +40,8 @@ def installed(monkeypatch):
     kinds = {"riddles": Riddles, "bare": object}
     monkeypatch.setattr(EntryPoint, "load", lambda self: kinds[self.name])
     monkeypatch.setattr(registered, "registered", lambda: points)
-    monkeypatch.setattr("hone.recipe.registered", lambda: points)
-    monkeypatch.setattr("hone.loading.registered", lambda: points)
+    monkeypatch.setattr("hone.recipe.recipe.registered", lambda: points)
+    monkeypatch.setattr("hone.recipe.load.registered", lambda: points)
 
 
 def test_a_recipe_uses_it_and_its_own_settings_are_checked(tmp_path):

@@ -21,8 +21,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from hone.config import UserError
-from hone.data.stream import Decode, StopText
+from hone.base.settings import UserError
 from hone.model import linear
 from hone.model.logprobs import has_plain_head, logits_of, output_head
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
@@ -33,6 +32,7 @@ from hone.rollout.native.requests import Output, Request, Top, Work
 from hone.rollout.native.sampler import likeliest, sample_mix
 from hone.rollout.native.scheduler import Queue, Rows
 from hone.rollout.native.score import prompt_scores
+from hone.rollout.text import Decode, StopText
 from hone.types import Finish, Turn
 
 _PREFILL_TOKENS = 8192  # prompt tokens read in one forward pass, at most (one prompt may be longer)

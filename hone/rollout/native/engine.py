@@ -15,29 +15,29 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from hone.data.stream import Decode
 from hone.model import attention
 from hone.model.linear import onednn
 from hone.model.lora import for_sampling
 from hone.model.reduced import Weights, check, reduced
-from hone.rollout.base import Event, print_event
-from hone.rollout.config import RolloutConfig, SamplingConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
+from hone.rollout.engine import Event, print_event
 from hone.rollout.native import kernel
 from hone.rollout.native.core import Core
 from hone.rollout.native.graph import CudaRecorder, Recorder
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Request, Work
+from hone.rollout.text import Decode
 from hone.types import IntArray, Turn
 
 if TYPE_CHECKING:
-    from hone.train.policy import Policy
+    from hone.learn.policy import Policy
 
 Progress = Callable[[int, int], None]
 
 
 class NativeEngine:
-    """Implements `hone.rollout.base.Engine`.
+    """Implements `hone.rollout.engine.Engine`.
 
     `stop_token_ids`: every token that ends a completion. `decode`: tokens to text, for stop strings. `event` is told
     if there is no compiler for the kernel, or the model's steps cannot be recorded.
@@ -133,7 +133,7 @@ class NativeEngine:
         progress: Progress | None = None,
         first: int = 0,
     ) -> list[list[Turn]]:
-        """See `hone.rollout.base.Engine`. Greedy log-probabilities are the model's own: see `sampler`."""
+        """See `hone.rollout.engine.Engine`. Greedy log-probabilities are the model's own: see `sampler`."""
         if samples < 1:
             raise ValueError(f"samples is {samples}: ask for at least one completion per prompt")
         done: dict[Work, Turn] = {}

@@ -16,7 +16,7 @@ import psutil
 import torch
 from transformers import PreTrainedModel
 
-from hone.config import UserError
+from hone.base.settings import UserError
 
 # Where products go through oneDNN, the model is called with a multiple of so many: few shapes, because it never forgets
 # one (`hone.model.linear`). A row of its products is the same to the bit, however many others there are.

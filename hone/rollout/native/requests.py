@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from hone.rollout.config import SamplingConfig
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.score import PromptScores
 from hone.types import FloatArray, IntArray, Turn
 

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.rollout.config import SamplingConfig
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.types import FloatArray
 
 _GOLDEN = 0x9E3779B97F4A7C15

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from hone.rollout.config import SamplingConfig
+from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Request, Work
 from hone.rollout.native.sampler import Mix, mix, uniforms

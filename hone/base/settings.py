@@ -1,0 +1,348 @@
+"""The machinery of configuration: files with `extends`, overrides, one validation, errors with a line.
+
+    layer = read("recipe.yaml")                # raw values, each with where it came from
+    layer = override(layer, "optim.lr=1e-5")   # as given on the command line
+
+Raw mappings are merged in order and validated once, at the end, by `hone.base.validate`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+from pydantic import BaseModel, ConfigDict
+from ruamel.yaml import YAML, MappingNode, ScalarNode, SequenceNode
+from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.nodes import Node
+
+
+class Section(BaseModel):
+    """A group of settings: frozen, unknown keys are errors, no infinities."""
+
+    #: Where `name` selects one of several sections and this one takes many names: what stands before their colon.
+    name_prefix: ClassVar[str] = ""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    def changed(self) -> list[str]:
+        """The settings whose value is not the default."""
+        given = {key: info for key, info in type(self).model_fields.items() if not info.is_required()}
+        return [k for k, info in given.items() if getattr(self, k) != info.get_default(call_default_factory=True)]
+
+
+class UserError(Exception):
+    """Something the user can put right. The command line shows the message alone and ends with `exit_code`."""
+
+    exit_code: ClassVar[int] = 2
+
+
+#: Exit code of a process that has lost another one of its run: the cause is elsewhere, and the run can be begun again.
+PEER_LOST = 76
+
+
+class ConfigError(UserError):
+    """Problems of a recipe, one line each."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self.lines = tuple(dict.fromkeys(lines))
+        super().__init__("\n".join(self.lines))
+
+    def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
+        """It travels between processes."""
+        return type(self), (self.lines,)
+
+
+#: What a bare string stands for: `model: tiny` reads as `model: {path: tiny}`.
+SHORTHANDS = {"model": "path", "task": "name", "launch": "kind"}
+
+Place = tuple[str | int, ...]  # where a value stands: ("stages", 0, "optim", "lr")
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Raw values, and the place (`file:line`) that each of them and each mapping came from."""
+
+    data: dict[str, Any]
+    origins: dict[Place, str] = field(default_factory=dict)
+
+    def where(self, path: Place) -> str:
+        """The place of a value, or of the nearest enclosing mapping when it is not written anywhere."""
+        while path and path not in self.origins:
+            path = path[:-1]
+        return self.origins.get(path, "recipe")
+
+    def below(self, prefix: Place) -> dict[Place, str]:
+        """Origins of what stands under `prefix`, relative to it."""
+        n = len(prefix)
+        return {path[n:]: place for path, place in self.origins.items() if path[:n] == prefix}
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def read(path: str | Path) -> Layer:
+    """One recipe file with everything it extends."""
+    return _read_extended(Path(path), ())
+
+
+def _read_extended(path: Path, trail: tuple[Path, ...]) -> Layer:
+    layer = _expand(_read_file(path))
+    here = path.resolve()
+    parents = layer.data.pop("extends", [])
+    place = layer.where(("extends",))
+    parents = [parents] if isinstance(parents, str) else parents
+    if not isinstance(parents, list) or not all(isinstance(p, str) for p in parents):
+        raise ConfigError([f"{place}: extends: {show(parents)} is not allowed; give a path or a list of paths"])
+    merged = Layer({})
+    for parent in parents:
+        target = Path(os.path.normpath(path.parent / Path(parent).expanduser()))
+        if target.resolve() in (*trail, here):
+            chain = " -> ".join(p.name for p in (*trail, here, target))
+            raise ConfigError([f"{place}: extends: {parent} leads back to itself ({chain}); remove one of the links"])
+        if not target.is_file():
+            raise ConfigError([f"{place}: extends: no file {target}{_near_file(target)}; paths are relative to {path}"])
+        merged = merge(merged, _read_extended(target, (*trail, here)))
+    return merge(merged, layer)
+
+
+def _read_file(path: Path) -> Layer:
+    try:
+        text = path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise ConfigError(
+            [f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8"]
+        ) from None
+    except OSError as error:
+        raise ConfigError([f"{path}: cannot be read ({error.strerror}){_near_file(path)}"]) from None
+    data, origins = _parse_json(text, str(path)) if path.suffix == ".json" else _parse(text, str(path))
+    if data is None:
+        raise ConfigError([f"{path}:1: the file is empty; a recipe needs at least name and task"])
+    if not isinstance(data, dict):
+        raise ConfigError([f"{path}:1: {show(data)} is not a recipe; write `key: value` lines"])
+    return Layer(data, origins)
+
+
+def show(value: Any) -> str:
+    """A value as a message quotes it."""
+    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _near_file(path: Path) -> str:
+    names = [p.name for p in path.parent.iterdir()] if path.parent.is_dir() else []
+    near = difflib.get_close_matches(path.name, names, n=1)
+    return f"; did you mean {path.parent / near[0]}?" if near else ""
+
+
+def _parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
+    """YAML 1.2 to plain values, with the line of every value."""
+    yaml = YAML(typ="safe", pure=True)
+    origins: dict[Place, str] = {}
+    try:
+        node = yaml.compose(text)
+        return (None if node is None else _plain(node, (), name, origins, yaml)), origins
+    except MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = f":{mark.line + 1}" if mark and not name.startswith("override") else ""
+        raise ConfigError([f"{name}{line}: not valid YAML: {error.problem or error.context}"]) from None
+    except (YAMLError, ValueError) as error:  # ValueError: a number or escape that the constructor refuses
+        raise ConfigError([f"{name}: not valid YAML: {str(error).splitlines()[0]}"]) from None
+
+
+def _parse_json(text: str, name: str) -> tuple[Any, dict[Place, str]]:
+    """config.resolved.json: written by us, so lines matter less than reading it exactly."""
+    try:
+        return json.loads(text), {(): name}
+    except ValueError as error:
+        raise ConfigError([f"{name}: not valid JSON: {error}"]) from None
+
+
+def _plain(node: Node, path: Place, name: str, origins: dict[Place, str], yaml: YAML) -> Any:
+    place = f"{name}:{node.start_mark.line + 1}"
+    origins.setdefault(path, place)  # a mapping entry has set the line of its key already
+    if len(path) > 40:
+        raise ConfigError([f"{place}: nested too deep, or an alias that contains itself"])
+    if isinstance(node, SequenceNode):
+        return [_plain(item, (*path, i), name, origins, yaml) for i, item in enumerate(node.value)]
+    if isinstance(node, MappingNode):
+        values: dict[str, Any] = {}
+        for key_node, value_node in node.value:
+            place = f"{name}:{key_node.start_mark.line + 1}"
+            key = key_node.value
+            if not isinstance(key_node, ScalarNode) or key == "<<":
+                raise ConfigError([f"{place}: keys are plain words here; to build on another file use extends"])
+            inner: Place = (*path, key)
+            if key in values:
+                raise ConfigError([f"{place}: {key}: given twice (first at {origins[inner]}); remove one"])
+            origins[inner] = place
+            values[key] = _plain(value_node, inner, name, origins, yaml)
+        return values
+    tag = str(node.tag)
+    if tag.endswith((":str", ":timestamp")):  # a date is text: no setting is a date
+        return node.value
+    if not tag.endswith((":int", ":float", ":bool", ":null")):
+        raise ConfigError([f"{place}: tag {tag} is not allowed; write a plain value"])
+    return yaml.constructor.construct_object(node)
+
+
+# --- merging ---------------------------------------------------------------------------------------------------------
+
+
+def merge(base: Layer, top: Layer) -> Layer:
+    """`top` over `base`: mappings key by key, everything else (lists too) replaced."""
+    origins = dict(base.origins)
+    data = _merged(base.data, top.data, (), origins)
+    return Layer(data, origins | top.origins)
+
+
+def _merged(base: Any, top: Any, path: Place, origins: dict[Place, str]) -> Any:
+    both = isinstance(base, dict) and isinstance(top, dict)
+    # Another task is another thing: the settings of the old one do not carry over to it.
+    kind = SHORTHANDS.get(str(path[-1])) if path else None
+    other = both and kind == "name" and "name" in top and "name" in base and top["name"] != base["name"]
+    if not both or other:
+        for old in [p for p in origins if p[: len(path)] == path]:
+            del origins[old]
+        return top
+    return {**base, **{k: _merged(base[k], v, (*path, k), origins) if k in base else v for k, v in top.items()}}
+
+
+def _expand(layer: Layer) -> Layer:
+    """Bare strings of shorthand keys become mappings, at the top and in each stage."""
+    origins = dict(layer.origins)
+
+    def expanded(data: Any, path: Place) -> Any:
+        if not isinstance(data, dict):
+            return data
+        result = {}
+        for key, value in data.items():
+            if isinstance(value, str) and key in SHORTHANDS:
+                outer: Place = (*path, key)
+                origins.setdefault((*outer, SHORTHANDS[key]), origins.get(outer, origins[()]))
+                value = {SHORTHANDS[key]: value}
+            result[key] = value
+        return result
+
+    data = expanded(layer.data, ())
+    if isinstance(data.get("stages"), list):
+        data["stages"] = [expanded(stage, ("stages", i)) for i, stage in enumerate(data["stages"])]
+    return Layer(data, origins)
+
+
+# --- overrides -------------------------------------------------------------------------------------------------------
+
+
+def override(layer: Layer, text: str, model: type[BaseModel] | None = None) -> Layer:
+    """One `a.b=c` from the command line; c is read as YAML (1e-5 is a number, [a, b] a list).
+
+    In a recipe with stages `a.b=c` holds for every stage, `stages.rl.a.b=c` for one, given by name, kind or number.
+    """
+    source = f"override {text!r}"
+    key, equals, raw = text.partition("=")
+    head, mark, function = key.strip().partition("reward.parts.")  # functions have dots in their names
+    parts = (*head.split(".")[:-1], "reward", "parts", function) if mark else tuple(key.strip().split("."))
+    if not equals or "" in parts:
+        raise ConfigError([f"{source}: overrides read key=value with a dotted key, as in optim.lr=1e-5"])
+    if parts[0] == "extends":
+        raise ConfigError([f"{source}: extends is read from files only; write a recipe that extends the other"])
+    value, _ = _parse(raw, source)
+    if parts[-1] in SHORTHANDS and isinstance(value, str):
+        value = {SHORTHANDS[parts[-1]]: value}
+    elif len(parts) > 1 and SHORTHANDS.get(parts[-2]) == parts[-1] == "name":
+        parts, value = parts[:-1], {"name": value}
+    data, origins = layer.data, dict(layer.origins)
+    if model is not None and parts[0] not in model.model_fields and parts[0] in _stage_names(data):
+        raise ConfigError([f"{source}: {parts[0]} is a stage; write stages.{text.strip()}"])
+    for prefix, path in _targets(data, parts, source):
+        default = _default(model, path[:-1])
+        unset = _get(data, (*prefix, *path[:-1])) is None and _get(data, path[:-1]) is None
+        # One entry of a free mapping joins the default entries, it does not silently drop them.
+        top: Any = {**default, path[-1]: value} if default and unset else {path[-1]: value}
+        for part in reversed(path[:-1]):
+            top = {part: top}
+        for place in _places(top, ()):
+            whole: Place = (*prefix, *place)
+            if len(place) >= len(path):
+                origins[whole] = source
+            else:
+                origins.setdefault(whole, source)
+        data = _put(data, prefix, top)
+    return Layer(data, origins)
+
+
+def _get(data: Any, path: Place) -> Any:
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else data[int(key)] if isinstance(data, list) else None
+    return data
+
+
+def _default(model: type[BaseModel] | None, path: Place) -> dict[str, Any] | None:
+    """The default of a setting that is a free mapping, such as reward.parts; None for any other."""
+    info = model.model_fields.get(str(path[0])) if model and path else None
+    value = info.get_default(call_default_factory=True) if info and not info.is_required() else None
+    for key in path[1:]:
+        value = getattr(value, str(key), None)
+    return value if isinstance(value, dict) else None
+
+
+def _targets(data: dict[str, Any], parts: tuple[str, ...], source: str) -> list[tuple[Place, tuple[str, ...]]]:
+    """Where an override goes: (the mapping that holds a recipe or a stage, the path within it)."""
+    stages = data.get("stages")
+    if parts[0] == "model" and isinstance(stages, list) and (len(parts) == 1 or parts[1] in _STARTS):
+        # The model to start from: of the stages that go on with another's it is that one's.
+        begins = [i for i, stage in enumerate(stages) if _begins(stage)]
+        return [((), parts), *((("stages", i), parts) for i in begins)]
+    if parts[0] != "stages":
+        staged = isinstance(stages, list) and parts[0] not in ("name", "runs")
+        return [(("stages", i), parts) for i in range(len(stages or ()))] if staged else [((), parts)]
+    if len(parts) < 3:
+        raise ConfigError([f"{source}: give one setting of one stage, as in stages.rl.steps=10"])
+    names = _stage_names(data)
+    index = int(parts[1]) if parts[1].isdecimal() else names.index(parts[1]) if parts[1] in names else -1
+    if not 0 <= index < len(names):
+        known = ", ".join(names) or "none, this recipe is a single stage"
+        raise ConfigError([f"{source}: there is no stage {parts[1]}; stages: {known}"])
+    return [(("stages", index), parts[2:])]
+
+
+def _stage_names(data: dict[str, Any]) -> list[str]:
+    stages = data.get("stages")
+    return [stage_name(stage) for stage in stages] if isinstance(stages, list) else []
+
+
+_STARTS = ("path", "revision", "tiny")
+
+
+def _begins(stage: Any) -> bool:
+    """Whether a stage names a model of its own."""
+    model = stage.get("model") if isinstance(stage, dict) else None
+    path = model.get("path") if isinstance(model, dict) and not model.get("stage") else None
+    return isinstance(path, str) and not path.startswith("stages.")
+
+
+def stage_name(stage: Any) -> str:
+    """A stage is named by its `name`, else by its kind."""
+    return str(stage.get("name", stage.get("stage", "rl"))) if isinstance(stage, dict) else "?"
+
+
+def _put(data: Any, prefix: Place, top: Any) -> Any:
+    """`data` with `top` merged in at `prefix`."""
+    if not prefix:
+        return _merged(data, top, (), {})
+    key, rest = prefix[0], prefix[1:]
+    if isinstance(data, list):
+        return [_put(item, rest, top) if i == key else item for i, item in enumerate(data)]
+    return {**data, key: _put(data[key], rest, top)}
+
+
+def _places(value: Any, path: Place) -> Iterator[Place]:
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from _places(item, (*path, key))

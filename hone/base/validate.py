@@ -1,0 +1,305 @@
+"""From raw values to a recipe, and from what is wrong with them to lines that a user can act on.
+
+    recipe = validate(Recipe, read("recipe.yaml"))    # or ConfigError
+
+A problem reads `file:line: key: what is wrong; nearest valid key; remedy`:
+
+    recipe.yaml:7: optim.lrr: unknown key; did you mean optim.lr?
+    recipe.yaml:9: steps: 'many' is not allowed; give a whole number > 0 (default 100)
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from collections.abc import Iterator, Sequence
+from typing import Any, TypeVar, get_args
+
+from pydantic import BaseModel, ValidationError
+from pydantic.fields import FieldInfo
+from pydantic_core import ErrorDetails, PydanticCustomError
+
+from hone.base.settings import ConfigError, Layer, Place, Section, show
+
+SectionT = TypeVar("SectionT", bound=Section)
+
+#: What papers and other programs call a value: one that is not allowed is pointed to ours.
+ALSO_CALLED = {"ppo": "gae", "reinforce++": "reinforce_pp", "reinforce++-baseline": "reinforce_pp_baseline"}
+
+#: What other programs call a setting: an unknown key of this name is pointed to ours.
+KNOWN_AS = {
+    "learning_rate": "optim.lr",
+    "weight_decay": "optim.weight_decay",
+    "max_grad_norm": "optim.grad_clip",
+    "num_generations": "samples_per_prompt",
+    "group_size": "samples_per_prompt",
+    "rollouts_per_example": "samples_per_prompt",
+    "batch_size": "prompts_per_step",
+    "train_batch_size": "prompts_per_step",
+    "max_steps": "steps",
+    "num_train_epochs": "sft.epochs",
+    "max_completion_length": "sampling.max_tokens",
+    "max_new_tokens": "sampling.max_tokens",
+    "beta": "algo.kl.coef",
+    "kl_coef": "algo.kl.coef",
+    "epsilon": "algo.clip_low",
+    "epsilon_high": "algo.clip_high",
+    "num_iterations": "algo.updates_per_rollout",
+    "lora_r": "lora.rank",
+    "lora_rank": "lora.rank",
+    "lora_alpha": "lora.alpha",
+    "lora_dropout": "lora.dropout",
+    "target_modules": "lora.targets",
+    "lr_scheduler_type": "optim.decay",
+    "output_dir": "runs",
+    "model_name_or_path": "model.path",
+}
+
+#: pydantic's error type -> what is allowed instead.
+ALLOWED = {
+    "string_type": "text",
+    "string_pattern_mismatch": "text of letters, digits, `.`, `_` and `-`",
+    "int_type": "a whole number",
+    "int_from_float": "a whole number",
+    "float_type": "a number",
+    "finite_number": "a finite number",
+    "greater_than": "a number",
+    "greater_than_equal": "a number",
+    "less_than": "a number",
+    "less_than_equal": "a number",
+    "bool_type": "true or false",
+    "none_required": "null",
+    "tuple_type": "a list",
+    "list_type": "a list",
+    "dict_type": "a mapping (indented `key: value` lines)",
+    "model_type": "a mapping (indented `key: value` lines)",
+    "model_attributes_type": "a mapping (indented `key: value` lines)",
+}
+
+
+def impossible(key: str, message: str) -> PydanticCustomError:
+    """For validators: what to raise when `key` (dotted, from the validated section) cannot be as it is."""
+    return PydanticCustomError("impossible", "{message}", {"key": key, "message": message})
+
+
+def validate(model: type[SectionT], layer: Layer) -> SectionT:
+    """The one validation. Strict: text is not a number, true is not 1; as JSON, where a list is a tuple."""
+    try:
+        return model.model_validate_json(json.dumps(layer.data), strict=True)
+    except ValidationError as error:
+        raise ConfigError(explain(error, model, layer)) from None
+
+
+def explain(error: ValidationError, model: type[BaseModel], layer: Layer) -> list[str]:
+    """One line per problem, in the order of the file."""
+    found: dict[Place, list[ErrorDetails]] = {}
+    for detail in error.errors(include_url=False):
+        found.setdefault(_place(detail, layer.data), []).append(detail)
+    # Of a union's alternatives the one that got further in is the one that was meant.
+    outer = {path[:n] for path in found for n in range(len(path))}
+    kept = {p: d for p, d in found.items() if p not in outer or not all(_is_type(x) for x in d)}
+    lines = [_line(path, details, model, layer) for path, details in kept.items()]
+    return sorted(lines, key=lambda line: [int(part) if part.isdecimal() else -1 for part in line.split(":")[1:2]])
+
+
+def _is_type(detail: ErrorDetails) -> bool:
+    return detail["type"] in ALLOWED or detail["type"] == "literal_error"
+
+
+def _place(detail: ErrorDetails, data: Any) -> Place:
+    """Where in the raw values an error is: pydantic's location without the tags of unions."""
+    path: list[str | int] = []
+    loc = detail["loc"]
+    for n, key in enumerate(loc):
+        there = key in data if isinstance(data, dict) else isinstance(data, list) and key in range(len(data))
+        if there:
+            data = data[key]
+        elif not (n == len(loc) - 1 and detail["type"] == "missing"):
+            continue
+        path.append(key)
+    if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
+        path.append("name")  # what selects a member of a union, everywhere
+    return tuple(path)
+
+
+def _line(path: Place, details: Sequence[ErrorDetails], model: type[BaseModel], layer: Layer) -> str:
+    first = details[0]
+    kind, context = first["type"], first.get("ctx", {})
+    info = _field_at(model, path, layer.data)
+    if kind in ("impossible", "value_error"):
+        key, message = context.get("key", ""), first["msg"].removeprefix("Value error, ")
+        words = re.match(r"([\w.]+): ", message)
+        sections = _sections_at(model, path, layer.data)
+        if kind == "value_error" and words and any(words[1] in s.model_fields for s in sections):
+            key, message = words[1], message[words.end() :]
+        path = (*path, *(int(k) if k.isdecimal() else k for k in key.split(".") if k))
+    elif kind == "extra_forbidden":
+        message = _unknown_key(path, model, layer)
+    elif kind == "missing":
+        message = "required, and not given; add it"
+    elif kind == "union_tag_not_found":
+        message = f"required, and not given; add one of {', '.join(_tags(model, path, layer.data))}"
+    elif kind == "union_tag_invalid":
+        message = _not_one_of(context["tag"], re.findall(r"'([^'(]+)'", context["expected_tags"]))
+    elif kind == "literal_error":
+        message = _not_one_of(first["input"], re.findall(r"'([^']*)'", context["expected"])) + _default_of(info)
+    elif all(_is_type(d) for d in details):
+        allowed = " or ".join(dict.fromkeys(_allowed(d, info) for d in details))
+        message = f"{show(first['input'])} is not allowed; give {allowed}{_default_of(info)}"
+        message += _hint(first, path, model, layer)
+    else:
+        message = f"{show(first['input'])} is not allowed: {first['msg'][0].lower()}{first['msg'][1:]}"
+    dotted = ".".join(map(str, path))
+    return f"{layer.where(path)}: {dotted}: {message}" if dotted else f"{layer.where(path)}: {message}"
+
+
+def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
+    key, prefix = str(path[-1]), ".".join(map(str, path[:-1]))
+    if "." in key:
+        return nest(key)
+    here = [name for s in _sections_at(model, path[:-1], layer.data) for name in s.model_fields]
+    near = difflib.get_close_matches(key, here, n=1)
+    dotted = f"{prefix}.{near[0]}" if near and prefix else near[0] if near else ""
+    itself = f"{prefix}.{key}".lstrip(".")  # may be valid for another member of a union, such as another task
+    everywhere = [k for k in _all_keys(model) if k != itself]
+    elsewhere = [k for k in everywhere if k.rpartition(".")[2] == key] or [KNOWN_AS.get(key, "")]
+    if dotted and not (len(path) == 1 and key in KNOWN_AS):
+        return f"unknown key; did you mean {dotted}?"
+    if elsewhere[0] in everywhere:
+        return f"unknown key here; did you mean {' or '.join(elsewhere[:3])}? move it there"
+    near = difflib.get_close_matches(key, everywhere, n=1, cutoff=0.7)
+    if near:
+        return f"unknown key; did you mean {near[0]}?"
+    return f"unknown key; valid here: {', '.join(here) or 'nothing'}; remove it or name one of these"
+
+
+def nest(key: str) -> str:
+    """What to write in a file for `a.b`, which is how overrides write it: `a: {b: ...}`."""
+    *outer, last = key.split(".")
+    nested = "".join(f"{part}: {{" for part in outer) + f"{last}: ..." + "}" * len(outer)
+    return f"keys with dots are for the command line; write {nested}"
+
+
+def _not_one_of(value: Any, allowed: Sequence[str]) -> str:
+    near = [ALSO_CALLED.get(str(value).lower(), "")]
+    near = near if near[0] in allowed else difflib.get_close_matches(str(value), allowed, n=1)
+    suggestion = f"did you mean {near[0]}? " if near else ""
+    return f"{show(value)} is not allowed; {suggestion}give one of {', '.join(allowed)}"
+
+
+def _allowed(detail: ErrorDetails, info: FieldInfo | None) -> str:
+    if detail["type"] == "literal_error":
+        return detail["ctx"]["expected"].replace("'", "")
+    text = ALLOWED[detail["type"]]
+    bounds = {"gt": ">", "ge": ">=", "lt": "<", "le": "<="}
+    if "number" in text:
+        if detail["type"] in ("greater_than", "greater_than_equal", "less_than", "less_than_equal"):
+            if info and "int" in str(info.annotation) and "float" not in str(info.annotation):
+                text = "a whole number"
+            known = {name: value for name, value in detail["ctx"].items() if name in bounds}
+        else:
+            known = {}
+        for rule in info.metadata if info else ():
+            known |= {name: getattr(rule, name) for name in bounds if getattr(rule, name, None) is not None}
+        text += " and".join(f" {sign} {known[name]}" for name, sign in bounds.items() if name in known)
+    return text
+
+
+def _default_of(info: FieldInfo | None) -> str:
+    if info is None or info.is_required():
+        return ""
+    default = info.get_default(call_default_factory=True)
+    return "" if isinstance(default, BaseModel) else f" (default {show(default)})"
+
+
+def _hint(detail: ErrorDetails, path: Place, model: type[BaseModel], layer: Layer) -> str:
+    value, kind = detail["input"], detail["type"]
+    if kind == "string_type" and layer.where(path).startswith("override"):
+        return f"; quote it twice: '{'.'.join(map(str, path))}=\"...\"'"
+    if kind in ("int_type", "int_from_float") and isinstance(value, float) and value.is_integer():
+        return f"; write {int(value)}"
+    if kind in ("int_type", "float_type", "bool_type") and isinstance(value, str):
+        try:
+            float(value)
+        except ValueError:
+            return ""
+        return "; remove the quotes"
+    if kind.startswith("model_"):
+        keys = [name for s in _sections_at(model, path, layer.data) for name in s.model_fields]
+        return f"; its keys are {', '.join(keys)}" if keys else ""
+    return ""
+
+
+def without_defaults(data: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """Raw values less those that say what the default says anyway."""
+    result = {}
+    for key, value in data.items():
+        info, sections = model.model_fields.get(key), _sections_at(model, (key,), data)
+        default = info.get_default(call_default_factory=True) if info and not info.is_required() else ...
+        plain = default.model_dump(mode="json") if isinstance(default, BaseModel) else default
+        if key != "name" and value == (list(plain) if isinstance(plain, tuple) else plain):
+            continue
+        nested = isinstance(value, dict) and len(sections) == 1
+        result[key] = without_defaults(value, sections[0]) if nested else value
+    return result
+
+
+def with_defaults(stored: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
+    """A resolved recipe with what was added to the settings since, at its default. One that is none any more, since a
+    setting has gone, stays as it is."""
+    try:
+        return model.model_validate(without_defaults(stored, model)).model_dump(mode="json")
+    except ValidationError:
+        return stored
+
+
+# --- the tree of sections --------------------------------------------------------------------------------------------
+
+
+def _sections(annotation: Any) -> list[type[BaseModel]]:
+    """The sections that a field can hold: of an Optional one, of a union several."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [section for argument in get_args(annotation) for section in _sections(argument)]
+
+
+def _sections_at(model: type[BaseModel], path: Place, data: Any) -> list[type[BaseModel]]:
+    """The sections that may stand at `path`; of a union only the one that `name` selects, if it does."""
+    current: list[type[BaseModel]] = [model]
+    for key in path:
+        if isinstance(key, str):
+            fields = [section.model_fields[key] for section in current if key in section.model_fields]
+            current = [section for info in fields for section in _sections(info.annotation)]
+        data = data.get(key) if isinstance(data, dict) else None
+        if len(current) > 1 and isinstance(data, dict):
+            name = str(data.get("name"))
+            current = [s for s in current if {name, name.partition(":")[0]} & set(_names(s))] or current
+    return current
+
+
+def _field_at(model: type[BaseModel], path: Place, data: Any) -> FieldInfo | None:
+    sections = _sections_at(model, path[:-1], data) if path else []
+    return next((s.model_fields[str(path[-1])] for s in sections if path[-1] in s.model_fields), None)
+
+
+def _names(section: type[BaseModel]) -> tuple[str, ...]:
+    """What `name` selects this section."""
+    info = section.model_fields.get("name")
+    return (
+        (section.name_prefix,)
+        if issubclass(section, Section) and section.name_prefix
+        else get_args(info.annotation if info else None)
+    )
+
+
+def _tags(model: type[BaseModel], path: Place, data: Any) -> list[str]:
+    return [name for section in _sections_at(model, path[:-1], data) for name in _names(section)]
+
+
+def _all_keys(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
+    """Every dotted key of the tree."""
+    for name, info in model.model_fields.items():
+        yield prefix + name
+        for section in _sections(info.annotation):
+            yield from _all_keys(section, f"{prefix}{name}.")

@@ -1,0 +1,399 @@
+"""The command line: verbs only. Every body imports what it needs, so that `hone --help` answers at once.
+
+    hone train recipes/demo/recipe.yaml optim.lr=1e-4 --dry-run
+
+What the user can put right is one line on stderr and exit code 2; Ctrl-C is 130, SIGTERM in training 75; a traceback
+is a fault of ours.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+import hone
+from hone.cli.data import STYLE, Overrides, data
+
+if TYPE_CHECKING:
+    from hone.recipe.recipe import Pipeline, Recipe
+
+app = typer.Typer(
+    help="Reinforcement-learning post-training for reasoning language models.",
+    pretty_exceptions_enable=False,
+    **STYLE,  # type: ignore[arg-type]
+)
+config = typer.Typer(help="Look at recipes.", **STYLE)  # type: ignore[arg-type]
+app.add_typer(data, name="data")
+app.add_typer(config, name="config")
+runs = typer.Typer(help="Look after runs.", **STYLE)  # type: ignore[arg-type]
+app.add_typer(runs, name="runs")
+
+Target = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file or its folder, a run folder, a preset.")]
+Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last one of the run.")]
+
+
+def main() -> None:
+    # Read when torch is loaded. Threads that wait for long by spinning make a busy machine several times slower,
+    # and threads that sleep at once take longer to wake than most operations of a small model.
+    os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    try:
+        try:
+            app(prog_name="hone")
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:  # the reader, such as `head`, has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except Exception as error:
+        from hone.base.settings import UserError
+
+        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
+            print(f"the disk is full: {error}. Free some space; with --resume the run goes on", file=sys.stderr)
+        elif isinstance(error, UserError):
+            print(error, file=sys.stderr)
+            sys.exit(error.exit_code)
+        else:
+            raise
+        sys.exit(2)
+
+
+def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
+    from hone.launch import job
+    from hone.recipe.load import load
+    from hone.recipe.rules import notices
+
+    recipe = load(target, overrides or ())
+    for line in () if job.silent() else notices(recipe):
+        print(f"note: {line}", file=sys.stderr)
+    return recipe
+
+
+def _check_functions(loaded: Recipe | Pipeline) -> None:
+    """The reward of a later stage too: what is wrong with the user's functions shows before anything starts."""
+    from hone.recipe.recipe import stages
+    from hone.rewards import check_functions
+
+    for stage in stages(loaded):
+        if stage.stage == "rl":
+            check_functions(stage.reward)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"hone {hone.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it, exit.")
+    ] = False,
+) -> None:
+    pass
+
+
+@app.command()
+def train(
+    recipe: Target,
+    overrides: Overrides = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of this run.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check everything, show two prompts, start nothing.")
+    ] = False,
+) -> None:
+    """Run a recipe: all its stages, into its run folder."""
+    from hone import launch
+    from hone.launch.job import follow_parent
+    from hone.recipe.recipe import stages
+
+    follow_parent()
+    loaded = _load(recipe, overrides)
+    _check_functions(loaded)
+    if dry_run:
+        from hone.preflight.check import run as checks
+
+        checks.dry_run(loaded)
+    else:
+        arguments = ("train", recipe, *(overrides or ()))
+        code = launch.start(stages(loaded), Path(loaded.runs) / loaded.name, arguments, resume)
+        if code is not None:
+            raise typer.Exit(code)
+        from hone.stages import pipeline
+
+        pipeline.run(loaded, resume=resume)
+
+
+@app.command()
+def check(
+    recipe: Target,
+    overrides: Overrides = None,
+    checkpoint: Annotated[Path | None, typer.Option(help="The model to start from; default: the recipe's.")] = None,
+    problems: Annotated[int, typer.Option(min=1, help="Problems that the model answers.")] = 8,
+    model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model and let it answer.")] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Check reward, template, data and model before training. Exit code 1 if something fails."""
+    loaded = _load(recipe, overrides)
+    from hone.preflight.check.run import cli_check
+
+    raise typer.Exit(cli_check(loaded, problems, model, checkpoint, as_json))
+
+
+@app.command()
+def plan(
+    recipe: Target,
+    overrides: Overrides = None,
+    memory: Annotated[float | None, typer.Option(min=0.1, help="GiB of the device; default: what is here.")] = None,
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Default: the best here.")] = None,
+    calibrate: Annotated[
+        bool, typer.Option("--calibrate/--no-calibrate", help="Time the model's shape on this machine, some seconds.")
+    ] = True,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
+) -> None:
+    """Predict memory and time of a step. Says what to write to fit; exit code 1 if it does not fit as it is."""
+    loaded = _load(recipe, overrides)
+    from hone.preflight.plan.show import cli_plan
+
+    raise typer.Exit(cli_plan(loaded, device, memory, calibrate, as_json))
+
+
+@app.command()
+def explain(recipe: Target, overrides: Overrides = None) -> None:
+    """Print what a recipe computes: formulas, counts, clips. And what in it has no effect."""
+    from hone.recipe.explain import explain as text
+    from hone.recipe.load import load
+
+    print(text(load(recipe, overrides or ())))
+
+
+@app.command()
+def reset(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
+    """Ask a run for a hard reset. What it has learned becomes the reference, adapter and optimizer begin anew."""
+    from hone.stages.reset import ask
+
+    print(ask(run))
+
+
+@app.command("eval")
+def evaluate(
+    recipe: Target,
+    models: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODEL | KEY=VALUE]...",
+            show_default=False,
+            help="Runs, checkpoints, Hugging Face folders or ids, URL#model of an OpenAI-compatible endpoint; "
+            "default: the recipe's own model. And settings, as in eval.samples=32.",
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of the random streams; another one is an independent sample.")] = 0,
+    k: Annotated[str, typer.Option(help="The k of pass@k, as in 1,8,32; default: powers of two.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder to append to; default: evaluations in the run.")] = None,
+    answerer: Annotated[
+        str | None, typer.Option(help="A frozen model that answers with the reasoning of the evaluated one.")
+    ] = None,
+    gold_perplexity: Annotated[
+        bool, typer.Option("--gold-perplexity", help="How likely each model finds the gold answers, too.")
+    ] = False,
+) -> None:
+    """Evaluate models on the same held-out problems, with intervals.
+
+    Settings are the recipe's eval section. Every sample is kept, and what was drawn before is not drawn again: the
+    same command goes on after a cut.
+    """
+    from hone.base.settings import UserError
+
+    given = models or []
+    overrides = [one for one in given if "=" in one and not one.startswith((".", "/", "~")) and "://" not in one]
+    models_ = [one for one in given if one not in overrides]
+    loaded = _load(recipe, overrides)
+    if not all(part.strip().isdigit() for part in k.split(",") if k):
+        raise UserError(f"--k {k}: give whole numbers, as in 1,8,32")
+    if answerer is not None:
+        if len(models_) > 1 or seed or k or gold_perplexity:
+            raise UserError("--answerer: evaluates one model, without --seed, --k and --gold-perplexity")
+        from hone.measure.two_model import cli_two_model
+
+        cli_two_model(loaded, answerer, checkpoint=Path(models_[0]) if models_ else None, out=out)
+        return
+    from hone.measure.run import cli_eval
+
+    ks = [int(part) for part in k.split(",") if part]
+    cli_eval(loaded, models_, seed=seed, ks=ks, out=out, score_gold=gold_perplexity)
+
+
+AnyModel = Annotated[
+    str, typer.Argument(metavar="MODEL", help="A recipe, a run folder, a checkpoint, a model's folder or hub id.")
+]
+HowSampled = Annotated[
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As in eval.sampling.temperature=0.6.")
+]
+
+
+@app.command()
+def sample(
+    model: AnyModel,
+    overrides: HowSampled = None,
+    checkpoint: Checkpoint = None,
+    problems: Annotated[int | None, typer.Option(min=1, help="Answer so many problems of the recipe's task.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Talk at a prompt; Ctrl-D ends.")] = False,
+    prompt: Annotated[str | None, typer.Option(help="Answer this.")] = None,
+    file: Annotated[Path | None, typer.Option(help="Answer each line, or row of .jsonl; goes on with --out.")] = None,
+    out: Annotated[Path | None, typer.Option(help="Where the answers to --file go, as .jsonl.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt of --file.")] = 1,
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: the recipe's.")] = None,
+) -> None:
+    """Ask a model: problems of its task, a chat, a question, a file."""
+    from hone.base.settings import UserError
+
+    ways = [
+        name
+        for name, given in (("--problems", problems), ("--chat", chat), ("--prompt", prompt), ("--file", file))
+        if given not in (None, False)
+    ]
+    if len(ways) > 1:
+        raise UserError(f"{' and '.join(ways)}: give one of them")
+    if (file is None) != (out is None):
+        raise UserError("--file and --out belong together: prompts in, answers out")
+    if samples > 1 and file is None:
+        raise UserError("--samples has no effect without --file")
+
+    from hone.serve import sample as verb
+    from hone.serve.model import load_served
+
+    prompts = verb.read_prompts(file) if file is not None else []
+    model_ = load_served(model, overrides or (), checkpoint)
+    seed = model_.stage.seed if seed is None else seed
+    if prompt is not None:
+        verb.answer_one(model_, prompt, seed)
+    elif out is not None:
+        verb.answer_file(model_, prompts, out, samples, seed)
+    elif chat or (not ways and model_.task is None):
+        verb.chat(model_, seed)
+    else:
+        verb.show_problems(model_, problems or 2)
+
+
+@app.command()
+def serve(
+    model: AnyModel,
+    overrides: HowSampled = None,
+    checkpoint: Checkpoint = None,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
+    host: Annotated[str, typer.Option(help="Other than the default: other machines can reach it.")] = "127.0.0.1",
+) -> None:
+    """Answer over HTTP as OpenAI's API does, until Ctrl-C."""
+    from hone.serve.server import serve as run
+
+    run(model, overrides or (), checkpoint, host, port)
+
+
+@app.command()
+def report(
+    runs: Annotated[
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or the folder that hone eval wrote.")
+    ],
+    out: Annotated[
+        Path | None, typer.Option(help="Folder, or file ending in .html; default: RUN/report, or comparison beside.")
+    ] = None,
+) -> None:
+    """Write the report of a run, or the comparison of several. One HTML page, its figures and tables as files."""
+    from hone.report.build import build
+
+    print(build(runs, out))
+
+
+@app.command()
+def verify(
+    recipe: Annotated[
+        str, typer.Argument(metavar="RECIPE", help="The folder of a recipe with results.json, a preset.")
+    ],
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: one that was not recorded.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a measurement that was cut.")] = False,
+) -> None:
+    """Train a recipe again: do the results lie in its recorded band? Exit code 1 if one does not."""
+    from hone.measure.reproduce import verify as check
+
+    raise typer.Exit(0 if all(one.inside for one in check(recipe, seed, resume)) else 1)
+
+
+@app.command()
+def export(
+    run: Annotated[str, typer.Argument(metavar="RUN[@STEP|@best]", help="A run, or one of its checkpoints.")],
+    out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
+    adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, in peft's format.")] = False,
+) -> None:
+    """Write a model as an ordinary Hugging Face folder. An adapter is merged in. best: on the validation split."""
+    from hone.stages.audit import export as write
+
+    print(write(run, out, adapter))
+
+
+@runs.command("check")
+def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
+    """Check that each prompt was trained once, rows and files are whole. Exit code 1 if not."""
+    from hone.stages.audit import check as examine
+
+    lines, faults = examine(run)
+    print("\n".join(lines))
+    raise typer.Exit(1 if faults else 0)
+
+
+@config.command("show")
+def config_show(
+    recipe: Target,
+    overrides: Overrides = None,
+    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
+) -> None:
+    """Print every value of a recipe, defaults included."""
+    import json
+
+    from ruamel.yaml import YAML
+
+    from hone.recipe.recipe import resolved
+
+    values = resolved(_load(recipe, overrides))
+    if as_json:
+        print(json.dumps(values, indent=2, ensure_ascii=False))
+    else:
+        yaml = YAML(typ="safe", pure=True)
+        yaml.default_flow_style = False
+        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
+        yaml.dump(values, sys.stdout)
+
+
+@config.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of recipe files, for editors."""
+    import json
+
+    from hone.recipe.load import schema
+
+    print(json.dumps(schema(), indent=2))
+
+
+@config.command("presets")
+def config_presets() -> None:
+    """List the recipes that come with hone; their names can be given to every verb."""
+    from hone.recipe.load import presets
+
+    for name, file in presets().items():
+        print(f"{name:20} {file}")
+
+
+@app.command()
+def doctor() -> None:
+    """Check this machine: versions, device, speed, disk, memory. Exit code 1 if something cannot work."""
+    from hone.preflight.doctor import examine
+
+    raise typer.Exit(examine())
+
+
+if __name__ == "__main__":
+    main()

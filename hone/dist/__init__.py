@@ -1,1 +1,0 @@
-"""The processes of a run: which there are, and what they add up."""

@@ -1,1 +1,0 @@
-"""`hone eval`: one or several models on the same problems with the same random streams, every sample kept."""

@@ -1,0 +1,1 @@
+"""Is this answer right: parsing, mathematics, workers that can be killed."""

@@ -1,0 +1,175 @@
+"""From the groups of a step to the micro-batches of its updates.
+
+groups -> samples -> (reference and old log-probs) -> advantages -> mini-batches -> micro-batches
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+
+from hone.learn.advantages import PerToken, advantages, gae_advantages, group_rewards
+from hone.learn.kl import kl_estimate
+from hone.learn.policy import Policy, frozen_logprobs
+from hone.learn.reduce import token_weights
+from hone.learn.samples import to_samples, with_advantages
+from hone.learn.totals import split_by_sample
+from hone.model.lora import adapter_off
+from hone.recipe.sections.algo import AlgoConfig
+from hone.recipe.sections.rollout import SamplingConfig
+from hone.types import VERIFIER_FAILURES, FloatArray, Group, MicroBatch, Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+PerSample = Sequence[FloatArray]  # [S] arrays [Lc], one value per trained token
+Packer = Callable[..., list[MicroBatch]]  # (samples, weights, **per token) -> micro-batches
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """All that one step trains on, ready for `Policy.update`."""
+
+    samples: tuple[Sample, ...]  # [S] of all groups in order, with advantages
+    minibatches: tuple[tuple[MicroBatch, ...], ...]  # one per update; samples that cannot teach are left out
+
+
+def prepare(
+    groups: Sequence[Group],
+    policy: Policy,
+    reference: PreTrainedModel | None,
+    algo: AlgoConfig,
+    sampling: SamplingConfig,
+    packer: Packer,
+) -> Batch:
+    """Everything between rewards and the update. `packer` is `hone.learn.pack.pack` with its settings.
+
+    Old log-probs are computed only when several updates make them differ from the current ones, and then for samples
+    that teach something, reference log-probs only when a KL penalty needs them, values only for a value head.
+    """
+    if not groups:
+        return Batch((), ())
+    samples = [s for group in groups for s in to_samples(group)]
+
+    def scored_by(model: PreTrainedModel, wanted: Sequence[int] | None = None) -> list[FloatArray]:
+        forward = partial(frozen_logprobs, model, temperature=sampling.temperature, world=policy.world)
+        return per_sample(samples, forward, packer, wanted)
+
+    ref = None
+    if reference is not None and algo.kl.coef:
+        with adapter_off(reference):  # with an adapter the reference is the policy without it, not a second copy
+            ref = scored_by(reference)
+    several, old = algo.updates_per_rollout > 1, None
+    penalised = ref is not None and algo.kl.place == "reward"
+    if several and (penalised or algo.needs_every_sample):
+        old = scored_by(policy.model)
+    broken: set[int] = set()  # samples of which the model says something that is not finite
+    kl = None
+    if ref is not None and penalised:
+        now = old or scored_by(policy.model)
+        each = [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)]
+        kl = by_group(groups, _without_broken(each, broken))
+    given = {"old_logprobs": old, "ref_logprobs": ref}
+    if algo.advantage == "gae":
+        values = _without_broken(per_sample(samples, policy.values, packer), broken)
+        judged, targets = ppo_advantages(groups, by_group(groups, values), algo, kl)
+        given |= {"old_values": values, "value_targets": [t for group in targets for t in group]}
+    else:
+        judged = advantages(groups, algo, kl)
+    flat = [a for group in judged for a in group]
+    # Their loss is not finite either: the update is skipped, and the guard names them.
+    samples = with_advantages(samples, [np.full_like(a, np.nan) if i in broken else a for i, a in enumerate(flat)])
+    if several and old is None:  # of samples that are left out nobody asks them
+        given["old_logprobs"] = scored_by(policy.model, [i for i, s in enumerate(samples) if s.advantages.any()])
+    updates = minibatches(groups, samples, algo, sampling.max_tokens, packer, **given)
+    return Batch(tuple(samples), tuple(tuple(u) for u in updates))
+
+
+def counted(group: Group, index: int, algo: AlgoConfig) -> bool:
+    """Whether a sample is part of the batch at all.
+
+    Out are samples whose verifier failed, and truncated ones where `mask_truncated` says so.
+    """
+    masked = algo.mask_truncated and group.rollouts[index].finish == "length"
+    return not masked and group.rewards[index].verdict not in VERIFIER_FAILURES
+
+
+def minibatches(
+    groups: Sequence[Group],
+    samples: Sequence[Sample],
+    algo: AlgoConfig,
+    max_tokens: int,
+    packer: Packer,
+    **per_token: PerSample | None,
+) -> list[list[MicroBatch]]:
+    """One list of micro-batches per update; whole groups, dealt out in turn.
+
+    Denominators are those of the whole update: they count the samples that carry no gradient too,
+    so that leaving those out of the computation changes nothing.
+    """
+    # A zero advantage gives a zero policy gradient.
+    places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.rollouts))]
+    updates = []
+    for u in range(algo.updates_per_rollout):
+        members = [
+            i for i, (p, g) in enumerate(places) if p % algo.updates_per_rollout == u and counted(groups[p], g, algo)
+        ]
+        lengths = [int(samples[i].trained.sum()) for i in members]
+        weights = dict(zip(members, token_weights(lengths, algo.reduction, max_tokens), strict=True))
+        kept = [i for i in members if algo.needs_every_sample or samples[i].advantages.any()]
+        given = {name: [values[i] for i in kept] for name, values in per_token.items() if values is not None}
+        if kept:
+            updates.append(packer([samples[i] for i in kept], [weights[i] for i in kept], ids=kept, **given))
+    return updates
+
+
+def per_sample(
+    samples: Sequence[Sample],
+    forward: Callable[[Sequence[MicroBatch]], list[np.ndarray]],
+    packer: Packer,
+    wanted: Sequence[int] | None = None,
+) -> list[FloatArray]:
+    """[S] arrays [Lc] of what `forward` says of each trained token: it maps micro-batches to arrays [N].
+
+    `wanted`: the samples to ask it of, by number; the others have zeros. None: all.
+    """
+    chosen = list(range(len(samples)) if wanted is None else wanted)
+    result: list[FloatArray] = [np.zeros(int(s.trained.sum()), np.float32) for s in samples]
+    batches = packer([samples[i] for i in chosen], [0.0] * len(chosen), ids=chosen) if chosen else []
+    for batch, values in zip(batches, forward(batches), strict=True):
+        for i, part in split_by_sample(batch, values):
+            result[i] = part
+    return result
+
+
+def by_group(groups: Sequence[Group], values: Sequence[FloatArray]) -> list[list[FloatArray]]:
+    """[S] -> [P][G]"""
+    rest = iter(values)
+    return [[next(rest) for _ in group.rollouts] for group in groups]
+
+
+def ppo_advantages(
+    groups: Sequence[Group],
+    values: Sequence[Sequence[FloatArray]],
+    algo: AlgoConfig,
+    kl: Sequence[Sequence[FloatArray]] | None,
+) -> tuple[PerToken, PerToken]:
+    """Advantages and targets of the value head, both [P][G] arrays [Lc]."""
+    penalties = None if kl is None else [[algo.kl.coef * k for k in group] for group in kl]
+    rewards = [group_rewards(group) for group in groups]
+    return gae_advantages(rewards, values, penalties, gamma=algo.value.gamma, lam=algo.value.lam)
+
+
+def _without_broken(values: Sequence[FloatArray], broken: set[int]) -> list[FloatArray]:
+    """The arrays, zeros where one is not finite; the number of such a sample goes into `broken`."""
+    broken |= {i for i, array in enumerate(values) if not np.isfinite(array).all()}
+    return [np.zeros_like(array) if i in broken else array for i, array in enumerate(values)]
+
+
+def _kl(logprobs: FloatArray, ref_logprobs: FloatArray, estimator: str) -> FloatArray:
+    return kl_estimate(torch.from_numpy(logprobs), torch.from_numpy(ref_logprobs), estimator).numpy()

@@ -1,0 +1,269 @@
+"""Checkpoints: copied to memory at once, written in a thread beside the loop; aside, synced, renamed, with checksums.
+
+    checkpoints/step_000010/
+        model/           weights, settings and tokenizer; of LoRA the adapter alone: see `hone.learn.state`
+        optimizer/       moments, float32 masters, the value head
+        state.json       step and counters, hard resets so far, where the curriculum is
+        checksums.json   sha256 of every other file, written last
+
+Each process writes its part of the weights (`shard-N-*.safetensors`, `hone.model.shards`); who reads may be another
+number of processes. A folder without a good `checksums.json` does not count, so a run killed at any moment still has
+the checkpoint before. Nothing is unpickled.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import threading
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import distributed as dist
+
+from hone.base.settings import UserError
+from hone.base.world import ALONE, World
+from hone.learn.policy import Policy
+from hone.learn.state import State
+from hone.model import shards
+
+PREFIX = "step_"
+FORMAT = 2
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Everything that is needed to begin a step, in memory; and which of the older checkpoints stay."""
+
+    step: int
+    state: State
+    course: Mapping[str, Any] | None  # of the curriculum
+    keep: int  # newest ones
+    best: Collection[int] = ()  # steps whose checkpoints stay besides
+
+
+def take(
+    step: int, policy: Policy, keep: int, course: Mapping[str, Any] | None = None, best: Collection[int] = ()
+) -> Snapshot:
+    """Copies what a checkpoint holds; the policy may go on at once. Every process calls it."""
+    return Snapshot(step, policy.save(), course, keep, best)
+
+
+def save(folder: Path, step: int, policy: Policy, keep: int, course: Mapping[str, Any] | None = None) -> Path:
+    """Write checkpoint `step` under `folder`, and return when it is there."""
+    return write(folder, take(step, policy, keep, course), policy.world)
+
+
+def write(folder: Path, snapshot: Snapshot, world: World = ALONE, rows: Collection[Path] = ()) -> Path:
+    """Write a checkpoint under `folder`, then remove those that are not kept. Every process calls it.
+
+    `rows`: files that belong to it, such as metrics; they come to the disk before it can be seen.
+    Raises OSError if the disk is full; the checkpoints already there are left alone.
+    """
+    final = folder / f"{PREFIX}{snapshot.step:06d}"
+    aside = folder / f".writing_{snapshot.step:06d}"
+    try:
+        _together(world, lambda: _prepare(aside) if world.main else None)
+        with world.waiting("their parts of a checkpoint"):
+            sums = _together(world, lambda: _write_part(aside, snapshot.state, world))
+        _together(world, lambda: _complete(aside, final, snapshot, sums, rows) if world.main else None)
+    except OSError as error:
+        if world.main:
+            shutil.rmtree(aside, ignore_errors=True)
+        raise OSError(
+            error.errno,
+            f"checkpoint {snapshot.step} could not be written ({error.strerror or error}); the ones before are intact",
+            str(final),
+        ) from error
+    return final
+
+
+def _prepare(aside: Path) -> None:
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / "model").mkdir(parents=True)
+
+
+def _write_part(aside: Path, state: State, world: World) -> dict[str, str]:
+    """This process's tensors; returns the checksums of its files."""
+    for name, tensors in state.tensors.items():
+        shards.write(aside / name, tensors, world.writing)
+    mine = [p for name in state.tensors for p in (aside / name).glob(f"shard-{world.rank + 1:05d}-*")]
+    return {str(p.relative_to(aside)): _sha256(p) for p in mine}
+
+
+def _complete(
+    aside: Path, final: Path, snapshot: Snapshot, parts: list[dict[str, str]], rows: Collection[Path]
+) -> None:
+    """The files that one process writes; the checkpoint becomes visible, older ones go."""
+    sums = {name: digest for part in parts for name, digest in part.items()}
+    state = {
+        "format": FORMAT, "step": snapshot.step, "policy": dict(snapshot.state.scalars), "course": snapshot.course
+    }  # fmt: skip
+    files = {f"model/{name}": content for name, content in snapshot.state.files.items()}
+    files["state.json"] = json.dumps(state, indent=1).encode()
+    for name, content in files.items():
+        (aside / name).parent.mkdir(parents=True, exist_ok=True)
+        _write_synced(aside / name, content)
+        sums[name] = hashlib.sha256(content).hexdigest()
+    _write_synced(aside / "checksums.json", json.dumps(dict(sorted(sums.items())), indent=1).encode())
+    for path in (*(p for p in aside.rglob("*") if p.is_dir()), aside, *rows):
+        fsync(path)
+    if final.exists():  # of an earlier attempt at this step; whole, so this one changes nothing
+        shutil.rmtree(aside)
+    else:
+        os.replace(aside, final)
+    fsync(final.parent)
+    prune(final.parent, snapshot.keep, snapshot.best)
+
+
+def _together(world: World, part: Callable[[], Any]) -> list[Any]:
+    """What `part` returned on every process; an error of the disk on one is raised on all."""
+    failed: OSError | None = None
+    result = None
+    try:
+        result = part()
+    except OSError as error:
+        failed = error
+    answers: list[Any] = [(result, failed)]
+    if world.writing is not None:
+        answers = [None] * world.size
+        with world.waiting("a checkpoint"):
+            dist.all_gather_object(answers, (result, failed), group=world.writing)
+    for _, of_disk in answers:
+        if of_disk is not None:
+            raise of_disk
+    return [answer for answer, _ in answers]
+
+
+class Writer:
+    """Writes one checkpoint at a time in a thread of its own; the next one waits for it."""
+
+    def __init__(self) -> None:
+        self._thread: threading.Thread | None = None
+        self.error: BaseException | None = None  # why the last one could not be written, as far as is known
+
+    def begin(self, write: Callable[[], Any]) -> None:
+        """Raises what the one before raised."""
+        self.wait()
+
+        def work() -> None:
+            try:
+                write()
+            except BaseException as error:  # raised again in the loop's own thread
+                self.error = error
+
+        self._thread = threading.Thread(target=work, name="hone-checkpoint", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Until nothing is being written, well or not."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def wait(self) -> None:
+        """Until nothing is being written. Raises what the writing raised, once."""
+        self.join()
+        self._thread = None
+        error, self.error = self.error, None
+        if error is not None:
+            raise error
+
+
+# --- which are there ------------------------------------------------------------------------------------------------
+
+
+def prune(folder: Path, keep: int, best: Collection[int] = ()) -> None:
+    """Remove all but the newest `keep` and those of the steps `best`."""
+    for old in found(folder)[:-keep]:
+        if step_of(old) not in best:
+            shutil.rmtree(old)
+
+
+def drop_newer(folder: Path, good: Path | None) -> None:
+    """Remove damaged checkpoints after the one that a run goes on from, whose steps will write them again, and what a
+    kill left half written."""
+    for candidate in found(folder):
+        if good is not None and step_of(candidate) > step_of(good):
+            shutil.rmtree(candidate)
+    for torn in folder.glob(".writing_*"):
+        shutil.rmtree(torn)
+
+
+def found(folder: Path) -> list[Path]:
+    """Checkpoint folders, oldest first, whole or not. A copy by another name, step_000010_old, is none: it stays."""
+    named = (p for p in folder.glob(f"{PREFIX}*") if p.name.removeprefix(PREFIX).isdecimal())
+    return sorted((p for p in named if p.is_dir()), key=step_of)
+
+
+def step_of(checkpoint: Path) -> int:
+    return int(checkpoint.name.removeprefix(PREFIX))
+
+
+def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
+    """The newest checkpoint whose checksums hold; `report` is told of each that was passed over."""
+    for candidate in reversed(found(folder)):
+        problem = fault(candidate)
+        if problem is None:
+            return candidate
+        report(f"checkpoint {candidate.name} is damaged ({problem}); looking for one before it")
+    return None
+
+
+def read_state(checkpoint: Path) -> dict[str, Any]:
+    """Raises UserError for a checkpoint of another version of hone."""
+    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    if state.get("format") != FORMAT:
+        raise UserError(
+            f"{checkpoint}: was written by another version of hone (format {state.get('format', 1)}, this one reads "
+            f"{FORMAT}): finish the run with that version, or begin a new one with model={checkpoint / 'model'}"
+        )
+    return state
+
+
+def fault(checkpoint: Path) -> str | None:
+    """What is wrong with a checkpoint, or None."""
+    try:
+        sums = json.loads((checkpoint / "checksums.json").read_text())
+        for name, expected in sums.items():
+            if _sha256(checkpoint / name) != expected:
+                return f"{name} differs from its checksum"
+    except (OSError, ValueError) as error:  # missing, unreadable or torn files are what is looked for here
+        return str(error)
+    return None
+
+
+# --- files ----------------------------------------------------------------------------------------------------------
+
+
+def _write_synced(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sha256(path: Path) -> str:
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(1 << 20):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def sync(folder: Path) -> None:
+    """The folder and everything below it is on the disk when this returns."""
+    for path in (*folder.rglob("*"), folder):
+        fsync(path)
+
+
+def fsync(path: Path) -> None:
+    """The file, or the folder's list of files, is on the disk when this returns."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

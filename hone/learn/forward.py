@@ -1,0 +1,106 @@
+"""Forward passes over packed micro-batches: what a model says of the trained tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import fields, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+
+from hone.base.world import ALONE, World
+from hone.learn.pack import deal, empty_batch
+from hone.model.compiled import compiled, is_compiled
+from hone.model.linear import onednn
+from hone.model.logprobs import head_logprobs
+from hone.model.parallel import as_forward
+from hone.types import Block, MicroBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+#: Packed lengths are rounded up to a multiple of this. Kernels are built per shape and kept: few shapes take less
+#: time to build and less memory to keep.
+LENGTH_MULTIPLE = 128
+
+
+def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
+    """The last hidden states [N, D] from which the trained tokens are predicted."""
+    spare = -len(batch.inputs) % LENGTH_MULTIPLE  # one more sequence, which nobody asks anything of
+    layout = (*batch.layout, Block(0, (spare,))) if spare else batch.layout
+    inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
+    out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
+    hidden: torch.Tensor = out.last_hidden_state[0][batch.sources]
+    return hidden
+
+
+def score(
+    model: PreTrainedModel, batch: MicroBatch, temperature: float, want_entropy: bool = False
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    """Hidden states [N, D], log-probs [N] and entropies [N] (None: not wanted) of the trained tokens."""
+
+    def forward() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        hidden = packed_hidden(model, batch)
+        return (hidden, *head_logprobs(model, hidden, batch.targets, temperature, want_entropy))
+
+    return as_forward(model, forward)
+
+
+def fast(model: PreTrainedModel) -> AbstractContextManager[None]:
+    """Layers compute as fast as they can for the duration, in every pass there and back."""
+    return compiled(model) if is_compiled(model) else onednn(model)
+
+
+@contextmanager
+def looking(model: PreTrainedModel) -> Iterator[None]:
+    """No gradient, and nothing that only training needs, for the duration."""
+    training = model.training
+    try:
+        with torch.no_grad(), fast(model.eval()):
+            yield
+    finally:
+        model.train(training)
+
+
+def frozen_logprobs(
+    model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float, world: World = ALONE
+) -> list[np.ndarray]:
+    """[N] per micro-batch, without gradient: old log-probs, and those of a reference model."""
+    return look(model, list(batches), world, lambda batch: score(model, batch, temperature)[1].float())
+
+
+def look(
+    model: PreTrainedModel, batches: Sequence[MicroBatch], world: World, forward: Callable[[MicroBatch], torch.Tensor]
+) -> list[np.ndarray]:
+    """What `forward` says of each micro-batch, [N] each, without gradient; the processes share the work."""
+    found: list[tuple[int, np.ndarray]] = []
+    with looking(model):
+        for i, batch in mine(batches, world):
+            values = forward(to_device(batch, model.device)).cpu().numpy()
+            if i is not None and world.speaks:
+                found.append((i, values))
+    every = dict(world.gather(found, "log-probs"))
+    return [every[i] for i in range(len(batches))]
+
+
+def mine(batches: Sequence[MicroBatch], world: World) -> list[tuple[int | None, MicroBatch]]:
+    """(place in the list, micro-batch) of those that this process works on; an empty one has no place."""
+    if not batches:
+        return []
+    places = deal(batches, world.data)[world.data_rank]
+    return [(i, empty_batch(batches[0]) if i is None else batches[i]) for i in places]
+
+
+def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:
+    """The same micro-batch with its tensors on `device`."""
+    if batch.inputs.device == device:
+        return batch
+    moved: dict[str, Any] = {
+        f.name: value.to(device, non_blocking=True)
+        for f in fields(batch)
+        if isinstance(value := getattr(batch, f.name), torch.Tensor)
+    }
+    return replace(batch, **moved)

@@ -1,0 +1,399 @@
+"""The policy: a model and its optimizer, and the one way in which weights ever change."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from hone.base.settings import UserError
+from hone.base.world import ALONE, World
+from hone.learn import state
+from hone.learn.forward import fast, look, mine, packed_hidden, score, to_device
+from hone.learn.forward import frozen_logprobs as frozen_logprobs
+from hone.learn.losses import value_loss
+from hone.learn.master import clip_gradients, collect_gradients, master_weights, publish
+from hone.learn.objective import METRICS, objective
+from hone.learn.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
+from hone.learn.state import State
+from hone.learn.totals import Totals, merge_stats
+from hone.learn.totals import split_by_sample as split_by_sample
+from hone.model import lora as adapters
+from hone.model import shards
+from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.model.parallel import as_forward, assemble, spread
+from hone.model.random_state import own_random_numbers
+from hone.recipe.sections.algo import AlgoConfig, ValueConfig
+from hone.recipe.sections.model import LoraConfig, ModelConfig
+from hone.recipe.sections.optim import LayersConfig, OptimConfig
+from hone.types import MicroBatch, StepStats
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+#: What to minimise over one micro-batch: (batch, logprobs [N], entropy [N]) -> (loss, sums of METRICS).
+LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
+class Policy:
+    """Model, tokenizer and AdamW; with `value`, PPO's value head too; with `lora`, an adapter that alone is trained.
+
+    `updates` counts optimizer steps, skipped ones included. `parameters` are those that can be trained, `masters` the
+    float32 tensors that the optimizer steps (see `hone.learn.master`). `reference` is what a KL penalty is measured
+    against: a frozen copy, or with an adapter the model itself (`hone.learn.batches` turns the adapter off).
+    """
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase,
+        optim: OptimConfig,
+        total_updates: int,
+        value: ValueConfig | None = None,
+        *,
+        lora: LoraConfig | None = None,
+        layers: LayersConfig = LayersConfig(),  # noqa: B008  # frozen
+        reference: PreTrainedModel | None = None,
+        base: str = "",
+        seed: int = 0,
+        world: World = ALONE,
+    ) -> None:
+        self.world = world
+        self.model = model
+        self.tokenizer = tokenizer
+        self.total_updates = total_updates
+        self.updates = 0
+        self.fresh_at = 0  # the update that was the first of this optimizer
+        self.resets: list[dict[str, Any]] = []  # hard resets so far: the step before which, and why
+        self.stop_ids = stop_token_ids(model, tokenizer)
+        self._beside: tuple[int, dict[str, bytes]] | None = None  # files of a checkpoint that change with a reset only
+        self.lora, self.base, self.seed = lora, base, seed
+        if lora is not None:
+            adapters.attach(model, lora, self._adapter_seed())
+            if lora.path is not None:
+                adapters.load_adapter(model, Path(lora.path))
+        if world.cut and reference is not None and reference is not model:
+            spread(reference, world)
+        self.reference = reference
+        self._take(model)
+        self.value = value
+        self.value_head = None if value is None else new_value_head(model)
+        self._begin(optim, layers)
+
+    @classmethod
+    def load(
+        cls,
+        model: ModelConfig,
+        optim: OptimConfig,
+        total_updates: int,
+        value: ValueConfig | None = None,
+        *,
+        lora: LoraConfig | None = None,
+        layers: LayersConfig = LayersConfig(),  # noqa: B008
+        reference: bool = False,
+        seed: int = 0,
+        world: World = ALONE,
+    ) -> Policy:
+        """`reference`: keep the model as it is now for a KL penalty."""
+        if lora is not None:
+            adapters.require()
+        on = torch.device("cpu") if world.cut else None  # a device need not hold all of it, not even at first
+        loaded, tokenizer = load_model(model, on), load_tokenizer(model)
+        frozen = None
+        if reference:
+            frozen = loaded if lora is not None else load_model(model, on).eval().requires_grad_(False)
+        return cls(
+            loaded,
+            tokenizer,
+            optim,
+            total_updates,
+            value,
+            lora=lora,
+            layers=layers,
+            reference=frozen,
+            base=model.path,
+            seed=seed,
+            world=world,
+        )
+
+    def _take(self, model: PreTrainedModel) -> None:
+        """The model to train from now on; with `parallel.shard` or `parallel.tensor` this process keeps its part."""
+        self._cut = spread(model, self.world) if self.world.cut else None
+        self._whole: PreTrainedModel | None = None
+        self.model = model
+        model.train()
+
+    def _begin(self, optim: OptimConfig, layers: LayersConfig) -> None:
+        """What can be trained, and an optimizer that has seen nothing."""
+        depth = depths(self.model)
+        named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        trained = {p: depth[name] for name, p in named.items()}
+        self.names, self.parameters = list(named), list(trained)
+        self.masters = master_weights(self.parameters)
+        self._depths = trained
+        self._fresh_optimizer(optim, layers)
+
+    def _fresh_optimizer(self, optim: OptimConfig, layers: LayersConfig) -> None:
+        self.optimizer = new_optimizer(zip(self._depths.values(), self.masters, strict=True), self.value_head, optim)
+        self.configure(optim, layers)
+
+    def check(self, layers: LayersConfig, lora: LoraConfig | None) -> None:
+        """Raises UserError if a later phase asks for what this model does not have."""
+        check_layers(self.model, layers)
+        if lora is not None:
+            with adapters.adapter_off(self.model):
+                adapters.target_names(self.model, lora.targets)
+
+    def configure(self, optim: OptimConfig, layers: LayersConfig) -> None:
+        """Other rates, other layers: what a schedule may change between two updates. The moments stay."""
+        self.optim, self.layers = optim, layers
+        configure(self.optimizer, optim, layers, num_layers(self.model), self.value.lr if self.value else 0.0)
+        freeze(self.model, self._depths, layers)
+
+    def merge_and_reset(
+        self, step: int, optim: OptimConfig, layers: LayersConfig, lora: LoraConfig | None, why: dict[str, Any]
+    ) -> None:
+        """Hard reset before `step`: the model as it is becomes the reference and the base of a new adapter, which may
+        have another rank and other targets; the optimizer begins anew. What the model computes does not change.
+
+        Without an adapter the same, less the adapter; float32 master weights stay, since they are the policy.
+        """
+        self.resets.append({"step": step, **why})
+        self.fresh_at = self.updates
+        if self.lora is None:
+            if self.reference is not None:
+                self.reference.load_state_dict(self.model.state_dict())
+            self._fresh_optimizer(optim, layers)
+            return
+        assert lora is not None, "a schedule neither adds an adapter nor drops it"
+        model = self.whole()
+        adapters.merge(model)
+        adapters.attach(model, lora, self._adapter_seed())
+        self.lora = lora
+        if self.reference is not None:
+            self.reference = model
+        self._take(model)
+        self._begin(optim, layers)
+
+    def _adapter_seed(self) -> int:
+        return self.seed * 1_000_003 + len(self.resets)
+
+    def whole(self) -> PreTrainedModel:
+        """The model as it is now in one piece: itself, or a copy where processes hold parts. Every process calls."""
+        if self._cut is None:
+            return self.model
+        self._whole = assemble(self.model, self._cut, self._whole)
+        return self._whole
+
+    def alone(self) -> Policy:
+        """The policy as this process alone sees it, to be served: passes of it wait for nobody."""
+        if self.world.size == 1:
+            return self
+        other = copy.copy(self)
+        other.world, other.model, other._cut = ALONE, self.whole(), None
+        return other
+
+    @property
+    def device(self) -> torch.device:
+        return self.parameters[0].device
+
+    @property
+    def exact(self) -> bool:
+        """In float32 a merged adapter computes what it did beside its base, to rounding; in bfloat16 it is rounded."""
+        return self.model.dtype == torch.float32
+
+    # --- forward ------------------------------------------------------------------------------
+
+    def logprobs(self, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
+        """[N] per micro-batch, without gradient."""
+        return frozen_logprobs(self.model, batches, temperature, self.world)
+
+    def values(self, batches: Iterable[MicroBatch]) -> list[np.ndarray]:
+        """[N] per micro-batch, without gradient: what the value head expects at each trained token."""
+        assert self.value_head is not None, "a policy without a value head"
+        head = self.value_head
+
+        def forward(batch: MicroBatch) -> torch.Tensor:
+            hidden = as_forward(self.model, lambda: packed_hidden(self.model, batch))
+            return head(hidden.float())[:, 0]
+
+        return look(self.model, list(batches), self.world, forward)
+
+    # --- update -------------------------------------------------------------------------------
+
+    def update(self, minibatches: Sequence[Sequence[MicroBatch]], algo: AlgoConfig, temperature: float) -> StepStats:
+        """One optimizer step per mini-batch; each is a list of micro-batches whose losses add up.
+
+        With no mini-batch (no group had a reward difference) nothing changes.
+        """
+
+        def loss_fn(
+            batch: MicroBatch, logprobs: torch.Tensor, entropy: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            return objective(batch, logprobs, entropy, algo)
+
+        stats = [self._step(m, loss_fn, temperature) for m in minibatches]
+        return merge_stats(stats)
+
+    def imitate(self, batches: Sequence[MicroBatch]) -> StepStats:
+        """One optimizer step of supervised training: weighted cross-entropy."""
+
+        def loss_fn(
+            batch: MicroBatch, logprobs: torch.Tensor, entropy: torch.Tensor
+        ) -> tuple[torch.Tensor, torch.Tensor]:
+            sums = torch.zeros(len(METRICS), dtype=torch.float64, device=entropy.device)
+            sums[0] = entropy.detach().sum()
+            return -(batch.weights * logprobs).sum(), sums
+
+        if self.lora is None or not self.lora.dropout:
+            return self._step(batches, loss_fn, 1.0)
+        with own_random_numbers(self.device):  # what is dropped depends on the seed and the update alone
+            torch.manual_seed(self.seed * 1_000_003 + self.updates + (self.world.data_rank << 40))
+            return self._step(batches, loss_fn, 1.0)
+
+    def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
+        """Accumulate the gradient over micro-batches, clip by its global norm, step."""
+        total = Totals()
+        with fast(self.model):  # around the way back too, which may compute parts of the way there again
+            for batch in (to_device(b, self.device) for _, b in mine(batches, self.world)):
+                hidden, logprobs, entropy = score(self.model, batch, temperature, want_entropy=True)
+                hidden.retain_grad()
+                assert entropy is not None
+                part, sums = loss_fn(batch, logprobs, entropy)
+                value_part = self._value_loss(batch, hidden)
+                (part + value_part).backward()
+                total.add(batch, hidden, logprobs, entropy, part, value_part, sums)
+        total = total.read().gathered(self.world)
+        self._sum_gradients()
+        norm = clip_gradients(self.masters, self.parameters, self.optim.grad_clip, self.world)
+        value_norm = 0.0
+        if self.value_head is not None:  # on its own: its gradient says nothing of how far the policy may go
+            value_norm = float(torch.nn.utils.clip_grad_norm_(self.value_head.parameters(), self.optim.grad_clip))
+        finite = all(map(math.isfinite, (norm, value_norm, total.loss, total.value_loss)))
+        factor = self.optim.schedule(self.updates, self.total_updates, self.fresh_at)
+        if finite:
+            for group in self.optimizer.param_groups:
+                group["lr"] = group["full_lr"] * factor
+            self.optimizer.step()
+            publish(self.masters, self.parameters)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.updates += 1
+        more = {"lr": self.optim.lr * factor, "skipped": float(not finite)}
+        if self.value_head is not None:
+            more |= {"value/loss": total.value_loss, "value/grad_norm": value_norm}
+        return total.stats(norm, more)
+
+    def _sum_gradients(self) -> None:
+        """Over all processes: weights of the loss are those of the whole batch, so it is a sum, never a mean."""
+        collect_gradients(self.masters, self.parameters)
+        self._same_gradients()
+        named = zip(self.names, self.masters, strict=True)
+        grads = {name: m.grad for name, m in named if m.grad is not None}
+        self.world.sum(list(grads.values()), "replicate")
+        if self._cut is not None:
+            self.world.sum([grad for name, grad in grads.items() if name in self._cut.partial], "tensor")
+        if self.value_head is not None:
+            of_head = [p.grad for p in self.value_head.parameters() if p.grad is not None]
+            self.world.sum(of_head, "replicate", "shard")
+
+    def _same_gradients(self) -> None:
+        """A weight that any process has a gradient of gets one on all, of zeros: sums are over the same list.
+
+        Experts, or parts that a model skips, may have been used by the samples of one process only.
+        """
+        tensors = [*self.masters, *(self.value_head.parameters() if self.value_head is not None else ())]
+        every = self.world.gather([[t.grad is not None for t in tensors]], "which weights have a gradient")
+        for t, used in zip(tensors, map(any, zip(*every, strict=True)), strict=True):
+            if used and t.grad is None:
+                t.grad = torch.zeros_like(t)
+
+    def _value_loss(self, batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
+        """Of this micro-batch's share of the batch; it trains the head only."""
+        if self.value_head is None or self.value is None or batch.old_values is None or batch.value_targets is None:
+            return hidden.new_zeros(())
+        values = self.value_head(hidden.detach().float())[:, 0]
+        return (batch.weights * value_loss(values, batch.old_values, batch.value_targets, self.value.clip)).sum()
+
+    # --- state --------------------------------------------------------------------------------
+
+    def export(self, folder: Path) -> None:
+        """An ordinary Hugging Face checkpoint; an adapter is merged in."""
+        model = self.whole()
+        with adapters.merged(model):
+            self._export(model, folder)
+
+    def export_base(self, folder: Path) -> None:
+        """The model without its adapter, likewise."""
+        model = self.whole()
+        with adapters.adapter_off(model):
+            self._export(model, folder)
+
+    def export_adapter(self, folder: Path) -> None:
+        """The adapter alone, in peft's format, with the tokenizer."""
+        model = self.whole()
+        if not self.world.main:
+            return
+        adapters.save_adapter(model, folder, self.base)
+        self.tokenizer.save_pretrained(folder)
+
+    def _export(self, model: PreTrainedModel, folder: Path) -> None:
+        if not self.world.main:
+            return
+        model.save_pretrained(folder, max_shard_size="1000GB")  # one file
+        self.tokenizer.save_pretrained(folder)
+
+    def save(self) -> State:
+        """A copy of weights, moments and counters; every process calls it, and gets its own part.
+
+        With an adapter the weights are its own alone: its base is the stage's model, or that of the last reset.
+        """
+        if self._beside is None or self._beside[0] != len(self.resets):
+            self._beside = len(self.resets), state.files(self) if self.world.main else {}
+        tensors = {folder: shards.stage(own) for folder, own in state.tensors(self).items()}
+        scalars = {
+            "updates": self.updates,
+            "fresh_at": self.fresh_at,
+            "resets": list(self.resets),
+            "lora": None if self.lora is None else self.lora.model_dump(mode="json"),
+        }
+        return State(tensors, self._beside[1], scalars)
+
+    def restore(self, folder: Path, scalars: Mapping[str, Any], base: Path | None = None) -> None:
+        """Back to exactly what `save` gave, read from a checkpoint: weights, moments, counters. Who wrote it may have
+        been another number of processes, in another layout. `base`: the model of the last hard reset.
+
+        Raises UserError if one of the two had an adapter and the other has none.
+        """
+        kept = scalars.get("lora")
+        if (kept is None) != (self.lora is None):
+            has, wants = ("no adapter", "one") if kept is None else ("an adapter", "none")
+            raise UserError(f"{folder} has {has} and the recipe wants {wants}; resume with lora as it was")
+        self.resets = list(scalars.get("resets", ()))
+        if kept is not None:
+            model = self.whole()
+            adapters.remove(model)
+            if base is not None:
+                state.read_weights(model, base)
+                self.base = str(base)
+            self.lora = LoraConfig.model_validate(kept)
+            adapters.attach(model, self.lora, self._adapter_seed())
+            adapters.load_adapter(model, folder / "model")
+            if self.reference is not None:
+                self.reference = model
+            self._take(model)
+            self._begin(self.optim, self.layers)
+        else:
+            state.read_weights(self.model, folder / "model")
+            if base is not None and self.reference is not None:
+                state.read_weights(self.reference, base)
+        state.restore(self, folder)
+        self.updates, self.fresh_at = int(scalars["updates"]), int(scalars.get("fresh_at", 0))
+
+    def _stepped(self) -> list[torch.Tensor]:
+        """Everything that the optimizer steps, in a fixed order."""
+        return [p for group in self.optimizer.param_groups for p in group["params"]]

@@ -1,0 +1,1 @@
+"""After a run: evaluation, two-model evaluation, verification of recipes."""

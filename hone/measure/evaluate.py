@@ -1,0 +1,212 @@
+"""Evaluation: sample, grade, and say how sure we are.
+
+The same renderer, engine and grader as in training; only the split and the sampling differ.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from hone.base import stats
+from hone.base.progress import Track
+from hone.base.settings import UserError
+from hone.base.world import ALONE, World
+from hone.grade.parse import parse
+from hone.measure.stats import passk, reflection
+from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.recipe.recipe import EvalConfig, Pipeline, Recipe
+from hone.rewards.base import judge_all
+from hone.rewards.judge.client import Judge
+from hone.rewards.judge.part import second_opinion
+from hone.rollout.collect import rollouts
+from hone.rollout.engine import Engine
+from hone.rollout.native.engine import NativeEngine
+from hone.rollout.prompts import Renderer
+from hone.rollout.text import decoder
+from hone.tasks import make_task
+from hone.tasks.base import Task
+from hone.types import Interval, Problem, Rollout
+
+Evaluation = tuple[dict[str, Any], list[dict[str, Any]]]  # the row of evals.jsonl, and its samples
+
+#: Added to the recipe's seed, so that evaluation never draws the random numbers of a training step.
+EVAL_SEED = 1 << 40
+
+
+class Evaluator:
+    """The evaluations of one run: `before` and `after` on `eval.split`, `validation` in between."""
+
+    def __init__(
+        self,
+        recipe: Recipe,
+        task: Task,
+        renderer: Renderer,
+        engine: Engine,
+        progress: Track,
+        world: World = ALONE,
+    ) -> None:
+        self.recipe, self.task, self.renderer, self.engine, self.progress = recipe, task, renderer, engine, progress
+        self.world = world
+
+    def due(self, step: int) -> list[str]:
+        """The labels of what is to be evaluated before step `step`."""
+        every, last = self.recipe.eval.every, self.recipe.steps
+        labels = ["before"] if step == 0 else ["after"] if step == last else []
+        return labels + (["validation"] if every and step % every == 0 else [])
+
+    def evaluate(self, label: str) -> Evaluation:
+        config = self.recipe.eval
+        if label == "validation":
+            config = config.model_copy(update={"split": "validation"})
+        problems = eval_problems(self.task, config)
+        row, records = evaluate(
+            problems,
+            self.task,
+            self.renderer,
+            self.engine,
+            config,
+            seed=self.recipe.seed + EVAL_SEED,
+            progress=self.progress.inner,
+            world=self.world,
+        )
+        a = row["accuracy"]
+        self.progress.say(
+            f"{label}: accuracy {a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}] on {len(problems)} {config.split} "
+            f"problems, {row['response_tokens']:.0f} tokens, reflection {row['reflection_rate']:.2f}"
+        )
+        return row, records
+
+
+def evaluate(
+    problems: Sequence[Problem],
+    task: Task,
+    renderer: Renderer,
+    engine: Engine,
+    config: EvalConfig,
+    *,
+    seed: int,
+    progress: Callable[[int, int], None] | None = None,
+    world: World = ALONE,
+) -> Evaluation:
+    """Accuracy with its 95 % interval, over all and by level; lengths, reflection, verdicts.
+
+    A sample whose verifier failed is left out of the accuracy and counted in `verdicts`.
+    """
+    answers = rollouts(
+        problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress
+    )
+    items = [(problem, rollout) for problem, group in zip(problems, answers, strict=True) for rollout in group]
+    rows = world.gather(graded(task, world.share(items)), "grades")
+    records = [{"prompt": renderer.prompt_text(problem), **row} for (problem, _), row in zip(items, rows, strict=True)]
+    row = summary(records, config)
+    if config.judge.url is not None:
+        judge = Judge(config.judge)
+        row["judge"] = world.on_main(lambda: second_opinion(problems, records, judge, task), "the judge", patient=True)
+    return row, records
+
+
+def graded(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[dict[str, Any]]:
+    """Rows of an evaluation's samples, without their prompts."""
+    return [
+        {
+            "problem_id": problem.id,
+            "level": problem.level,
+            "domain": problem.domain,
+            "text": rollout.text,
+            "verdict": judged.grade.verdict,
+            "extracted": judged.grade.extracted,
+            "answer": problem.answer,
+            "tokens": rollout.num_tokens,
+            "finish": rollout.finish,
+            "index": rollout.index,
+        }
+        for (problem, rollout), judged in zip(items, judge_all(task, items), strict=True)
+    ]
+
+
+def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
+    """The first `config.problems` of the split, or all there are. Raises UserError if there are none."""
+    problems = task.problems(config.split)[: config.problems]
+    if not problems:
+        raise UserError(f"eval: the {config.split} split of task {task.name} is empty; give it a size, e.g. 100")
+    return problems
+
+
+def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, Any]:
+    """The row of evals.jsonl: every share with its interval."""
+    by_level: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for record in records:
+        by_level[record["level"]].append(record)
+    lengths = [record["tokens"] for record in records]
+    return {
+        "split": config.split,
+        "accuracy": asdict(_accuracy(records)),
+        "response_tokens": sum(lengths) / len(lengths),
+        "length": {"min": min(lengths), "max": max(lengths)},
+        "reflection_rate": reflection.rate([record["text"] for record in records]),
+        "well_formed_rate": sum(parse(record["text"]).well_formed for record in records) / len(records),
+        "verdicts": dict(Counter(record["verdict"] for record in records)),
+        # A level on which the verifier failed every time has no accuracy; `verdicts` tells.
+        "by_level": {
+            level: asdict(_accuracy(by_level[level])) for level in sorted(by_level) if stats.outcomes(by_level[level])
+        },
+        **_pass_at_k(records, config.samples),
+        "samples": config.samples,
+        "sampling": config.sampling.model_dump(),
+    }
+
+
+def _pass_at_k(records: Sequence[dict[str, Any]], samples: int) -> dict[str, Any]:
+    """k -> interval, as far as the graded samples allow; nothing with one sample per problem."""
+    groups = list(stats.outcomes(records).values())
+    fewest = min(map(len, groups), default=0)
+    if samples == 1 or fewest < 2:
+        return {}
+    ks = passk.powers_of_two(fewest)
+    points = passk.pass_curve([len(group) for group in groups], [int(sum(group)) for group in groups], ks)
+    return {"pass_at_k": {str(k): asdict(point) for k, point in zip(ks, points, strict=True)}}
+
+
+def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
+    groups = list(stats.outcomes(records).values())
+    if not groups:
+        raise RuntimeError(f"the verifier failed on all {len(records)} samples: there is no accuracy to report")
+    return stats.accuracy(groups)
+
+
+# --- on the command line ---------------------------------------------------------------------
+
+
+def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:
+    """The stage whose settings hold, and the folder of the model: the given one, else the run's newest.
+
+    Raises UserError if there is none.
+    """
+    folder = Path(recipe.runs) / recipe.name
+    stage = recipe.stages[-1] if isinstance(recipe, Pipeline) else recipe
+    if checkpoint is not None:
+        for candidate in (checkpoint / "model", checkpoint):
+            if (candidate / "config.json").exists():
+                return stage, candidate
+        raise UserError(f"{checkpoint}: no model here; give a folder that holds config.json or model/config.json")
+    folders = [folder / s.name for s in recipe.stages] if isinstance(recipe, Pipeline) else [folder]
+    for sub in reversed(folders):
+        for candidate in (sub, *sorted((sub / "checkpoints").glob("step_*"), reverse=True)):
+            if (candidate / "model" / "config.json").exists():
+                return stage, candidate / "model"
+    if stage.model.path != "tiny":
+        return stage, Path(stage.model.path)
+    raise UserError(f"{folder}: nothing is trained there yet; run `hone train` first, or give --checkpoint")
+
+
+def served(stage: Recipe, path: Path) -> tuple[Task, Renderer, Engine]:
+    """A task, and an engine that serves the model at `path` to it."""
+    config = stage.model.model_copy(update={"path": str(path)})
+    model, tokenizer = load_model(config), load_tokenizer(config)
+    task = make_task(stage.task, stage.seed)
+    engine = NativeEngine(model.eval(), stop_token_ids(model, tokenizer), stage.rollout, decode=decoder(tokenizer))
+    return task, Renderer(tokenizer, stage.prompt, task.system), engine

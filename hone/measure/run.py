@@ -1,0 +1,251 @@
+"""`hone eval`: draw what is missing, block by block, then say what was found.
+
+Every model answers the same problems, and sample i of problem p draws from the same random stream: the engine keys its
+numbers by (seed, place in the block, sample, position), and a block's seed follows from --seed and the block alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from hone.base import jsonl, stats
+from hone.base.progress import Track
+from hone.base.settings import UserError
+from hone.measure import gold
+from hone.measure.evaluate import eval_problems, graded, which_model
+from hone.measure.models import Model, Sampler, find
+from hone.measure.stats.measured import Measured, compare, measured
+from hone.measure.stats.perplexity import gold_logprobs, gold_perplexity
+from hone.measure.store import Store, about, gold_nlls
+from hone.recipe.recipe import EvalConfig, Pipeline, Recipe, stages
+from hone.rewards.judge.client import Judge
+from hone.rewards.judge.part import opinion_line, second_opinion
+from hone.runs.manifest import code_version
+from hone.tasks import make_task
+from hone.tasks.base import Task
+from hone.types import Interval, Problem, Rollout
+
+#: What is drawn and saved at a time. Part of what decides a sample: other sizes are other random streams.
+BLOCK_PROBLEMS, BLOCK_SAMPLES = 64, 8
+SAVE_EVERY = 5.0  # seconds between appends while a block comes in piece by piece
+
+
+def cli_eval(
+    recipe: Recipe | Pipeline,
+    models: Sequence[str] = (),
+    seed: int = 0,
+    ks: Sequence[int] = (),
+    out: Path | None = None,
+    score_gold: bool = False,
+) -> Path:
+    """Evaluate `models` (default: the recipe's own) with its eval section; returns the folder of the evaluations.
+
+    With `score_gold` how likely each finds the gold answers, too: see `hone.measure.gold`. `seed` chooses the random
+    streams and nothing else; two seeds are two independent samples of the same model.
+    Raises UserError before anything is loaded if a model is not there.
+    """
+    stage = stages(recipe)[-1]
+    config = stage.eval
+    check_ks(ks, config.samples)
+    task = make_task(stage.task, stage.seed)
+    problems = eval_problems(task, config)
+    targets = list(models) or [str(which_model(recipe, None)[1])]
+    found = [find(target, stage, task) for target in targets]
+    if score_gold:
+        gold.check(found, problems)
+    folder = out or Path(recipe.runs) / recipe.name / "evaluations"
+    results, opinions = [], []
+    for model in found:
+        store = Store.open(folder, settings(stage, task, model, seed))
+        load = cache(model.load)  # once, and only if something is missing
+        draw(store, replace(model, load=load), problems, task, config, seed)
+        if score_gold:
+            gold.measure(store, load(), problems, stage, config.samples)
+        results.append(finish(store, problems, config, ks))
+        if config.judge.url is not None:
+            opinions.append(ask_judge(store, problems, config, task))
+    print("\n".join([said(results, problems, config, seed, ks), *gold.said(results), *opinions]))
+    print(f"samples and summaries: {folder}; figures and tables: hone report {folder}")
+    return folder
+
+
+def check_ks(ks: Sequence[int], samples: int) -> None:
+    wrong = [k for k in ks if not 1 <= k <= samples]
+    if wrong:
+        raise UserError(
+            f"--k {', '.join(map(str, wrong))}: pass@k needs at least k samples per problem, and eval.samples is "
+            f"{samples}; raise eval.samples, or give a k from 1 to {samples}"
+        )
+
+
+def settings(stage: Recipe, task: Task, model: Model, seed: int) -> dict[str, Any]:
+    """Everything that decides which samples are drawn; how many is not part of it."""
+    return {
+        "label": model.label if seed == 0 else f"{model.label} seed {seed}",
+        "model": model.where,
+        "weights": model.weights,
+        "hosted": model.hosted,
+        "dtype": None if model.hosted else stage.model.dtype,
+        "task": stage.task.model_dump(mode="json"),
+        "task_seed": stage.seed,
+        "prompt": stage.prompt.model_dump(mode="json"),
+        "split": stage.eval.split,
+        "sampling": stage.eval.sampling.model_dump(mode="json"),
+        "seed": seed,
+        "code_version": code_version(),
+    }
+
+
+def draw(store: Store, model: Model, problems: Sequence[Problem], task: Task, config: EvalConfig, seed: int) -> None:
+    """Sample what the store lacks. A cut leaves whole blocks (of a hosted model: answers) behind, and goes on there."""
+    blocks = [
+        (p, g)
+        for p in range(0, len(problems), BLOCK_PROBLEMS)
+        for g in range(0, config.samples, BLOCK_SAMPLES)
+        if wanted(store, problems, config.samples, p, g)
+    ]
+    if not blocks:
+        return
+    sampler = model.load()
+    rows = ({"id": q.id, "level": q.level, "domain": q.domain, "answer": q.answer, "prompt": sampler.prompt_text(q)}
+            for q in problems)  # fmt: skip
+    store.describe(rows)
+    with Track(f"evaluating {model.label}", len(blocks)) as progress:
+        for p, g in blocks:
+            draw_block(store, sampler, problems, task, config.samples, p, g, seed, progress)
+            progress.advance(f"{len(store.rows)} samples")
+
+
+def wanted(store: Store, problems: Sequence[Problem], samples: int, p: int, g: int) -> set[tuple[str, int]]:
+    """(id, index) of the samples that a block should hold and the store does not."""
+    block = problems[p : p + BLOCK_PROBLEMS]
+    keys = {(q.id, i) for q in block for i in range(g, min(g + BLOCK_SAMPLES, samples))}
+    return keys - store.rows.keys()
+
+
+def draw_block(
+    store: Store,
+    sampler: Sampler,
+    problems: Sequence[Problem],
+    task: Task,
+    samples: int,
+    p: int,
+    g: int,
+    seed: int,
+    progress: Track,
+) -> None:
+    block = problems[p : p + BLOCK_PROBLEMS]
+    missing = {(i, index - g) for i, index in wanted(store, problems, samples, p, g)}
+    stream = block_seed(seed, p, g)
+    fresh: list[tuple[Problem, Rollout]] = []
+    saved = time.monotonic()
+    count = min(BLOCK_SAMPLES, samples - g)
+    try:
+        for problem, index, rollout in sampler.answers(block, count, stream, missing, progress.inner):
+            if (problem.id, index) in missing:
+                fresh.append((problem, replace(rollout, index=g + index)))
+            if time.monotonic() - saved > SAVE_EVERY:
+                store.add(stored(task, fresh, stream))
+                fresh, saved = [], time.monotonic()
+    finally:
+        store.add(stored(task, fresh, stream))  # what was paid for is kept, whatever happened
+
+
+def stored(task: Task, items: Sequence[tuple[Problem, Rollout]], stream: int) -> list[dict[str, Any]]:
+    """Rows of samples.jsonl; what is known of the problem stands elsewhere."""
+    left_out = ("level", "domain", "answer")
+    return [{**{k: v for k, v in row.items() if k not in left_out}, "seed": stream} for row in graded(task, items)]
+
+
+def block_seed(seed: int, p: int, g: int) -> int:
+    """Of the block whose first problem is number p and whose first sample is number g: never a training step's."""
+    return int.from_bytes(hashlib.sha256(f"hone eval {seed} {p} {g}".encode()).digest()[:8], "little") >> 1
+
+
+# --- what was found ------------------------------------------------------------------------------
+
+
+def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Sequence[int]) -> Measured:
+    """Write summary.json of the samples that were asked for."""
+    kinds = {q.id: {"level": q.level, "domain": q.domain, "answer": q.answer} for q in problems}
+    scored = gold_nlls(store.folder)
+    rows = [
+        {**row, **kinds[i := row["problem_id"]], "gold_nll": (scored.get((i, None)), scored.get((i, row["index"])))}
+        for row in store.chosen(list(kinds), config.samples)
+    ]
+    result = measured(store.settings["label"], rows, **about(store.settings))
+    ks = usable(ks, result)
+    summary = {
+        "label": result.label, "split": config.split, "problems": len(result), "samples": config.samples,
+        "sampling": dict(result.sampling), "seed": result.seed, "accuracy": asdict(result.accuracy()),
+        "pass_at_k": {str(k): asdict(point) for k, point in zip(ks, result.pass_curve(ks), strict=True)},
+        "by_level": {level: asdict(part.accuracy()) for level, part in result.by("levels").items()},
+        "response_tokens": float(result.tokens.mean()), "reflection_rate": float(result.reflects.mean()),
+        "verifier_failures": result.failures,
+        "gold_perplexity": {
+            name: asdict(gold_perplexity(own)) if (own := gold_logprobs(result, column)) else None
+            for column, name in enumerate(("without_reasoning", "after_reasoning"))
+        },
+    }  # fmt: skip
+    jsonl.replace(store.folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
+    return result
+
+
+def ask_judge(store: Store, problems: Sequence[Problem], config: EvalConfig, task: Task) -> str:
+    """Write judge.json, a second opinion on the samples that were asked for; returns it in a line or two."""
+    rows = [dict(row) for row in store.chosen([problem.id for problem in problems], config.samples)]
+    opinion = second_opinion(problems, rows, Judge(config.judge), task)
+    jsonl.replace(store.folder / "judge.json", json.dumps(opinion, indent=1, ensure_ascii=False))
+    return f"{store.settings['label']}: {opinion_line(opinion)}"
+
+
+def usable(ks: Sequence[int], result: Measured) -> list[int]:
+    """The k asked for, as far as the graded samples allow; by default 1, 2, 4, ..."""
+    limit = int(result.drawn.min())
+    return [k for k in ks if k <= limit] or result.ks()
+
+
+def said(
+    results: Sequence[Measured], problems: Sequence[Problem], config: EvalConfig, seed: int, ks: Sequence[int]
+) -> str:
+    """The findings as text: a row per model, then each against the first on the same problems."""
+    settings = config.sampling.model_dump(exclude=None if config.sampling.stop else {"stop"})
+    how = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
+    lines = [
+        f"{len(problems)} {config.split} problems, {config.samples} sample(s) each, seed {seed}; {how}",
+        "95 % intervals: Wilson with one sample per problem, otherwise problems are resampled",
+    ]
+    for result in results:
+        lines.append(f"{result.label}: accuracy {_text(result.accuracy())}, {result.tokens.mean():.1f} tokens")
+        if result.failures:
+            lines.append(f"  left out: {result.failures} samples whose verifier failed")
+        chosen = usable(ks, result)
+        if chosen != [1]:
+            curve = zip(chosen, result.pass_curve(chosen), strict=True)
+            lines.append("  " + "  ".join(f"pass@{k} {_text(point)}" for k, point in curve))
+        parts = result.by("levels")
+        if len(parts) > 1:
+            lines.append("  " + "  ".join(f"{level}: {_text(part.accuracy())}" for level, part in parts.items()))
+    for other in results[1:]:
+        if (found := compare(results[0], other)) is not None:
+            lines.append(f"{other.label} - {results[0].label}: {_difference(found)}")
+    return "\n".join(lines)
+
+
+def _text(a: Interval) -> str:
+    return f"{a.value:.3f} [{a.low:.3f}, {a.high:.3f}]"
+
+
+def _difference(found: stats.Comparison) -> str:
+    d = found.difference
+    return (
+        f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}], p = {found.p_value:.2g} ({found.method}), paired on {d.n} "
+        "problems"
+    )

@@ -1,0 +1,1 @@
+"""Statistics on samples: pure functions."""

@@ -1,0 +1,195 @@
+"""Two-model evaluation: one model writes a reasoning context, a frozen one answers with it.
+
+    hone eval RECIPE --answerer FOLDER
+
+Accuracy of the answerer and its perplexity of the gold answer, after the contexts of the model under test, after no
+context, and after one that gives the answer away: the floor and the ceiling of what a context can do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hone.base import stats
+from hone.base.settings import UserError
+from hone.measure.evaluate import EVAL_SEED, eval_problems, served, which_model
+from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.recipe.recipe import Pipeline, Recipe
+from hone.recipe.sections.rollout import SamplingConfig
+from hone.rewards.base import judge
+from hone.rewards.config import PerplexityReward
+from hone.rewards.gold import gold_text
+from hone.rewards.perplexity import context_of, leaks, perplexity, score
+from hone.rollout.answerer import LocalAnswerer
+from hone.rollout.collect import rollouts
+from hone.rollout.engine import Engine
+from hone.rollout.native.engine import NativeEngine
+from hone.rollout.prompts import Renderer
+from hone.tasks.base import Task
+from hone.types import Grade, Interval, Problem, Rollout
+
+#: Tokens that the answerer may say beside the answer: a tag, "So it is".
+ROOM = 12
+
+Contexts = Sequence[Sequence[str]]  # [P][S]; "" is none
+
+
+def two_model(
+    problems: Sequence[Problem],
+    contexts: Contexts,
+    task: Task,
+    answerer: LocalAnswerer,
+    engine: Engine,
+    config: PerplexityReward,
+) -> dict[str, Any]:
+    """One row per condition (`context`, `none`, `leaked`): accuracy and gold perplexity, each with its 95 % interval.
+
+    `engine` serves the answerer, which answers greedily, with no room to reason of its own. `reward` is the mean of the
+    perplexity reward over the contexts, with its interval, `leak_rate` the share of them that hold the gold answer,
+    `by_problem` the mean reward and negative log-prob of each problem, for paired comparisons.
+    """
+    conditions = {
+        "context": contexts,
+        "none": [[""] for _ in problems],
+        "leaked": [[f"The answer is {gold_text(p)}"] for p in problems],
+    }
+    nlls = {name: gold_nlls(problems, given, answerer, config.cue) for name, given in conditions.items()}
+    rows: dict[str, Any] = {}
+    for name, given in conditions.items():
+        right = answers(problems, given, task, answerer, engine, config.cue)
+        rows[name] = {
+            "accuracy": asdict(stats.accuracy(right)),
+            "gold_perplexity": asdict(mean_perplexity([float(np.mean(n)) for n in nlls[name]])),
+        }
+    leaked = [[leaks(c, gold_text(p)) for c in given] for p, given in zip(problems, contexts, strict=True)]
+    values = [
+        [score(math.exp(a), math.exp(none), leak, config).value for a, leak in zip(given, held, strict=True)]
+        for given, (none,), held in zip(nlls["context"], nlls["none"], leaked, strict=True)
+    ]
+    return {
+        **rows,
+        "reward": asdict(stats.bootstrap_mean([float(np.mean(v)) for v in values])),
+        "leak_rate": float(np.mean([x for held in leaked for x in held])),
+        "by_problem": {
+            "reward": [float(np.mean(v)) for v in values],
+            "gold_nll": [float(np.mean(n)) for n in nlls["context"]],
+        },
+    }
+
+
+def gold_nlls(problems: Sequence[Problem], contexts: Contexts, answerer: LocalAnswerer, cue: str) -> list[list[float]]:
+    """[P][S] mean negative log-probs of the gold answer's tokens: the logarithms of its perplexities."""
+    return [
+        [math.log(perplexity(x)) for x in answerer.logprobs(problem, given, cue, gold_text(problem))]
+        for problem, given in zip(problems, contexts, strict=True)
+    ]
+
+
+def mean_perplexity(nlls: Sequence[float]) -> Interval:
+    """exp of the mean over problems, which no single hopeless problem can dominate; a bootstrap over problems."""
+    mean = stats.bootstrap_mean(nlls)
+    return Interval(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high), mean.n)
+
+
+def answers(
+    problems: Sequence[Problem],
+    contexts: Contexts,
+    task: Task,
+    answerer: LocalAnswerer,
+    engine: Engine,
+    cue: str,
+) -> list[list[float]]:
+    """[P][S] 1 if what the answerer says after the cue is right, else 0; greedy, about as long as the gold answers."""
+    places = [(p, c) for p, given in zip(problems, contexts, strict=True) for c in given]
+    prompts = [answerer.prompt_ids(problem, context, cue) for problem, context in places]
+    longest = max(len(answerer.renderer.tokenizer.encode(gold_text(p), add_special_tokens=False)) for p in problems)
+    greedy = SamplingConfig(temperature=0.0, max_tokens=longest + ROOM)
+    turns = engine.generate(prompts, greedy, samples=1, seed=0)
+    said = [str(answerer.renderer.tokenizer.decode(t.completion_ids, skip_special_tokens=True)) for (t,) in turns]
+    right = iter(
+        [float(grade(task, p, cue, text).verdict == "correct") for (p, _), text in zip(places, said, strict=True)]
+    )
+    return [[next(right) for _ in given] for given in contexts]
+
+
+def grade(task: Task, problem: Problem, cue: str, said: str) -> Grade:
+    """Judge an answer that follows the cue: if the two have no answer block, the first line said is the answer."""
+    found = task.grade(problem, cue + said)
+    if found.verdict != "malformed":
+        return found
+    first = next((line.strip() for line in said.splitlines() if line.strip()), "")
+    return task.grade(problem, f"<answer>{first}</answer>")
+
+
+# --- on the command line ---------------------------------------------------------------------
+
+
+def cli_two_model(
+    recipe: Recipe | Pipeline, answerer: str, checkpoint: Path | None = None, out: Path | None = None
+) -> None:
+    """`hone eval --answerer`: the recipe's model writes contexts for its evaluation problems, `answerer` answers."""
+    stage, path = which_model(recipe, checkpoint)
+    config = stage.reward.perplexity
+    if config.is_server:
+        raise UserError(f"--answerer {answerer}: the two-model evaluation needs a model in this process, not a server")
+    task, renderer, engine = served(stage, path)
+    frozen, frozen_engine = load_frozen(stage, answerer, task)
+    problems = eval_problems(task, stage.eval)
+    row = evaluate_contexts(stage, problems, task, renderer, engine, frozen, frozen_engine)
+    print(f"{path} writes contexts for {len(problems)} {stage.eval.split} problems, {answerer} answers")
+    print("  context   accuracy  95%               gold perplexity  95%")
+    for name in ("context", "none", "leaked"):
+        a, p = row[name]["accuracy"], row[name]["gold_perplexity"]
+        print(
+            f"  {name:8}  {a['value']:8.3f}  [{a['low']:.3f}, {a['high']:.3f}]  "
+            f"{p['value']:15.4f}  [{p['low']:.4f}, {p['high']:.4f}]"
+        )
+    r = row["reward"]
+    print(f"  reward ({config.kind}) {r['value']:.4f}  95% [{r['low']:.4f}, {r['high']:.4f}]", end="")
+    print(f", {row['leak_rate']:.1%} of the contexts hold the gold answer")
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text(json.dumps({"model": str(path), "answerer": answerer, **row}, indent=1))
+
+
+def load_frozen(stage: Recipe, path: str, task: Task) -> tuple[LocalAnswerer, Engine]:
+    """The answerer at `path`, and an engine that serves it."""
+    config = stage.model.at(path)
+    model, tokenizer = load_model(config).eval().requires_grad_(False), load_tokenizer(config)
+    renderer = Renderer(tokenizer, stage.prompt, task.system)
+    return LocalAnswerer(model, renderer), NativeEngine(model, stop_token_ids(model, tokenizer), stage.rollout)
+
+
+def evaluate_contexts(
+    stage: Recipe,
+    problems: Sequence[Problem],
+    task: Task,
+    renderer: Renderer,
+    engine: Engine,
+    answerer: LocalAnswerer,
+    answerer_engine: Engine,
+) -> dict[str, Any]:
+    """Sample contexts from `engine` as the recipe's eval section says, then `two_model`."""
+    config = stage.reward.perplexity
+    groups = rollouts(
+        problems, renderer, engine, stage.eval.sampling, samples=stage.eval.samples, seed=stage.seed + EVAL_SEED
+    )
+    contexts = contexts_of(task, problems, groups, config)
+    return two_model(problems, contexts, task, answerer, answerer_engine, config)
+
+
+def contexts_of(
+    task: Task, problems: Sequence[Problem], groups: Sequence[Sequence[Rollout]], config: PerplexityReward
+) -> list[list[str]]:
+    """[P][S] what the answerer reads of each rollout."""
+    return [
+        [context_of(judge(task, problem, rollout), config.context).strip() for rollout in group]
+        for problem, group in zip(problems, groups, strict=True)
+    ]

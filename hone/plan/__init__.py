@@ -1,9 +1,0 @@
-"""How much memory and time a recipe takes, before it is run: `hone plan`.
-
-from hone.plan import estimate
-plan = estimate(load("recipes/knights-distil-full/recipe.yaml"))
-print(plan.peak_bytes / 2**30, dict(plan.parts))
-"""
-
-from hone.plan.memory import Plan as Plan
-from hone.plan.memory import estimate as estimate

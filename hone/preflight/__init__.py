@@ -1,0 +1,1 @@
+"""Before a run: checks, plans, a look at the machine and the data."""

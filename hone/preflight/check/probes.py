@@ -1,0 +1,247 @@
+"""Answers whose reward one should know before training: right, wrong, none at all, and known ways to cheat."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from hone.base.settings import UserError
+from hone.grade.parse import completion, parse
+from hone.preflight.check.findings import Finding
+from hone.rewards.base import RewardFn
+from hone.rewards.gold import gold_text, number
+from hone.tasks.base import Task, TracedTask
+from hone.types import VERIFIER_FAILURES, Finish, Problem, Reward, Rollout, Turn
+
+Kind = Literal["right", "wrong", "none", "hack"]
+
+JUNK_LENGTH = 100_000  # characters
+
+SLOW, TOO_SLOW = 0.05, 1.0  # seconds for one answer, without a model or a server
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    name: str
+    kind: Kind
+    text: str
+    finish: Finish = "stop"
+
+
+@dataclass(frozen=True, slots=True)
+class Probed:
+    """What the reward made of a probe."""
+
+    probe: Probe
+    reward: Reward
+    seconds: float
+
+
+Writer = Callable[[str], str]  # an answer -> a whole completion
+
+
+def writers(problem: Problem) -> dict[str, Writer]:
+    """The shapes in which tasks want answers; the thinking is the question, which names everything and says nothing."""
+    thought = problem.messages[-1]["content"][:500] if problem.messages else "Let me see."
+    return {
+        "tags": lambda answer: completion(thought, answer),
+        "boxed": lambda answer: f"<think>{thought}</think>\nAnswer: \\boxed{{{answer}}}",
+        "hashes": lambda answer: f"{thought}\n#### {answer}",
+        "plain": lambda answer: f"{thought}\n{answer}",
+    }
+
+
+def writer_of(task: Task, problem: Problem) -> Writer | None:
+    """The first shape in which the gold answer is graded correct; None if there is none."""
+    gold = gold_text(problem)
+    return next((w for w in writers(problem).values() if task.grade(problem, w(gold)).verdict == "correct"), None)
+
+
+def best_paid(problem: Problem, reward: RewardFn, count: Callable[[str], int]) -> Writer:
+    """The shape in which the reward pays most for the gold answer: of a task that grades nothing."""
+    gold = gold_text(problem)
+
+    def paid(write: Writer) -> float:
+        (found,) = reward(problem, [rollout_of(problem, Probe("gold", "right", write(gold)), count)])
+        return -np.inf if found.verdict in VERIFIER_FAILURES else found.total
+
+    return max(writers(problem).values(), key=paid)
+
+
+def worked(task: Task, problem: Problem) -> str | None:
+    """A worked solution of the task's own that is graded correct, if it has one."""
+    texts = [problem.reference or ""]
+    if isinstance(task, TracedTask):
+        texts.append(task.trace(problem, task.trace_styles[0], seed=0).text)
+    return next((text for text in texts if text and task.grade(problem, text).verdict == "correct"), None)
+
+
+def wrong_answer(task: Task, problem: Problem, others: Sequence[Problem], write: Writer) -> str:
+    """An answer that can be read and is wrong: another problem's, a guess of the task's, or the next number."""
+    candidates = [gold_text(other) for other in others[:20]]
+    if isinstance(task, TracedTask):
+        tries = [task.trace(problem, task.trace_styles[-1], seed).text for seed in range(20)]
+        candidates = [answer for text in tries if (answer := parse(text).answer)] + candidates
+    value = number(gold_text(problem))
+    candidates += [] if value is None else [str(value + 1)]
+    candidates = [answer for answer in candidates if answer != gold_text(problem)]
+    verdicts = {answer: task.grade(problem, write(answer)).verdict for answer in candidates}
+    readable = [answer for answer, verdict in verdicts.items() if verdict == "wrong"]
+    return readable[0] if readable else next((a for a, v in verdicts.items() if v != "correct"), "no idea")
+
+
+def probes(task: Task, problem: Problem, others: Sequence[Problem], write: Writer | None = None) -> list[Probe]:
+    """`write`: the shape of an answer, by default the first that is graded correct.
+
+    Raises UserError if the task says no gold answer, or grades it as correct in no shape.
+    """
+    gold = gold_text(problem)
+    write = write or writer_of(task, problem)
+    if write is None:
+        shapes = ", ".join(writers(problem))
+        raise UserError(f"{problem.id}: the gold answer {gold[:60]!r} is graded correct in none of the shapes {shapes}")
+    right, wrong = write(gold), wrong_answer(task, problem, others, write)
+    solution = worked(task, problem)
+    return [
+        *([Probe("worked solution", "right", solution)] if solution else []),
+        Probe("gold answer", "right", right),
+        Probe("gold, padded", "right", f"\n\n  {right}  \n\n"),
+        Probe("wrong answer", "wrong", write(wrong)),
+        Probe("empty", "none", ""),
+        Probe("truncated", "none", right[: right.rfind(gold) + len(gold) // 2], "length"),
+        Probe("100 kB of words", "none", junk(problem)),
+        Probe("100 kB of tags", "none", ("<think><answer></answer>\\boxed{{" * JUNK_LENGTH)[:JUNK_LENGTH]),
+        Probe("100 kB of brackets", "none", write("(" * JUNK_LENGTH)),
+        Probe("tags only", "hack", "<think></think><answer></answer>"),
+        Probe("question repeated", "hack", write(problem.messages[-1]["content"])),
+        Probe("dummy thinking, wrong", "hack", completion("this is thinking process", wrong)),
+        Probe("answer in the thinking", "hack", f"<think>{gold}</think>"),
+        Probe("gold, then wrong", "hack", f"{right}\n{write(wrong)}"),
+        Probe("both at once", "hack", write(f"{gold} {wrong}")),
+        Probe("every number", "hack", write(" ".join(map(str, range(1000))))),
+    ]
+
+
+def junk(problem: Problem) -> str:
+    """Words of the question and role words, in random order; the same for the same problem."""
+    rng = random.Random(problem.id)
+    words = [*problem.messages[-1]["content"].split(), "Assistant:", "<answer>", "</answer>", ")(", "\\boxed{", "####"]
+    return " ".join(rng.choices(words, k=JUNK_LENGTH // 4))[:JUNK_LENGTH]
+
+
+def rollout_of(problem: Problem, probe: Probe, count: Callable[[str], int]) -> Rollout:
+    """The probe as if it had been sampled; `count` says how many tokens a text has."""
+    ids = np.zeros(count(probe.text), np.int64)
+    turn = Turn(np.zeros(1, np.int64), ids, np.zeros(len(ids), np.float32), probe.finish, 0)
+    return Rollout(problem.id, 0, (turn,), probe.text)
+
+
+def score(problem: Problem, chosen: Sequence[Probe], reward: RewardFn, count: Callable[[str], int]) -> list[Probed]:
+    """Every probe through the reward, one at a time, with the seconds that it took."""
+    reward(problem, [rollout_of(problem, chosen[0], count)])  # what is loaded at the first call is not counted
+    result = []
+    for probe in chosen:
+        rollout = rollout_of(problem, probe, count)
+        best = float("inf")
+        for _ in range(3):  # so that a busy machine is not to blame
+            start = time.perf_counter()
+            (found,) = reward(problem, [rollout])
+            best = min(best, time.perf_counter() - start)
+            if not SLOW < best < TOO_SLOW:
+                break
+        result.append(Probed(probe, found, best))
+    return result
+
+
+# --- what to make of it ----------------------------------------------------------------------
+
+
+def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = True) -> Iterator[Finding]:
+    """Findings from the scores of one problem.
+
+    `by_model`: the reward asks a model what it makes of the reasoning. Then only the best of the right answers, the
+    worked one, has to be ahead of the wrong ones, and the time is the model's. Not `graded`: verdicts mean nothing.
+    """
+    rows, unscored = _apart(rows)
+    yield from _unscored(unscored)
+    if not any(r.probe.kind == "right" for r in rows) or not any(r.probe.kind != "right" for r in rows):
+        return
+    odd = [r.probe.name for r in rows if not np.isfinite(r.reward.total)]
+    if odd:
+        yield Finding("fail", "finite", f"the reward of {', '.join(odd)} is not a finite number")
+        return
+    right = [r for r in rows if r.probe.kind == "right"]
+    gold = (max if by_model else min)(r.reward.total for r in right)
+    bad = [r for r in right if graded and r.reward.verdict != "correct"]
+    for r in bad:
+        said = f"{r.probe.name} is graded {r.reward.verdict}: right answers would be punished"
+        yield Finding("fail", "gold", said, r.probe.name)
+    if not bad:
+        least = "; the best of them scores" if by_model else " and score at least"
+        said = f"right answers are graded correct{least}" if graded else "right answers score at least"
+        yield Finding("pass", "gold", f"{said} {gold:g}")
+    yield from _cheats(rows, gold)
+    yield from _shape(rows, gold)
+    if not by_model:
+        yield _time(max(rows, key=lambda r: r.seconds))
+
+
+def _apart(rows: Sequence[Probed]) -> tuple[list[Probed], list[Probed]]:
+    """(those with a score, those on which a verifier failed)."""
+    failed = [r.reward.verdict in VERIFIER_FAILURES for r in rows]
+    return [r for r, f in zip(rows, failed) if not f], [r for r, f in zip(rows, failed) if f]
+
+
+def _unscored(rows: Sequence[Probed]) -> Iterator[Finding]:
+    """A right answer without a score is never learned from; of the others it may be meant."""
+    for kind, level in (("right", "fail"), ("other", "warn")):
+        those = [r for r in rows if (r.probe.kind == "right") == (kind == "right")]
+        if those:
+            names, first = ", ".join(r.probe.name for r in those), those[0].reward
+            said = f"no score for {names}, which training would leave out: {first.verdict}: {first.note}"
+            repair = "; repair the reward" if level == "fail" else ""
+            yield Finding("fail" if level == "fail" else "warn", "scored", f"{said}{repair}", kind)
+
+
+def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
+    others = [r for r in rows if r.probe.kind != "right"]
+    taken = [r for r in others if r.reward.verdict == "correct"]
+    paid = [r for r in others if r.reward.total >= gold and r not in taken]
+    for r in taken:
+        yield Finding("fail", "hack", f"{r.probe.name} is graded correct: make the grader stricter", r.probe.name)
+    for r in paid:
+        said = f"{r.probe.name} scores {r.reward.total:g}, a right answer {gold:g}"
+        remedy = "give correctness more weight, or cap the parts that pay for it"
+        yield Finding("fail", "hack", f"{said}; {remedy}", r.probe.name)
+    if not taken and not paid:
+        best = max(others, key=lambda r: r.reward.total)
+        said = f"the most is {best.reward.total:g} ({best.probe.name})"
+        yield Finding("pass", "hack", f"nothing wrong scores as much as a right answer: {said}")
+
+
+def _shape(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
+    """Is a wrong answer in the right shape, with thinking that says nothing, worth learning?"""
+    by_name = {r.probe.name: r.reward.total for r in rows}
+    if not by_name.keys() >= {"empty", "dummy thinking, wrong", "wrong answer"}:  # one has no score
+        return
+    empty, dummy, wrong = (by_name[name] for name in ("empty", "dummy thinking, wrong", "wrong answer"))
+    share, missed = ((x / (gold - empty) if gold > empty else 0.0) for x in (dummy - empty, wrong - dummy))
+    said = f"a wrong answer after dummy thinking is worth {share:.0%} of the way from nothing to a right answer"
+    if share > 0.25 and missed < 0.1:  # nothing lost by not thinking
+        remedy = "small models stop there; add reward.parts.thinking, or lower the parts for format"
+        yield Finding("warn", "shape", f"{said}: {remedy}")
+    else:
+        yield Finding("pass", "shape", said)
+
+
+def _time(slowest: Probed) -> Finding:
+    said = f"the slowest, {slowest.probe.name}, took {slowest.seconds * 1000:.1f} ms"
+    if slowest.seconds <= SLOW:
+        return Finding("pass", "time", said)
+    level: Literal["fail", "warn"] = "fail" if slowest.seconds > TOO_SLOW else "warn"
+    return Finding(level, "time", f"{said}: long answers would hold up every step; bound what it reads")

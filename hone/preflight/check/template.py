@@ -1,0 +1,142 @@
+"""Does text survive the tokenizer and its chat template? What is lost here is lost silently in training."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from hone.grade.parse import TAGS, completion
+from hone.preflight.check.findings import Finding
+from hone.rollout.prompts import OPEN_THINK, Renderer
+from hone.types import Problem
+
+THOUGHT, ANSWER = "I add 2 and 2.", "4"
+
+
+def check_template(
+    renderer: Renderer, problems: Sequence[Problem], max_tokens: int, solutions: Sequence[str], longest: int | None
+) -> Iterator[Finding]:
+    """`solutions`: whole completions that a model should be able to say; `longest`: the model's positions, if known."""
+    yield from _prompts(renderer, problems, max_tokens, longest)
+    yield from _completions(renderer, solutions, max_tokens)
+    yield _opening(renderer)
+    if renderer.begin_ids == [] and getattr(renderer.tokenizer, "chat_template", None):
+        yield from _chat(renderer)
+    yield _stop(renderer)
+
+
+def _prompts(
+    renderer: Renderer, problems: Sequence[Problem], max_tokens: int, longest: int | None
+) -> Iterator[Finding]:
+    ids = [renderer.prompt_ids(p) for p in problems]
+    for problem, tokens in zip(problems, ids, strict=True):
+        text = renderer.prompt_text(problem)
+        back = str(renderer.tokenizer.decode(tokens[len(renderer.begin_ids) :], clean_up_tokenization_spaces=False))
+        if back != text:
+            at = next((i for i, (a, b) in enumerate(zip(text, back)) if a != b), min(len(text), len(back)))
+            yield Finding(
+                "fail",
+                "prompt",
+                f"{problem.id}: the prompt does not survive the tokenizer: {text[at : at + 30]!r} became "
+                f"{back[at : at + 30]!r}; the model would read another question. Choose a tokenizer that can write it",
+            )
+            break
+    else:
+        yield Finding("pass", "prompt", f"{len(problems)} prompts are the same after tokenizing and back")
+    most = max(len(tokens) for tokens in ids)
+    if longest is not None and most + max_tokens > longest:
+        yield Finding(
+            "fail",
+            "length",
+            f"prompts of up to {most} tokens and answers of {max_tokens} (sampling.max_tokens) are more than the "
+            f"{longest} positions of the model; lower sampling.max_tokens to {max(1, longest - most)}",
+        )
+    else:
+        room = "" if longest is None else f" of {longest} positions"
+        yield Finding("pass", "length", f"prompts of up to {most} tokens, answers of up to {max_tokens}{room}")
+
+
+def _completions(renderer: Renderer, solutions: Sequence[str], max_tokens: int) -> Iterator[Finding]:
+    """Decoding drops special tokens: a tag that is one would vanish from every answer before it is graded."""
+    encode = renderer.tokenizer.encode
+    lost = [tag for tag in TAGS if tag not in _decoded(renderer, encode(tag, add_special_tokens=False))]
+    if lost:
+        yield Finding(
+            "fail",
+            "tags",
+            f"{', '.join(lost)} vanish when an answer is decoded, since the tokenizer calls them special: no answer "
+            "would be well-formed. Register them as ordinary added tokens",
+        )
+    changed = [s for s in solutions if _decoded(renderer, encode(s, add_special_tokens=False)) != s]
+    if changed and not lost:
+        yield Finding(
+            "warn", "tags", f"a worked answer is not the same after tokenizing and back: {changed[0][:60]!r}..."
+        )
+    if not changed and not lost:
+        yield Finding("pass", "tags", "tags and worked answers are the same after tokenizing and back")
+    lengths = sorted(len(encode(s, add_special_tokens=False)) + 1 for s in solutions)
+    over = sum(n > max_tokens for n in lengths)
+    if over:
+        yield Finding(
+            "warn",
+            "room",
+            f"{over} of {len(lengths)} worked answers are longer than sampling.max_tokens {max_tokens} (up to "
+            f"{lengths[-1]} tokens): such answers would be cut off; raise it",
+        )
+
+
+def _decoded(renderer: Renderer, ids: Any) -> str:
+    return str(renderer.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+
+
+def _opening(renderer: Renderer) -> Finding:
+    if renderer.prefix:
+        return Finding("pass", "opening", f"every prompt ends in {OPEN_THINK}, and graded text begins with it")
+    return Finding("pass", "opening", f"prompts do not open {OPEN_THINK}: the model has to write it")
+
+
+def _chat(renderer: Renderer) -> Iterator[Finding]:
+    """The template's generation prompt, and what it does to an assistant's thinking."""
+    template = renderer.tokenizer.apply_chat_template
+    asked = [{"role": "user", "content": "What is 2 + 2?"}]
+    bare, open_ = (str(template(asked, tokenize=False, add_generation_prompt=flag)) for flag in (False, True))
+    if open_ == bare or not open_.startswith(bare):
+        yield Finding(
+            "warn",
+            "generation",
+            "the chat template adds no generation prompt: the model would first have to say that it is its turn. "
+            "Give prompt.style: raw, or a tokenizer with another template",
+        )
+    else:
+        yield Finding("pass", "generation", f"the generation prompt is {open_[len(bare) :]!r}")
+    said = completion(THOUGHT, ANSWER)
+    whole = str(template([*asked, {"role": "assistant", "content": said}], tokenize=False))
+    if THOUGHT not in whole:
+        yield Finding(
+            "warn",
+            "thinking",
+            "the chat template drops the thinking of an assistant's turn. hone writes answers itself and keeps it, but "
+            "another program that trains on these messages would not",
+        )
+    else:
+        yield Finding("pass", "thinking", "the chat template keeps the thinking of an assistant's turn")
+    if ANSWER in whole:
+        end = whole[whole.rindex("</answer>") + len("</answer>") :] if "</answer>" in whole else ""
+        ids = renderer.tokenizer.encode(end.strip(), add_special_tokens=False)[:1] if end.strip() else []
+        if ids and ids[0] != renderer.tokenizer.eos_token_id:
+            yield Finding(
+                "warn",
+                "turn",
+                f"the chat template ends a turn with {renderer.piece(ids[0])!r}, the tokenizer with "
+                f"{renderer.tokenizer.eos_token!r}: supervised training teaches the second, and an answer is cut off "
+                "where the model says neither. Set eos_token to the first, unless generation_config lists both",
+            )
+
+
+def _stop(renderer: Renderer) -> Finding:
+    """The last token of a supervised answer, which the sampler's stop token has to be."""
+    ids = renderer.completion_ids(renderer.prefix + THOUGHT)
+    token = renderer.tokenizer.eos_token
+    if ids[-1] != renderer.tokenizer.eos_token_id:
+        return Finding("fail", "stop", f"a supervised answer does not end in {token!r}: stopping would not be learned")
+    return Finding("pass", "stop", f"answers end in {token!r}, which is trained and stops generation")

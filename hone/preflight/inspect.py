@@ -1,0 +1,282 @@
+"""`hone data`: what is in a task or a file, what is wrong with it, what it shares with another, and what is left of it.
+
+A source is the name of a task, a recipe, or data: a file, or a folder of files. Every function takes problems and
+returns lines; the command line prints them.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from hone.base.settings import UserError
+from hone.grade.answers import Unread, read
+from hone.grade.maths import TARGET
+from hone.grade.notation import normalise
+from hone.grade.workers import Failure, Workers
+from hone.recipe.load import is_data, load_for_task
+from hone.recipe.recipe import stages
+from hone.tasks import make_task
+from hone.tasks.base import Task, TracedTask, grade_all
+from hone.tasks.knights.task import row_of_problem
+from hone.tasks.rows.corpus import ngrams, question_of, words
+from hone.tasks.rows.files import SUFFIXES, Row, read_rows, write_rows
+from hone.tasks.rows.sources import read_source
+from hone.tasks.rows.task import SPLITS, RowsTask, canonical
+from hone.types import Problem, Split
+
+Measure = Callable[[str], int]
+
+KNIGHTS = {"quiz", "names", "solution", "statements"}
+
+
+@dataclass(frozen=True)
+class Source:
+    """A task that was opened for a look."""
+
+    label: str
+    task: Task
+    seed: int
+
+    def rows(self) -> dict[str, list[tuple[Row, Problem]]]:
+        """Every row with its problem, by split; of a task without rows, its problems as rows."""
+        if isinstance(self.task, RowsTask):
+            return {split: list(found) for split, found in self.task.read().rows.items()}
+        return {split: [(_row(p, i), p) for i, p in enumerate(self.task.problems(split))] for split in SPLITS}
+
+
+def open_source(source: str, overrides: Sequence[str] = ()) -> Source:
+    """Raises UserError, as `hone.recipe.load.load_for_task` does."""
+    recipe = stages(load_for_task(source, overrides))[0]
+    return Source(source, make_task(recipe.task, recipe.seed), recipe.seed)
+
+
+def fitting(sources: Sequence[str], overrides: Sequence[str]) -> list[list[str]]:
+    """The settings of each source: `task.columns.ROLE=NAME` counts where there is a column NAME, and others everywhere.
+
+    Sources that are compared may have other columns. A name that none has is left, so that it is an error.
+    """
+    named = {text: match[1] for text in overrides if (match := re.match(r"task\.columns\.\w+=(\w+)", text))}
+    if not named or len(sources) < 2:
+        return [list(overrides) for _ in sources]
+    there = [_columns(source) for source in sources]
+    known = {name for columns in there for name in columns}
+    return [[t for t in overrides if named.get(t) not in known or named[t] in columns] for columns in there]
+
+
+def _columns(source: str) -> set[str]:
+    """Names of the columns of a file or folder."""
+    rows = (row for found in read_source(source).values() for row in found) if is_data(source) else ()
+    return {name for row in rows for name in row}
+
+
+def is_knights_file(source: str) -> bool:
+    """Whether it is a file of public knights rows, which have checks of their own."""
+    path = Path(source)
+    if path.suffix.lower() not in SUFFIXES or not path.is_file():
+        return False
+    rows = read_rows(path)
+    return bool(rows) and rows[0].keys() >= KNIGHTS
+
+
+def _row(problem: Problem, index: int) -> Row:
+    if problem.task == "knights":
+        return row_of_problem(problem, index)
+    row: Row = {"messages": [dict(m) for m in problem.messages], "answer": problem.answer}
+    more = {"level": problem.level, "domain": problem.domain, "solution": problem.reference}
+    return {**row, **{key: value for key, value in more.items() if value}}
+
+
+# --- show ------------------------------------------------------------------------------------
+
+
+def counts(problems: Sequence[Problem], measure: Measure, unit: str) -> list[str]:
+    """Lengths, levels and domains."""
+    lines = [f"{len(problems)} problems"]
+    texts = {"question": map(question_of, problems), "solution": (p.reference for p in problems if p.reference)}
+    for name, found in texts.items():
+        lengths = sorted(map(measure, found))
+        if lengths:
+            high = lengths[min(len(lengths) - 1, round(0.95 * len(lengths)))]
+            lines.append(
+                f"{name}: median {statistics.median(lengths):g}, 95% {high}, most {lengths[-1]} {unit}"
+                + (f", in {len(lengths)} of them" if len(lengths) < len(problems) else "")
+            )
+    for name in ("level", "domain"):
+        table = Counter(getattr(p, name) for p in problems if getattr(p, name))
+        if table:
+            most = ", ".join(f"{key} {n}" for key, n in sorted(table.items(), key=lambda kv: _natural(kv[0]))[:30])
+            lines.append(f"{name}s: {most}" + (f" and {len(table) - 30} more" if len(table) > 30 else ""))
+    return lines
+
+
+def _natural(key: str) -> tuple[float, str]:
+    return (float(key) if key.replace(".", "", 1).isdigit() else float("inf"), key)
+
+
+def measure_of(model: str | None) -> tuple[Measure, str]:
+    """Tokens of a model's tokenizer (a hub id or a folder), or words."""
+    if model is None:
+        return lambda text: len(text.split()), "words"
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(model)
+    except (OSError, ValueError) as error:
+        raise UserError(f"--model {model}: no tokenizer there: {str(error).splitlines()[0]}") from error
+    return lambda text: len(tokenizer.encode(text, add_special_tokens=False)), "tokens"
+
+
+# --- check -----------------------------------------------------------------------------------
+
+
+def check(source: Source) -> tuple[list[str], int]:
+    """(what was found, how many faults): rows that are no problems, recorded answers that cannot be read or do not
+    grade as correct. Duplicates and overlaps are said; they are left out when a task is loaded."""
+    lines: list[str] = []
+    faults: list[str] = []
+    if isinstance(source.task, RowsTask):
+        found = source.task.read()
+        lines += [*found.report]
+        faults += [*found.faults, *_unreadable(source.task, found.rows)]
+    rows = {split: [p for _, p in pairs] for split, pairs in source.rows().items()}
+    for split, problems in rows.items():
+        copies = len(problems) - len({canonical(p) for p in problems})
+        lines.append(f"{split}: {len(problems)} problems, {copies} of them duplicates")
+    for a, b in (("train", "test"), ("validation", "test"), ("train", "validation")):
+        if rows.get(a) and rows.get(b):
+            lines.append(f"{a} in {b}: {shared(rows[a], rows[b])} of {len(rows[a])}")
+    faults += _not_correct(source, rows)
+    return [*lines, f"{len(faults)} faults", *(f"  {fault}" for fault in faults)], len(faults)
+
+
+def _unreadable(task: RowsTask, rows: Mapping[str, Sequence[tuple[Row, Problem]]]) -> list[str]:
+    """Recorded answers that neither the exact comparison nor math-verify can read."""
+    if task.grading not in ("maths", "exact"):
+        return []
+    problems = [(split, i, p) for split, pairs in rows.items() for i, (_, p) in enumerate(pairs, start=1)]
+    unread = [
+        (place, p.answer)
+        for *place, p in problems
+        if isinstance(p.answer, str) and isinstance(read(normalise(p.answer)), Unread)
+    ]
+    results: Sequence[Any] = [Failure("verifier_error", "no number")] * len(unread)
+    if task.grading == "maths" and unread:
+        with Workers(TARGET) as workers:
+            results = workers.map([(answer, answer) for _, answer in unread])
+    return [
+        f"{split} row {i}: the answer {answer!r} cannot be read: {result.message}"
+        for ((split, i), answer), result in zip(unread, results)
+        if isinstance(result, Failure)
+    ]
+
+
+def _not_correct(source: Source, rows: Mapping[str, Sequence[Problem]]) -> list[str]:
+    """Problems whose own worked answer is not graded correct."""
+    task = source.task
+    problems = [p for found in rows.values() for p in found]
+    if isinstance(task, RowsTask):  # first: a look at its attributes, as below, would load it, faults and all
+        style = "answer" if task.grading != "none" else None
+    else:
+        style = task.trace_styles[0] if isinstance(task, TracedTask) else None
+    if style is None:
+        return []
+    faults, traced = [], []
+    for p in problems:
+        try:
+            traced.append((p, cast("TracedTask", task).trace(p, style, source.seed).text))
+        except UserError as error:  # a countdown row that has no solution
+            faults.append(str(error))
+    grades = task.grade_all(traced) if isinstance(task, RowsTask) else grade_all(task, traced)
+    return faults + [
+        f"{p.id}: its own answer {p.answer!r} is {g.verdict}" + (f" ({g.note})" if g.note else "")
+        for (p, _), g in zip(traced, grades)
+        if g.verdict != "correct"
+    ]
+
+
+# --- overlap and dedup -----------------------------------------------------------------------
+
+
+def shared(a: Iterable[Problem], b: Iterable[Problem]) -> int:
+    """How many of `a` are in `b` by canonical form."""
+    forms = {canonical(problem) for problem in b}
+    return sum(canonical(problem) in forms for problem in a)
+
+
+def sharing_ngram(a: Iterable[Problem], b: Iterable[Problem], n: int) -> int:
+    """How many of `a` have n words in a row in common with one of `b`."""
+    runs = _runs(b, n)
+    return sum(not runs.isdisjoint(ngrams(question_of(problem), n)) for problem in a)
+
+
+def _runs(problems: Iterable[Problem], n: int) -> set[tuple[str, ...]]:
+    return {run for problem in problems for run in ngrams(question_of(problem), n)}
+
+
+def split_pairs(label: str, splits: Mapping[str, list[Problem]]) -> list[tuple[str, list[Problem], list[Problem]]]:
+    """What is to be compared within one source. Raises UserError if there is only one split."""
+    held = [("train", "test"), ("validation", "test"), ("train", "validation")]
+    pairs = [(f"{a} in {b}", splits[a], splits[b]) for a, b in held if splits.get(a) and splits.get(b)]
+    if not pairs:
+        raise UserError(f"{label}: holds {' and '.join(splits)} only; give a second source to compare it with")
+    return pairs
+
+
+def overlap(pairs: Sequence[tuple[str, Sequence[Problem], Sequence[Problem]]], n: int) -> list[str]:
+    """A table of (what, A, B): how much of A is in B."""
+    lines = [f"{'A in B':24} {'of A':>7} {'of B':>7} {'the same':>9} {f'{n} words':>9}"]
+    for label, a, b in pairs:
+        lines.append(f"{label:24} {len(a):7} {len(b):7} {shared(a, b):9} {sharing_ngram(a, b, n):9}")
+    short = sum(len(words(question_of(p))) < n for _, a, _ in pairs for p in a)
+    return [*lines, f"({short} of A have less than {n} words, and so no run of {n})"] if short else lines
+
+
+def dedup(
+    rows: Sequence[tuple[Row, Problem]], against: Sequence[Problem], n: int | None, out: Path
+) -> tuple[int, int, int]:
+    """Write the first row of each canonical form that is not in `against`, nor shares n words in a row with it.
+
+    Returns (rows before, duplicates, rows that are in `against`). Raises UserError rather than write over a file.
+    """
+    if out.exists():
+        raise UserError(f"--out {out}: is there already; give another name, or remove it")
+    theirs, runs = {canonical(p) for p in against}, _runs(against, n) if n else set()
+    seen: set[str] = set()
+    kept: list[Row] = []
+    copies = leaked = 0
+    for row, problem in rows:
+        form = canonical(problem)
+        if form in seen:
+            copies += 1
+        elif form in theirs or (n and not runs.isdisjoint(ngrams(question_of(problem), n))):
+            leaked += 1
+        else:
+            kept.append(row)
+        seen.add(form)
+    out.parent.mkdir(parents=True, exist_ok=True)
+    write_rows(out, kept)
+    return len(rows), copies, leaked
+
+
+def problems_of(source: Source, split: Split | None = None) -> list[Problem]:
+    """All problems of a source as they are, or those of one split (rows of no split count as train)."""
+    return [problem for _, problem in rows_of(source, split)]
+
+
+def rows_of(source: Source, split: Split | None = None) -> list[tuple[Row, Problem]]:
+    """As `problems_of`, with the rows. Raises UserError if there is no such split."""
+    rows = source.rows()
+    if split == "train" and "train" not in rows:
+        split = None if set(rows) == {"all"} else split
+    found = [pair for name, pairs in rows.items() if split in (None, name) for pair in pairs]
+    if not found:
+        raise UserError(
+            f"{source.label}: no rows in split {split}; there are {', '.join(k for k, v in rows.items() if v)}"
+        )
+    return found

@@ -1,0 +1,95 @@
+"""The longest micro-batch that a stage can come to: full, every answer as long as it may be.
+
+batch = longest(stage, prompt_tokens=300)      # MicroBatch, on the CPU; its numbers mean nothing
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from hone.learn.pack import pack
+from hone.recipe.recipe import Recipe
+from hone.rollout.prompts import Renderer
+from hone.types import MicroBatch, Problem, Sample
+
+#: Prompts that are tokenised to find the longest: those with the most characters.
+LOOKED_AT = 8
+
+#: Characters per token where there is no tokenizer at hand: few, so that prompts are not taken for shorter than they
+#: are (English prose has about 4.5 with the tokenizers of Qwen and Llama, and 2 to 2.5 with the small one of `tiny`).
+CHARACTERS_PER_TOKEN = {"tiny": 2.0, "other": 3.0}
+
+
+def characters(problem: Problem) -> int:
+    return sum(len(message["content"]) for message in problem.messages)
+
+
+def longest_prompt(problems: Sequence[Problem], renderer: Renderer) -> int:
+    """Tokens of the longest prompt, of those that have the most characters."""
+    most = sorted(problems, key=characters)[-LOOKED_AT:]
+    return max(len(renderer.prompt_ids(problem)) for problem in most)
+
+
+def rows_of(stage: Recipe) -> int:
+    """Samples of one update; of SFT examples."""
+    if stage.stage == "sft":
+        return stage.sft.examples_per_step
+    return -(-stage.prompts_per_step // stage.algo.updates_per_rollout) * stage.samples_per_prompt
+
+
+def lengths(stage: Recipe, prompt: int, answer: int) -> list[list[int]]:
+    """Lengths of answers, one list per prompt, that fill one micro-batch: the last may be shorter than `answer`.
+
+    Worked example: 1000 tokens, prompts of 100 and answers of 200, groups of 3: [[200, 200, 200], [200]], since
+    100 + 600 + 100 + 200 = 1000.
+    """
+    group = stage.samples_per_prompt if stage.stage != "sft" and stage.share_prompts else 1
+    left, rows = max(stage.tokens_per_microbatch, prompt + answer), rows_of(stage)
+    found: list[list[int]] = []
+    while rows and left > prompt:
+        left -= prompt
+        found.append([])
+        while rows and left and len(found[-1]) < group:
+            found[-1].append(min(answer, left))
+            left -= found[-1][-1]
+            rows -= 1
+    return found
+
+
+def longest(stage: Recipe, prompt: int, answer: int) -> MicroBatch:
+    """As `hone.learn.pack` would lay it out, with weights that make a mean of it."""
+    groups = lengths(stage, prompt, answer)
+    samples = [_sample(i, prompt, length) for i, group in enumerate(groups) for length in group]
+    tokens = sum(map(sum, groups))
+    budget = tokens + prompt * (len(groups) if stage.share_prompts else len(samples))
+    given: dict[str, Any] = {}
+    if stage.stage != "sft" and stage.algo.kl.coef:
+        given["ref_logprobs"] = [np.zeros(int(s.trained.sum()), np.float32) for s in samples]
+    (batch,) = pack(samples, [1.0 / tokens] * len(samples), budget, share_prompts=stage.share_prompts, **given)
+    return batch
+
+
+def _sample(number: int, prompt: int, answer: int) -> Sample:
+    """`number` tells prompts apart: those that are alike are computed once."""
+    size = prompt + answer
+    ids, zeros = np.zeros(size, np.int64), np.zeros(size, np.float32)
+    ids[0], ids[min(1, prompt - 1)] = number % 97, number // 97 % 97
+    return Sample(ids, np.arange(size) >= prompt, zeros, zeros, prompt, f"p{number}", 0)
+
+
+def micro_batches(stage: Recipe, prompt: int, answer: int) -> int:
+    """Micro-batches of one update, if every answer is as long as it may be."""
+    rows = rows_of(stage)
+    prompts = -(-rows // stage.samples_per_prompt) if stage.stage != "sft" and stage.share_prompts else rows
+    return max(1, -(-(rows * answer + prompts * prompt) // stage.tokens_per_microbatch))
+
+
+def assumed_prompt(stage: Recipe, problems: Sequence[Problem], system: str) -> int:
+    """Tokens of the longest prompt where no tokenizer is at hand. `system`: the task's own prompt."""
+    per = CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
+    system = system if stage.prompt.system is None else stage.prompt.system
+    most = max(characters(problem) for problem in problems) + len(system) + len(stage.prompt.template)
+    return max(1, round(most / per))

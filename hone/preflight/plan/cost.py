@@ -1,0 +1,216 @@
+"""Seconds of a step: floating-point operations, bytes read, bytes sent, each over a rate. docs/scaling.md uses these.
+
+    step_time(work_of(stage, plan, answer=500), shape_of(config, "bfloat16"), H100, ParallelConfig(shard=8))
+
+Pure functions. N: weights that take part in matrix products (an embedding that is only looked up does not). Sources:
+
+    forward        2 N per token, and 4 * layers * heads * head size * keys seen for attention (Kaplan et al.,
+                   arXiv:2001.08361, table 1); backward twice that; recomputed activations one forward more
+    decoding       the larger of 2 N * rows / rate and (weights + keys and values of all rows) / bandwidth, per token
+                   (Pope et al., arXiv:2211.05102, section 2)
+    shard          per micro-batch each weight is gathered twice and each gradient reduced once, (s - 1) / s of them
+                   over the wire (Zhao et al., PyTorch FSDP, arXiv:2304.11277); beside the computation
+    replicate      one ring all-reduce of the gradients per update, 2 (r - 1) / r of them
+    tensor         two all-reduces of hidden states per layer in each direction (Shoeybi et al., Megatron-LM,
+                   arXiv:1909.08053, section 3); nothing is computed meanwhile
+    sync           with shard or tensor > 1 the weights are gathered once per step, for the engine
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from hone.base.parallel import ParallelConfig
+from hone.model.logprobs import output_head
+from hone.preflight.plan.batch import micro_batches
+from hone.preflight.plan.shapes import meta_model
+from hone.recipe.recipe import Recipe
+from hone.rollout.native.memory import Budget
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+
+@dataclass(frozen=True, slots=True)
+class Speeds:
+    """Of one device: what it reaches, not what it could. Operations or bytes a second."""
+
+    name: str
+    train: float  # operations, forward and backward
+    decode: float  # operations, while a token of every row is decoded
+    bandwidth: float  # bytes read from its memory while decoding
+    link: float = math.inf  # bytes sent to a neighbour in the same machine
+    network: float = math.inf  # bytes sent to another machine
+    per_machine: int = 8  # devices
+
+    def wire(self, ranks: int) -> float:
+        """Bytes a second between `ranks` neighbours."""
+        return self.link if ranks <= self.per_machine else self.network
+
+
+#: Assumed: 40 % of the dense bfloat16 peak of 989 TFLOP/s in training, 30 % of it and 60 % of 3.35 TB/s in decoding
+#: (peaks: NVIDIA H100 SXM data sheet), 75 % of NVLink's 450 GB/s in one direction, and of 50 GB/s between machines.
+H100 = Speeds("H100 SXM, assumed", 0.40 * 989e12, 0.30 * 989e12, 0.60 * 3.35e12, 0.75 * 450e9, 0.75 * 50e9)
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the arithmetic needs to know of a model."""
+
+    weights: int  # all of them
+    products: int  # N
+    layers: int
+    hidden: int
+    attention: int  # heads * head size
+    item: int  # bytes of a weight
+    kv_bytes: int  # of one position over all layers
+
+
+def shape_of(config: PretrainedConfig, dtype: str) -> Shape:
+    """From the model on the meta device."""
+    model = meta_model(config, dtype)
+    text = config.get_text_config()
+    weights = sum(p.numel() for p in model.parameters())
+    embedding: Any = model.get_input_embeddings()
+    lookup = embedding.weight
+    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    return Shape(
+        weights,
+        weights - (0 if lookup is output_head(model)[0] else lookup.numel()),
+        text.num_hidden_layers,
+        text.hidden_size,
+        text.num_attention_heads * size,
+        model.dtype.itemsize,
+        Budget.of(model, 1.0).bytes_per_token,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """Of one step, over all devices."""
+
+    prompts: int
+    samples: int  # per prompt
+    prompt: int  # tokens
+    answer: int  # tokens, on average
+    longest: int  # tokens of the longest answer: generation ends with it
+    shared: bool  # a prompt is computed once for all its samples
+    updates: int
+    looks: int  # forward passes without gradient: old and reference log-probs
+    micro_batches: int  # of all updates together
+    rows: int  # decoded at once in one process
+    adapter: bool  # weights are frozen: no gradient of theirs is computed
+    recompute: bool
+
+    @property
+    def answer_tokens(self) -> int:
+        return self.prompts * self.samples * self.answer
+
+    @property
+    def train_tokens(self) -> int:
+        """Packed tokens of one pass over the batch."""
+        return self.answer_tokens + self.prompts * self.prompt * (1 if self.shared else self.samples)
+
+
+def work_of(stage: Recipe, prompt: int, answer: int, rows: int, mean: int | None = None) -> Work:
+    """`prompt`, `answer`: tokens of the longest. `mean`: of an answer; as long as the longest if not given."""
+    mean = mean or answer
+    sft = stage.stage == "sft"
+    kl = not sft and bool(stage.algo.kl.coef)
+    updates = 1 if sft else stage.algo.updates_per_rollout
+    return Work(
+        prompts=stage.sft.examples_per_step if sft else stage.prompts_per_step,
+        samples=1 if sft else stage.samples_per_prompt,
+        prompt=prompt,
+        answer=mean,
+        longest=0 if sft else answer,
+        shared=stage.share_prompts,
+        updates=updates,
+        looks=(updates > 1) + kl + 2 * (stage.stage == "distil"),
+        micro_batches=updates * micro_batches(stage, prompt, mean),
+        rows=max(1, rows),
+        adapter=stage.lora is not None,
+        recompute=stage.model.recompute_activations,
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class StepTime:
+    """Seconds."""
+
+    generate: float
+    train: float
+    send: float  # of it what nothing hides
+    sync: float
+
+    @property
+    def total(self) -> float:
+        return self.generate + self.train + self.send + self.sync
+
+    def row(self) -> dict[str, float]:
+        return {**asdict(self), "total": self.total}
+
+
+def forward_flops(shape: Shape, tokens: float, keys: float) -> float:
+    """Of `tokens` tokens that see `keys` keys each, on average."""
+    return tokens * (2 * shape.products + 4 * shape.layers * shape.attention * keys)
+
+
+def train_flops(work: Work, shape: Shape) -> float:
+    """Of a step: every update's forward and backward, and the passes without gradient."""
+    keys = work.prompt + work.answer / 2
+    forward = forward_flops(shape, work.train_tokens, keys)
+    backward = (1 if work.adapter else 2) + work.recompute
+    return forward * (1 + backward + work.looks)
+
+
+def generate_seconds(work: Work, shape: Shape, speeds: Speeds, processes: int = 1) -> float:
+    """Prompts are read, then rows are decoded a token at a time until the longest is done, wave after wave."""
+    if not work.longest:
+        return 0.0
+    rows = -(-work.prompts // processes) * work.samples
+    prompts = -(-work.prompts // processes)
+    seconds = forward_flops(shape, prompts * work.prompt, work.prompt / 2) / speeds.train
+    tokens = rows * work.answer  # a finished row makes room for a waiting one
+    at_once = min(rows, work.rows)
+    steps = max(work.longest, tokens / at_once)
+    keys = work.prompt + work.answer / 2
+    busy = tokens / steps  # rows on average
+    computing = forward_flops(shape, busy, keys) / speeds.decode
+    own, shared = work.answer / 2, work.prompt / work.samples  # a prompt's keys are read once for its samples
+    reading = (shape.weights * shape.item + busy * (own + shared) * shape.kv_bytes) / speeds.bandwidth
+    return seconds + steps * max(computing, reading)
+
+
+def sent_bytes(work: Work, shape: Shape, split: ParallelConfig) -> dict[str, float]:
+    """What one process sends in a step, by what for."""
+    s, r, t = split.shard, split.replicate, split.tensor
+    mine = shape.weights / t
+    trained = 0.0 if work.adapter else mine  # of an adapter next to nothing
+    passes = -(-work.micro_batches // (s * r))  # micro-batches of one process
+    looked = -(-work.looks * work.micro_batches // max(1, work.updates) // (s * r))
+    per_token = 4 * shape.layers * shape.hidden * shape.item * 2 * (t - 1) / t
+    return {
+        "shard": (s - 1) / s * (passes * (2 * mine * shape.item + 4 * trained) + looked * mine * shape.item),
+        "replicate": work.updates * 2 * (r - 1) / r * 4 * trained / s,
+        "tensor": per_token * work.train_tokens * (1 + work.looks / 2) / (s * r),
+        "sync": 0.0 if s * t == 1 else (s * t - 1) / (s * t) * shape.weights * shape.item,
+    }
+
+
+def step_time(work: Work, shape: Shape, speeds: Speeds, split: ParallelConfig | None = None) -> StepTime:
+    """Of one step, without rewards and what else is not arithmetic."""
+    split = split or ParallelConfig()
+    train = train_flops(work, shape) / speeds.train / split.processes
+    sent = sent_bytes(work, shape, split)
+    gathered = sent["shard"] / speeds.wire(split.shard * split.tensor)
+    reduced = sent["replicate"] / speeds.wire(split.processes)
+    whole = sent["tensor"] / speeds.wire(split.tensor)
+    return StepTime(
+        generate_seconds(work, shape, speeds, split.processes),
+        train,
+        max(0.0, gathered - train) + reduced + whole,
+        sent["sync"] / speeds.wire(split.shard * split.tensor),
+    )

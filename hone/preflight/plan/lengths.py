@@ -1,0 +1,73 @@
+"""How long prompts and answers can be: from the data and the tokenizer, as far as they are here."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from hone.base.settings import UserError
+from hone.model.load import load_tokenizer
+from hone.preflight.plan import batch as batches
+from hone.preflight.plan.memory import ASSUMED_ANSWER, ASSUMED_PROMPT, Lengths
+from hone.recipe.recipe import Recipe
+from hone.rollout.prompts import Renderer
+from hone.tasks import make_task
+from hone.tasks.base import Task, TracedTask
+
+#: Worked answers that are written to see how long they get.
+WRITTEN = 64
+
+
+def lengths_of(stage: Recipe) -> Lengths:
+    """Of the longest prompt of the training problems, and of the longest answer that a stage can meet.
+
+    Without a tokenizer here, in characters (`hone.preflight.plan.batch.CHARACTERS_PER_TOKEN`); without the data here, assumed.
+    """
+    per = batches.CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
+    said: list[str] = []
+    try:
+        with offline():
+            task = make_task(stage.task, stage.seed)
+            problems = task.problems("train")
+    except UserError as error:
+        why = str(error).splitlines()[0]
+        said.append(f"prompts of at most {ASSUMED_PROMPT} tokens, as the data cannot be looked at here: {why}")
+        return Lengths(ASSUMED_PROMPT, _answer(stage, None, per, said), tuple(said))
+    if Path(stage.model.path).is_dir():
+        prompt = batches.longest_prompt(problems, Renderer(load_tokenizer(stage.model), stage.prompt, task.system))
+    else:
+        prompt = batches.assumed_prompt(stage, problems, task.system)
+        said.append(f"prompts of at most {prompt} tokens: {per:g} characters a token, no tokenizer is at hand")
+    return Lengths(prompt, _answer(stage, task, per, said), tuple(said))
+
+
+@contextmanager
+def offline() -> Iterator[None]:
+    """The hub's packages look at what was downloaded only: asking for what is not there takes them minutes of trying
+    where there is no network, and of loading where there is one."""
+    modules = [importlib.import_module("huggingface_hub.constants")]
+    if importlib.util.find_spec("datasets"):
+        modules.append(importlib.import_module("datasets.config"))
+    before = [module.HF_HUB_OFFLINE for module in modules]
+    try:
+        for module in modules:
+            vars(module)["HF_HUB_OFFLINE"] = True
+        yield
+    finally:
+        for module, value in zip(modules, before, strict=True):
+            vars(module)["HF_HUB_OFFLINE"] = value
+
+
+def _answer(stage: Recipe, task: Task | None, per: float, said: list[str]) -> int:
+    """In SFT the longest example, else what may be said."""
+    if stage.stage != "sft":
+        return stage.sampling.max_tokens
+    if stage.sft.data is None and isinstance(task, TracedTask):
+        chosen = task.problems("train")[:WRITTEN]
+        texts = [task.trace(p, style, i).text for i, p in enumerate(chosen) for style in stage.sft.styles]
+        return max(1, round(max(map(len, texts)) / per))
+    said.append(f"answers of at most {ASSUMED_ANSWER} tokens in stage {stage.name}")
+    return ASSUMED_ANSWER

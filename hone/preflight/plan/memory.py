@@ -1,0 +1,391 @@
+"""Peak memory of one process, part by part, before anything is loaded.
+
+    plan = estimate(recipe)             # of the stage that needs most, if there are several
+    plan.peak_bytes, plan.parts         # {"weights": ..., "gradients": ..., ...}
+
+Two moments are compared, the update and generation; the peak is the larger one. W weights in the model's dtype, N
+trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `parallel:`.
+
+    base          what Python and its libraries hold: measured (`BASE`)
+    weights       W / (shard * tensor); with shard > 1 also `gathered`, the layers that are whole for the moment
+    gradients     4 N / (shard * tensor): float32 also below bfloat16 weights (`hone.learn.master`)
+    optimizer     8 N: two float32 moments (AdamW, arXiv:1711.05101); 4 N more of master weights below bfloat16
+    activations   what the forward pass of the longest micro-batch keeps, and what the way back adds at its highest
+                  point: the step itself, traced on the meta device (`hone.preflight.plan.trace`)
+    log-probs     a chunk of logits and what is computed from it, `hone.model.logprobs.BUDGET` elements each
+    kv cache      2 * layers * kv heads * head size * bytes for each position, as `hone.rollout.native.memory`
+    engine copy   CPU: weights laid out for oneDNN; LoRA in float32: merged matrices; shard or tensor > 1: all weights
+    prefill, sampling   hidden states of 8192 prompt tokens, and the logits of all rows
+    reference, answerer, teacher   frozen models beside the policy
+    kernels       CPU: what oneDNN keeps for every shape that a run comes to: measured (`KERNEL`)
+    allocator     CPU: what malloc keeps between the blocks that are in use: measured (`SLACK`)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import nn
+
+from hone.base.parallel import ParallelConfig
+from hone.learn.forward import LENGTH_MULTIPLE, to_device
+from hone.learn.optimizer import depths, is_trained, num_layers
+from hone.model import linear, lora
+from hone.model.logprobs import BUDGET
+from hone.model.reduced import Weights
+from hone.preflight.plan import batch as batches
+from hone.preflight.plan.shapes import config_of, meta_model, share_of
+from hone.preflight.plan.trace import trace
+from hone.recipe.recipe import Pipeline, Recipe, stages
+from hone.rollout.native.core import _PREFILL_TOKENS as PREFILL_TOKENS
+from hone.rollout.native.memory import ROWS, Budget, columns
+from hone.types import MicroBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+MIB, GIB = 1 << 20, 1 << 30
+
+#: Bytes that a process holds whatever the model, by device. CPU: the peak of a run whose model has 15 000 parameters,
+#: `benchmarks/plan.py --base`, Linux x86-64, torch 2.13, transformers 5.23. CUDA: assumed; the context and the
+#: libraries' kernels, which `torch.cuda.max_memory_allocated` does not count.
+BASE = {"cpu": 525 * MIB, "cuda": 600 * MIB}
+#: More of it where peft is loaded.
+BASE_LORA = 15 * MIB
+
+#: Share of activations and log-probs that the process holds beyond them: glibc's malloc takes blocks below 32 MiB from
+#: one heap and keeps what lies between those in use. One constant for all, chosen on the short runs of
+#: `benchmarks/plan.py`; in long runs of tiny models, whose micro-batches differ in size, it is up to 1.
+SLACK = 0.35
+#: Bytes that oneDNN keeps for every shape of a product, whatever its size: the first for good, the second while its
+#: primitive is one of the last `linear.CAPACITY`. Measured with products of up to 500 different row counts, with
+#: ONEDNN_PRIMITIVE_CACHE_CAPACITY 0 and 1024 (torch 2.13): 279 KiB, and 561 to 602 KiB, a shape.
+KERNEL, PRIMITIVE = 280 * 1024, 295 * 1024
+#: From this size on a block is returned to the system as soon as it is free (glibc, DEFAULT_MMAP_THRESHOLD_MAX).
+OWN_BLOCK = 32 * MIB
+
+#: Memory of a device that is not here, where none is given.
+ASSUMED_TOTAL = 80 * GIB
+
+#: What was traced once in this process: sizes are tried, and most of them come again.
+_TRACED: dict[tuple[Any, ...], int] = {}
+
+#: What is said of lengths that nothing tells.
+ASSUMED_PROMPT, ASSUMED_ANSWER = 512, 2048
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one process of a stage needs."""
+
+    stage: str
+    device: str  # cpu or cuda
+    total_bytes: int  # of the device
+    moment: str  # when most is needed: update or generation
+    moments: Mapping[str, Mapping[str, int]]  # moment -> part -> bytes
+    parameters: int
+    trained: int
+    prompt_tokens: int  # of the longest prompt
+    answer_tokens: int  # of the longest answer
+    batch_tokens: int  # of the longest micro-batch
+    rows: int  # sequences decoded at once
+    kv_bytes_per_token: int
+    kv_tokens: int  # positions that those rows need
+    assumptions: tuple[str, ...]
+
+    @property
+    def parts(self) -> Mapping[str, int]:
+        """Bytes of each part at the peak."""
+        return self.moments[self.moment]
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.parts.values())
+
+    @property
+    def allocated_bytes(self) -> int:
+        """What is compared with a measurement: on a GPU without the part that PyTorch's allocator does not see."""
+        if self.device == "cpu":
+            return self.peak_bytes
+        return max(sum(parts.values()) - parts["base"] for parts in self.moments.values())
+
+
+@dataclass(frozen=True)
+class Lengths:
+    """Tokens of the longest prompt and of the longest answer, and what was assumed to know them."""
+
+    prompt: int
+    answer: int
+    assumptions: tuple[str, ...] = ()
+
+
+def estimate(
+    recipe: Recipe | Pipeline,
+    *,
+    parallel: ParallelConfig | None = None,
+    device: str | None = None,
+    total_bytes: int | None = None,
+    lengths: Lengths | None = None,
+) -> Plan:
+    """The plan of a stage, or of that of several which needs most. Nothing is loaded, nothing has to be reachable.
+
+    `parallel`: the recipe's own by default. `device`: cpu or cuda; by default that of this machine, and cuda for a
+    model in bfloat16. `total_bytes`: of the device. `lengths`: found in the data by default, or assumed.
+    Raises UserError for a model whose shape is found nowhere, or that hone does not support.
+    """
+    plans = [
+        stage_plan(stage, parallel=parallel, device=device, total_bytes=total_bytes, lengths=lengths)
+        for stage in stages(recipe)
+    ]
+    return max(plans, key=lambda plan: plan.peak_bytes)
+
+
+def device_of(stage: Recipe) -> str:
+    return "cuda" if torch.cuda.is_available() or stage.model.dtype == "bfloat16" else "cpu"
+
+
+def total_of(device: str) -> int:
+    """Memory of the device here, or of one that is assumed."""
+    if device == "cuda":
+        return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else ASSUMED_TOTAL
+    import psutil
+
+    return int(psutil.virtual_memory().total)
+
+
+def stage_plan(
+    stage: Recipe,
+    *,
+    parallel: ParallelConfig | None = None,
+    device: str | None = None,
+    total_bytes: int | None = None,
+    lengths: Lengths | None = None,
+) -> Plan:
+    """See `estimate`."""
+    from hone.preflight.plan.lengths import lengths_of  # which needs this module
+
+    split, device = parallel or stage.parallel, device or device_of(stage)
+    total = total_bytes or total_of(device)
+    config, where = config_of(stage.model)
+    lengths = lengths or lengths_of(stage)
+    said = [f"shape of {stage.model.path}: {where}", *lengths.assumptions]
+    if device == "cuda" and not torch.cuda.is_available():
+        said.append(f"no GPU is here: {total / GIB:.0f} GiB, and kernels that never make a matrix of all scores")
+    trains, samples = stage.stage != "generate", stage.stage != "sft"
+    whole = meta_model(config, stage.model.dtype)
+    mine = _training_model(stage, share_of(config, split.tensor))
+    parts = _standing(stage, whole, mine, split, device) if trains else _served(whole, device)
+    moments: dict[str, dict[str, int]] = {}
+    micro = batches.longest(stage, lengths.prompt, lengths.answer)
+    rows, tokens, each = _cache(stage, whole, split, lengths, total)
+    many = batches.micro_batches(stage, lengths.prompt, lengths.answer)
+    if device == "cpu" and linear.available() and whole.dtype == torch.float32:
+        native = samples and stage.rollout.engine == "native"
+        parts["kernels"] = _kernels(
+            whole if native else None, rows, mine if trains else None, len(micro.inputs), _steps(stage) * many
+        )
+    if trains:
+        again = many > split.replicate * split.shard
+        moments["update"] = parts | _update(stage, mine, micro, again, split, device)
+    if samples and stage.rollout.engine == "native":
+        moments["generation"] = parts | _generation(stage, whole, split, lengths, rows, tokens * each, device)
+        if device == "cpu" and "update" in moments:
+            _keep_heap(moments, tokens * each // (2 * num_layers(whole)), _merged(stage, whole))
+    elif samples:
+        said.append(f"{stage.rollout.engine} is a server of its own: its memory is not counted here")
+    return Plan(
+        stage.name,
+        device,
+        total,
+        max(moments, key=lambda name: sum(moments[name].values())),
+        moments,
+        sum(p.numel() for p in whole.parameters()),
+        sum(p.numel() for p in mine.parameters() if p.requires_grad) * split.tensor if trains else 0,
+        lengths.prompt,
+        lengths.answer,
+        len(micro.inputs),
+        rows,
+        each,
+        tokens,
+        tuple(said),
+    )
+
+
+# --- the parts -------------------------------------------------------------------------------------------------------
+
+
+def size_of(model: nn.Module) -> int:
+    """Bytes of weights and buffers; shared ones once."""
+    return sum(t.nbytes for t in (*model.parameters(), *model.buffers()))
+
+
+def _training_model(stage: Recipe, config: object) -> PreTrainedModel:
+    """As `Policy` has it, without memory: adapter attached, layers frozen."""
+    model = meta_model(config, stage.model.dtype, stage.model.recompute_activations)  # type: ignore[arg-type]
+    if stage.lora is not None:
+        lora.attach(model, stage.lora, seed=0)
+    last, depth = num_layers(model), depths(model)
+    for name, p in model.named_parameters():
+        p.requires_grad_(p.requires_grad and is_trained(depth[name], stage.layers, last))
+    if stage.model.recompute_activations and not model.get_input_embeddings().weight.requires_grad:
+        model.enable_input_require_grads()
+    return model.train()
+
+
+def _standing(
+    stage: Recipe, whole: PreTrainedModel, mine: PreTrainedModel, split: ParallelConfig, device: str
+) -> dict[str, int]:
+    """What is there all the time, from the first update on."""
+    trained = [p for p in mine.parameters() if p.requires_grad]
+    numel = sum(p.numel() for p in trained)
+    per_weight = 8 + sum(4 * p.numel() for p in trained if p.dtype != torch.float32) / max(1, numel)
+    weights = size_of(mine)
+    parts = {
+        "base": BASE[device] + (BASE_LORA if stage.lora is not None and device == "cpu" else 0),
+        "weights": weights // split.shard,
+        "optimizer": int(numel * per_weight) // split.shard,
+    }
+    if split.shard > 1:
+        parts["gathered"] = _gathered(mine)
+    frozen = size_of(whole)
+    if stage.stage == "rl" and stage.algo.kl.coef and stage.lora is None:
+        parts["reference"] = frozen // (split.shard * split.tensor)
+    perplexity = stage.reward.perplexity
+    if stage.stage == "rl" and "perplexity" in stage.reward.parts and not perplexity.is_server:
+        parts["answerer"] = frozen if perplexity.answerer == "policy" else _weights_of(stage, perplexity.answerer)
+    if stage.stage == "distil" and stage.teacher is not None:
+        parts["teacher"] = _weights_of(stage, stage.teacher)
+    return parts
+
+
+def _served(whole: PreTrainedModel, device: str) -> dict[str, int]:
+    return {"base": BASE[device], "weights": size_of(whole)}
+
+
+def _weights_of(stage: Recipe, path: str) -> int:
+    if path.startswith("stages."):  # of the same line of models, as far as one can tell before it is there
+        return size_of(meta_model(config_of(stage.model)[0], stage.model.dtype))
+    return size_of(meta_model(config_of(stage.model.at(path))[0], stage.model.dtype))
+
+
+def _steps(stage: Recipe) -> int:
+    if stage.stage != "sft":
+        return stage.steps
+    return max(1, stage.sft.epochs * stage.sft.examples // stage.sft.examples_per_step)
+
+
+def _kernels(sampled: nn.Module | None, rows: int, trained: nn.Module | None, tokens: int, micro_batches: int) -> int:
+    """Shapes of a long run: while decoding, every padded number of rows; in training, every padded length of a
+    micro-batch, at most one for each of `micro_batches`. A layer has one product forward, one for the gradient of its
+    input, and if it is trained one for that of its weight; layers that are alike share them."""
+    shapes = 0
+    if sampled is not None:
+        shapes += (-(-rows // ROWS) + 1) * len({m.weight.shape for m in sampled.modules() if isinstance(m, nn.Linear)})
+    if trained is not None:
+        head = trained.get_output_embeddings()  # type: ignore[operator]
+        layers = [m for m in trained.modules() if isinstance(m, nn.Linear) and m is not head]
+        products = sum(2 + learns for _, learns in {(m.weight.shape, m.weight.requires_grad) for m in layers})
+        shapes += min(-(-tokens // LENGTH_MULTIPLE), micro_batches) * products
+    return shapes * KERNEL + min(shapes, linear.CAPACITY) * PRIMITIVE
+
+
+def _gathered(model: PreTrainedModel) -> int:
+    """FSDP2: the layer that is computed and the next one are whole, and so is what is outside of all layers; on the
+    way back the whole gradient of a layer too (PyTorch's `fully_shard`: one unit per layer, one for the rest)."""
+    by_depth: dict[int, int] = {}
+    for name, depth in depths(model).items():
+        by_depth[depth] = by_depth.get(depth, 0) + model.get_parameter(name).nbytes
+    last = num_layers(model)
+    return 3 * max(by_depth.get(n, 0) for n in range(1, last + 1)) + by_depth.get(0, 0) + by_depth.get(last + 1, 0)
+
+
+def _update(
+    stage: Recipe, mine: PreTrainedModel, batch: MicroBatch, again: bool, split: ParallelConfig, device: str
+) -> dict[str, int]:
+    entropy = stage.stage != "sft" and bool(stage.algo.entropy_coef)
+    key = (repr(mine.config), stage.model, stage.lora, stage.layers, batch.layout, entropy, again)
+    if key not in _TRACED:
+        _TRACED[key] = trace(mine, to_device(batch, torch.device("meta")), entropy=entropy, again=again)
+    peak = _TRACED[key]
+    trained = [p for p in mine.parameters() if p.requires_grad]
+    low = any(p.dtype != torch.float32 for p in trained)
+    gradients = 4 * sum(p.numel() for p in trained) // split.shard
+    born = 0 if again else sum(p.nbytes for p in trained)  # traced, if there were none before
+    # Gradients that come with the only micro-batch stand where activations were.
+    both = peak if born and not low and split.shard == 1 else gradients + peak - born * (not low)
+    vocabulary = mine.get_output_embeddings().weight.shape[0]
+    chunk = min(len(batch.targets), max(1, BUDGET[device] // vocabulary)) * vocabulary
+    workspace = min(peak, chunk * (8 + (2 if low else 0)))
+    rest = max(0, both - gradients - workspace)
+    parts = {"gradients": gradients, "log-probs": workspace, "activations": rest}
+    if device == "cpu":
+        parts["allocator"] = int(SLACK * (workspace + rest))
+    return parts
+
+
+def _cache(
+    stage: Recipe, whole: PreTrainedModel, split: ParallelConfig, lengths: Lengths, total: int
+) -> tuple[int, int, int]:
+    """Rows decoded at once, the positions that they need, and the bytes of one."""
+    each = Budget.of(whole, 1.0).bytes_per_token
+    budget = (total // 4 if stage.rollout.kv_cache_gib is None else int(stage.rollout.kv_cache_gib * GIB)) // each
+    asked = [(-(-stage.prompts_per_step // split.processes), stage.samples_per_prompt, stage.sampling.max_tokens)]
+    if stage.stage != "generate":
+        asked.append((-(-stage.eval.problems // split.processes), stage.eval.samples, stage.eval.sampling.max_tokens))
+    best = (0, 0)
+    for prompts, samples, most in asked:
+        rows = min(stage.rollout.max_sequences, prompts * samples)
+        rows = min(rows, max(1, int(budget / (lengths.prompt / samples + columns(most)))))
+        best = max(best, (-(-rows // samples) * lengths.prompt + rows * columns(most), rows))
+    return best[1], best[0], each
+
+
+def _generation(
+    stage: Recipe, whole: PreTrainedModel, split: ParallelConfig, lengths: Lengths, rows: int, kv: int, device: str
+) -> dict[str, int]:
+    config, item = whole.config.get_text_config(), whole.dtype.itemsize
+    packed = _copies(whole, stage.rollout.weights, device)
+    copy = packed + (_merged(stage, whole) if stage.stage != "generate" else 0)
+    if split.shard * split.tensor > 1 and stage.stage != "generate":
+        copy += size_of(whole)
+    width = 8 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
+    prompt_tokens = min(PREFILL_TOKENS, -(-rows // stage.samples_per_prompt) * lengths.prompt)
+    cut = stage.sampling.top_p < 1 or stage.sampling.top_k > 0
+    logits = rows * config.vocab_size * 4 * (10 if cut else 5)  # with top-p also sorted: values, indices, their sums
+    return {"engine copy": copy, "kv cache": kv, "prefill": prompt_tokens * width * item, "sampling": logits}
+
+
+def _copies(whole: PreTrainedModel, weights: Weights, device: str) -> int:
+    """See `hone.model.reduced`, and `hone.model.linear.onednn` for what is left."""
+    if whole.dtype != torch.float32:
+        return 0
+    size = sum(m.weight.nbytes for m in whole.modules() if isinstance(m, nn.Linear))
+    rounded = 0 if weights == "policy" else size - whole.get_output_embeddings().weight.nbytes
+    packed = size - rounded if device == "cpu" and linear.available() else 0
+    # int8 has a copy of 2 bytes besides, for more rows than a few.
+    return rounded * (3 if weights == "int8" else 2) // 4 + (packed if packed <= linear.PACKED_BYTES else 0)
+
+
+def _merged(stage: Recipe, whole: PreTrainedModel) -> int:
+    """See `hone.model.lora.for_sampling`."""
+    if stage.lora is None or whole.dtype != torch.float32:
+        return 0
+    names = set(lora.target_names(whole, stage.lora.targets))
+    return sum(
+        m.weight.nbytes
+        for name, m in whole.named_modules()
+        if isinstance(m, nn.Linear) and name.rpartition(".")[2] in names
+    )
+
+
+def _keep_heap(moments: dict[str, dict[str, int]], largest: int, merged: int) -> None:
+    """malloc keeps what the update has freed; generation takes from it, except for blocks that are too large
+    (`largest`: of the cache), and for the second copy of the weights that an adapter needs (`merged`)."""
+    update, generation = moments["update"], moments["generation"]
+    heap = sum(update[name] for name in ("gradients", "log-probs", "activations", "allocator"))
+    own = merged + (generation["kv cache"] if largest >= OWN_BLOCK else 0)
+    used = sum(generation[name] for name in ("engine copy", "kv cache", "prefill", "sampling")) - own
+    generation["allocator"] = max(0, heap - used)

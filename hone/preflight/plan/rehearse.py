@@ -1,0 +1,189 @@
+"""The longest micro-batch first: what does not fit shows in the first seconds, not after hours.
+
+    rehearse(run, recipe, model, policy, longest_prompt(problems, renderer))    # before the first rollout
+    with explained(stage): ...                                                  # running out of memory, in words
+
+A forward and a backward pass without an optimizer step, beside empty tensors as large as the moments will be. The run
+that follows is the same to the bit: nothing random is drawn, and neither a gradient nor a tensor is left behind.
+"""
+
+from __future__ import annotations
+
+import json
+import resource
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from hone.base import jsonl
+from hone.base.settings import UserError
+from hone.base.world import ALONE, World
+from hone.learn.forward import fast, to_device
+from hone.learn.pack import pack
+from hone.learn.policy import Policy
+from hone.model.random_state import own_random_numbers
+from hone.preflight.plan import batch as batches
+from hone.preflight.plan.memory import GIB, Lengths, Plan, stage_plan
+from hone.preflight.plan.trace import there_and_back
+from hone.recipe.recipe import Recipe
+from hone.recipe.schedule import Phases
+from hone.recipe.sections.model import ModelConfig
+from hone.runs.writer import Run
+from hone.types import MicroBatch, Sample
+
+FILE = "memory.json"
+
+#: What to lower when a part is too large.
+REMEDIES = {
+    "activations": "tokens_per_microbatch, or set model.recompute_activations: true",
+    "log-probs": "tokens_per_microbatch",
+    "kv cache": "rollout.kv_cache_gib, or rollout.max_sequences",
+    "sampling": "rollout.max_sequences",
+    "prefill": "rollout.max_sequences",
+    "optimizer": "the number of trained weights: set lora, or parallel.shard on more devices",
+    "gradients": "the number of trained weights: set lora, or parallel.shard on more devices",
+    "reference": "the number of copies: set lora, whose reference is the policy itself, or algo.kl.coef: 0",
+}
+OTHERWISE = "the size of the model: choose a smaller one, or set parallel.shard on more devices"
+
+
+def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, prompt: int) -> None:
+    """Of a stage that samples. `prompt`: tokens of its longest prompt. Writes what is predicted into the run folder."""
+    stage = recipe.model_copy(update={"model": model})
+    phases = Phases(stage)
+    settings = [phases.merged(lines) for lines in phases.sets()] if stage.stage == "rl" else [stage]
+    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+
+    def answer(one: Recipe) -> int:
+        return min(one.sampling.max_tokens, (limit or sys.maxsize) - prompt)
+
+    if any(answer(one) < 1 for one in settings):
+        return  # the engine says which prompt leaves no room
+    micro = [batches.longest(one, prompt, answer(one)) for one in settings]
+    most = max(range(len(settings)), key=lambda i: len(micro[i].inputs))
+    _predict(run, settings[most], policy, Lengths(prompt, answer(settings[most])))
+    entropy = any(one.algo.entropy_coef for one in settings)
+    go_through(policy, micro[most], settings[most].sampling.temperature, entropy)
+
+
+def rehearse_examples(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, samples: Sequence[Sample]) -> None:
+    """Of supervised training: the longest examples that can come together in a step."""
+    stage = recipe.model_copy(update={"model": model})
+    chosen = sorted(samples, key=lambda s: len(s.token_ids))[-stage.sft.examples_per_step :]
+    packed = pack(chosen, [1.0] * len(chosen), stage.tokens_per_microbatch, share_prompts=stage.share_prompts)
+    prompt = max(s.prompt_len for s in chosen)
+    answer = max(len(s.token_ids) - s.prompt_len for s in chosen)
+    _predict(run, stage, policy, Lengths(prompt, answer))
+    go_through(policy, max(packed, key=lambda b: len(b.inputs)), 1.0, entropy=False)
+
+
+def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: bool) -> None:
+    """The pass itself; afterwards everything is as it was."""
+    moments: list[torch.Tensor] = []
+    if not policy.optimizer.state:  # on a CPU memory that is not written to takes none; there it is only a bound
+        moments = [torch.empty_like(master, requires_grad=False) for master in policy.masters for _ in range(2)]
+    try:
+        with own_random_numbers(policy.device), fast(policy.model):  # dropout of an adapter, in supervised stages
+            there_and_back(policy.model, to_device(batch, policy.device), temperature, entropy)
+    finally:
+        for p in (*policy.masters, *policy.parameters):
+            p.grad = None
+        del moments
+    if policy.device.type == "cuda":
+        torch.cuda.empty_cache()
+
+
+def _predict(run: Run, stage: Recipe, policy: Policy, lengths: Lengths) -> None:
+    plan = stage_plan(stage, device=policy.device.type, lengths=lengths)
+    if plan.peak_bytes > plan.total_bytes:
+        run.event("memory", f"more memory is needed than there is: {in_words(plan)}; {remedy(plan)}")
+    if run.world.main:
+        jsonl.replace(run.folder / FILE, json.dumps(as_row(plan), indent=1))
+
+
+def as_row(plan: Plan) -> dict[str, Any]:
+    """For JSON; bytes."""
+    return {"peak_bytes": plan.peak_bytes, "allocated_bytes": plan.allocated_bytes, **asdict(plan)}
+
+
+def in_words(plan: Plan) -> str:
+    """The parts of the peak, the largest first."""
+    parts = sorted(plan.parts.items(), key=lambda part: -part[1])
+    listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts if size >= plan.peak_bytes / 200)
+    return (
+        f"{plan.peak_bytes / GIB:.2f} GiB predicted in {plan.moment} ({listed}), and {plan.device} has "
+        f"{plan.total_bytes / GIB:.2f} GiB"
+    )
+
+
+def remedy(plan: Plan) -> str:
+    """The setting that lowers the largest part which a setting can lower."""
+    part = max(plan.parts, key=lambda name: plan.parts[name] * (name not in ("base", "allocator")))
+    return f"the largest part is {part}: lower {REMEDIES.get(part, OTHERWISE)} (`hone plan` gives values that fit)"
+
+
+@contextmanager
+def explained(stage: Recipe, folder: Path, world: World = ALONE) -> Iterator[None]:
+    """Where memory runs out, a UserError that names the predicted parts and the setting to lower.
+
+    `folder`: of the stage's run; what was measured is added there to what was predicted.
+    """
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    try:
+        yield
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and not _out_of_memory(error):
+            raise
+        first = (str(error).strip().splitlines() or ["no more memory"])[0]
+        plan = stage_plan(stage)
+        raise UserError(f"out of memory in stage {stage.name}: {first}\n{in_words(plan)}; {remedy(plan)}") from error
+    path, every = folder / FILE, world.gather([measured()], "peaks of memory")
+    if world.main and path.exists():
+        jsonl.replace(path, json.dumps({**json.loads(path.read_text()), "measured_bytes": every}, indent=1))
+
+
+def _out_of_memory(error: RuntimeError) -> bool:
+    """The CPU's allocator raises a plain RuntimeError."""
+    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+
+
+def measured() -> int:
+    """Peak bytes of this process: resident memory; on a GPU what PyTorch had allocated (for this stage)."""
+    return int(torch.cuda.max_memory_allocated()) if torch.cuda.is_available() else peak_rss_bytes()
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process has held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
+
+
+def compared(folders: Sequence[Path]) -> dict[str, Any] | None:
+    """Predicted against measured, over the stages of a run: one process holds the peak of all of them."""
+    rows = [json.loads((f / FILE).read_text()) for f in folders if (f / FILE).exists()]
+    rows = [row for row in rows if row.get("measured_bytes")]
+    if not rows:
+        return None
+    predicted = max(row["allocated_bytes"] for row in rows)
+    found = [max(sizes) for sizes in zip(*(row["measured_bytes"] for row in rows))]
+    return {
+        "predicted_bytes": predicted,
+        "measured_bytes": found,  # of each process
+        "error": round(predicted / max(found) - 1, 4),
+        "stages": {row["stage"]: {"predicted_bytes": row["allocated_bytes"], "parts": row["moments"]} for row in rows},
+    }
+
+
+def line(row: dict[str, Any]) -> str:
+    """What `compared` found, for the terminal."""
+    most = max(row["measured_bytes"])
+    return (
+        f"memory of a process: {row['predicted_bytes'] / GIB:.2f} GiB predicted, {most / GIB:.2f} GiB measured "
+        f"({row['error']:+.0%})"
+    )

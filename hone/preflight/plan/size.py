@@ -1,0 +1,120 @@
+"""Settings that fit the device: how many tokens a micro-batch may have, and how much memory keys and values may take.
+
+advice = advise(stage, plan)
+advice.settings        # {"tokens_per_microbatch": 12288, "rollout.kv_cache_gib": 20.5}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from hone.base.parallel import ParallelConfig
+from hone.preflight.plan.memory import GIB, Lengths, Plan, stage_plan
+from hone.recipe.recipe import Recipe
+
+#: Share of the device that is planned with: the rest is for what is not predicted.
+USABLE = 0.9
+
+#: Tokens of a micro-batch beyond which nothing gets faster: matrices are large enough, and on a CPU caches overflow.
+ENOUGH = {"cpu": 8192, "cuda": 32768}
+STEP = 512
+
+#: Ways out, in this order, where even the longest sequence alone does not fit.
+SHARDS = (2, 4, 8, 16, 32, 64)
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to write in the recipe."""
+
+    fits: bool  # with these settings
+    settings: Mapping[str, float | int | bool]  # dotted key -> value; only what differs from the recipe
+    plan: Plan  # with them
+
+
+def advise(
+    stage: Recipe, plan: Plan, *, parallel: ParallelConfig, lengths: Lengths, device: str, total_bytes: int
+) -> Advice:
+    """The largest micro-batch and the cache that is needed, as far as they fit; else the smallest change that helps."""
+    usable = int(USABLE * total_bytes)
+
+    def planned(one: Recipe, split: ParallelConfig = parallel) -> Plan:
+        return stage_plan(one, parallel=split, device=device, total_bytes=total_bytes, lengths=lengths)
+
+    def fitting(one: Recipe, split: ParallelConfig = parallel) -> Recipe | None:
+        cached = _with_cache(one, planned(_with_tokens(one, STEP), split), usable)
+        return None if cached is None else _with_largest(cached, lambda r: planned(r, split), usable, device)
+
+    ways: list[tuple[dict[str, float | int | bool], Recipe, ParallelConfig]] = [({}, stage, parallel)]
+    if stage.stage != "generate":
+        again = stage.model_copy(update={"model": stage.model.model_copy(update={"recompute_activations": True})})
+        extra: dict[str, float | int | bool] = {}
+        if not stage.model.recompute_activations:
+            extra = {"model.recompute_activations": True}
+            ways.append((extra, again, parallel))
+        if device == "cuda":
+            ways += [
+                ({**extra, "parallel.shard": n}, again, parallel.model_copy(update={"shard": n}))
+                for n in SHARDS
+                if n > parallel.shard
+            ]
+    for changed, one, split in ways:
+        found = fitting(one, split)
+        if found is not None:
+            return Advice(True, {**changed, **_differences(stage, found)}, planned(found, split))
+    return Advice(False, {}, plan)
+
+
+def _with_tokens(stage: Recipe, tokens: int) -> Recipe:
+    return stage.model_copy(update={"tokens_per_microbatch": tokens})
+
+
+def _with_largest(stage: Recipe, planned: Callable[[Recipe], Plan], usable: int, device: str) -> Recipe | None:
+    """The largest micro-batch that fits; None if a single sequence does not."""
+    if stage.stage == "generate":
+        return stage
+
+    low, high = STEP, ENOUGH[device]
+    least, most = (planned(_with_tokens(stage, n)).peak_bytes for n in (low, high))
+    if most <= usable:
+        return _with_tokens(stage, high)
+    if least > usable:
+        return None
+    tokens = low + (high - low) * (usable - least) / (most - least)  # activations grow with the tokens
+    while tokens > low and planned(_with_tokens(stage, _whole(tokens))).peak_bytes > usable:
+        tokens *= 0.95
+    return _with_tokens(stage, _whole(tokens))
+
+
+def _whole(tokens: float) -> int:
+    return max(STEP, int(tokens) // STEP * STEP)
+
+
+def _with_cache(stage: Recipe, plan: Plan, usable: int) -> Recipe | None:
+    """As much as all rows need, or as is left; None if not even one row has room."""
+    if "generation" not in plan.moments:
+        return stage
+    parts = plan.moments["generation"]
+    left = usable - sum(size for name, size in parts.items() if name not in ("kv cache", "allocator"))
+    one = (plan.prompt_tokens + plan.answer_tokens + 32) * plan.kv_bytes_per_token
+    if left < one:
+        return None
+    asked = min(left, max(one, _all_rows(stage, plan)))
+    gib = max(0.01, int(asked / GIB * 100 + 0.999) / 100) if asked < left else int(left / GIB * 100) / 100
+    return stage.model_copy(update={"rollout": stage.rollout.model_copy(update={"kv_cache_gib": gib})})
+
+
+def _all_rows(stage: Recipe, plan: Plan) -> int:
+    """Bytes for as many rows as there are, or as may be decoded at once."""
+    rows = min(stage.rollout.max_sequences, stage.prompts_per_step * stage.samples_per_prompt)
+    positions = -(-rows // stage.samples_per_prompt) * plan.prompt_tokens + rows * (plan.answer_tokens + 32)
+    return positions * plan.kv_bytes_per_token
+
+
+def _differences(stage: Recipe, found: Recipe) -> dict[str, float | int | bool]:
+    pairs = {
+        "tokens_per_microbatch": (stage.tokens_per_microbatch, found.tokens_per_microbatch),
+        "rollout.kv_cache_gib": (stage.rollout.kv_cache_gib, found.rollout.kv_cache_gib),
+    }
+    return {key: new for key, (old, new) in pairs.items() if new is not None and new != old}

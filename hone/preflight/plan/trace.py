@@ -1,0 +1,88 @@
+"""What is alive while a micro-batch goes there and back: the step's own code, run on the meta device, and added up.
+
+    model = meta_model(config, "bfloat16")                        # shapes without numbers, of any architecture
+    most = trace(model, batch, again=True)                        # bytes beyond the weights and gradients
+
+Tensors of the meta device have a size and no memory, so a model of 7 billion weights takes seconds and nothing else.
+What a kernel uses inside itself, and what an allocator keeps beside the tensors, is not seen here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_iter
+
+from hone.learn.forward import score
+from hone.types import MicroBatch
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class Alive(TorchDispatchMode):
+    """Adds up the storages that are made while it is on, and takes away those that go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now = self.peak = 0
+        self._seen: dict[int, Any] = {}
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 0  # transformers asks whether positions restart, for a mask that our attention does not use
+        out = func(*args, **(kwargs or {}))
+        given = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)}
+        for tensor in tree_iter(out):
+            # A view of a weight, or a gradient that was added to, is nothing new.
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:
+                self._add(tensor.untyped_storage())
+        return out
+
+    def _add(self, storage: torch.UntypedStorage) -> None:
+        key, size = storage._cdata, storage.nbytes()
+        if key in self._seen:
+            return
+
+        def gone(_: Any) -> None:
+            self.now -= size
+            self._seen.pop(key, None)
+
+        self._seen[key] = weakref.ref(storage, gone)
+        self.now += size
+        self.peak = max(self.peak, self.now)
+
+
+def there_and_back(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: bool) -> None:
+    """The forward and backward pass of `Policy`'s step. `entropy`: its gradient too. Gradients are left behind."""
+    hidden, logprobs, entropies = score(model, batch, temperature, want_entropy=True)
+    hidden.retain_grad()
+    assert entropies is not None
+    loss = -(batch.weights * logprobs).sum()
+    if entropy:
+        loss = loss - entropies.sum()
+    loss.backward()
+
+
+def trace(
+    model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, entropy: bool = False, again: bool = True
+) -> int:
+    """Most bytes alive in `there_and_back`, beyond the weights and the gradients that were there before.
+
+    `again`: a micro-batch before this one has left gradients, to which these are added."""
+    trained = [p for p in model.parameters() if p.requires_grad]
+    for p in trained:
+        p.grad = torch.empty_like(p) if again else None
+    try:
+        with Alive() as alive:
+            there_and_back(model, batch, temperature, entropy)
+        return alive.peak
+    finally:
+        for p in trained:
+            p.grad = None

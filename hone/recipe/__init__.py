@@ -1,0 +1,1 @@
+"""Every setting, the rules about them, and how recipes are read."""

@@ -1,0 +1,368 @@
+"""What a recipe computes: its formulas with the numbers filled in, what they count, and what can have no effect.
+
+    hone explain recipes/demo/recipe.yaml
+
+    advantage   A_i = (R_i - mean(R)) / (std(R) + 1e-6)
+                R: rewards of the 8 answers to a prompt; std divides by 7; every token of answer i
+                  gets A_t = A_i
+
+The formulas are those of `hone.learn`, each said once, here. They are written so that they can be evaluated, and the
+tests do: what is printed is what is computed.
+"""
+
+from __future__ import annotations
+
+import textwrap
+
+from hone.recipe import explain_stages
+from hone.recipe.explain_phases import Entry, count, entries, g, n, reference, schedule
+from hone.recipe.recipe import Pipeline, Recipe, stages
+from hone.recipe.rules import stage_notices
+from hone.recipe.schedule import Phases
+from hone.recipe.sections.algo import AlgoConfig
+
+INDENT = 14  # two spaces and the label
+WRAP = textwrap.TextWrapper(100, " " * INDENT, " " * (INDENT + 2), break_long_words=False, break_on_hyphens=False)
+
+# --- formulas, by the names of the settings -----------------------------------------------------
+
+ADVANTAGES = {
+    "grpo": "A_i = (R_i - mean(R)) / (std(R) + 1e-6)",
+    "dr_grpo": "A_i = R_i - mean(R)",
+    "rloo": "A_i = R_i - (sum(R) - R_i) / {others}",
+    "reinforce_pp": "A_t = (G_t - mean(G)) / (std(G) + 1e-6)",
+    "reinforce_pp_baseline": "A_t = (G_t - mean(G)) / (std(G) + 1e-6)",
+    "gae": "A_t = (E_t - mean(E)) / (std(E) + 1e-6)",
+}
+#: What the symbols of an advantage are.
+OVER_THE_GROUP = "R: rewards of the {answers} answers to a prompt"
+OVER_THE_STEP = "mean and std over all completion tokens of the step"
+SYMBOLS = {
+    "grpo": [f"{OVER_THE_GROUP}; std divides by {{others}}; every token of answer i gets A_t = A_i"],
+    "dr_grpo": [f"{OVER_THE_GROUP}; every token of answer i gets A_t = A_i"],
+    "rloo": [f"{OVER_THE_GROUP}; R_i less the mean of the others; every token of answer i gets A_t = A_i"],
+    "reinforce_pp": ["G_t = R_i{to_go}, for each token t of answer i", OVER_THE_STEP],
+    "reinforce_pp_baseline": [
+        "G_t = R_i - mean(R){to_go}, for each token t of answer i",
+        OVER_THE_GROUP,
+        OVER_THE_STEP,
+    ],
+    "gae": [
+        "E_t = r_t + {gamma} * V_(t+1) - V_t + {gamma} * {lam} * E_(t+1), with the values before the first update",
+        "r_t = R_i at the last token of answer i and 0 before it{at_each}; E and V are 0 after it",
+        OVER_THE_STEP,
+    ],
+}
+LOSSES = {
+    "clipped": "-min(rho_t * A_t, clip(rho_t, {low}, {high}) * A_t)",
+    "gspo": "-min(s * A_t, clip(s, {low}, {high}) * A_t)",
+    "cispo": "-stop_gradient(clip(rho_t, {low}, {high})) * A_t * log(p_t)",
+}
+RATIOS = {
+    "clipped": ("rho_t", "p_t / p_old_t"),
+    "gspo": ("s", "exp(mean(log(p_t / p_old_t)))"),
+    "cispo": ("rho_t", "p_t / p_old_t"),
+}
+ESTIMATORS = {
+    "k1": "log(p_t / ref_t)",
+    "k2": "log(p_t / ref_t) ** 2 / 2",
+    "k3": "ref_t / p_t - 1 - log(ref_t / p_t)",
+}
+CORRECTIONS = {
+    "none": "1",
+    "tis": "min(p_old_t / q_t, {cap})",
+    "mis": "p_old_t / q_t if p_old_t / q_t <= {cap} else 0",
+}
+REDUCTIONS = {
+    "token_mean": "L_t / N",
+    "sequence_mean": "L_t / (S * T_i)",
+    "constant": "L_t / (S * {longest})",
+}
+#: Advantages with a KL penalty at each token, whitened over the step; the others give an answer one number.
+PER_TOKEN = ("reinforce_pp", "reinforce_pp_baseline", "gae")
+
+
+def explain(recipe: Recipe | Pipeline) -> str:
+    """The whole text, one section per stage."""
+    return "\n\n".join(_section(stage, alone=isinstance(recipe, Recipe)) for stage in stages(recipe))
+
+
+def _section(stage: Recipe, alone: bool) -> str:
+    lines = [f"stage {stage.name}: {explain_stages.title(stage)}"]
+    if stage.stage == "rl":
+        said = _reinforcement(Phases(stage).at(0, 0))
+    elif stage.stage == "distil":
+        said = _on_policy(stage)
+    else:
+        said = explain_stages.supervised(stage) if stage.stage == "sft" else explain_stages.generated(stage)
+    said.append(("sizes", _sizes(stage)))
+    said.append(("schedule", schedule(stage) if stage.stage == "rl" else []))
+    for label, paragraphs in [*said, ("note", stage_notices(stage, alone))]:
+        beside = [line for text in paragraphs for line in WRAP.wrap(text)]
+        if beside:
+            lines += [f"  {label:<{INDENT - 2}}{beside[0][INDENT:]}", *beside[1:]]
+    return "\n".join(lines)
+
+
+# --- on-policy distillation ---------------------------------------------------------------------
+
+
+def _on_policy(stage: Recipe) -> list[Entry]:
+    return [
+        ("rollout", _rollout(stage)),
+        ("updates", _updates(stage)),
+        ("advantage", explain_stages.teacher_advantage(stage)),
+        ("loss", _loss(stage)),
+        ("clip", clip(stage.algo)),
+        ("reduction", _reduction(stage)[:2]),
+        ("trained", ["the tokens of the completion, the stop token included; not those of the prompt"]),
+        ("passes", explain_stages.teacher_passes(stage)),
+        *entries(stage),
+    ]
+
+
+# --- reinforcement ------------------------------------------------------------------------------
+
+
+def _reinforcement(stage: Recipe) -> list[Entry]:
+    algo = stage.algo
+    return [
+        ("rollout", _rollout(stage)),
+        ("updates", _updates(stage)),
+        ("reward", [f"R_i = {' + '.join(f'{g(w)} * {name}' for name, w in stage.reward.parts.items() if w)}"]),
+        ("advantage", _advantage(stage)),
+        ("loss", _loss(stage)),
+        ("clip", clip(algo)),
+        ("value", _value(algo) if algo.advantage == "gae" else []),
+        ("reduction", _reduction(stage)),
+        ("trained", _trained(stage)),
+        ("passes", _passes(stage)),
+        *entries(stage),
+    ]
+
+
+def _rollout(stage: Recipe) -> list[str]:
+    prompts, group, longest = stage.prompts_per_step, stage.samples_per_prompt, stage.sampling.max_tokens
+    lines = [
+        f"{count(prompts, 'prompt')} x {count(group, 'answer')} = {n(prompts * group)} a step, each of at most "
+        f"{count(longest, 'token')}: at most {n(prompts * group * longest)} completion tokens"
+    ]
+    rounds = stage.algo.refill_rounds
+    if rounds:
+        lines.append(
+            f"dynamic sampling: groups without a reward difference are replaced, in at most "
+            f"{count(rounds, 'more round')}: at most {n(rounds * prompts)} more prompts, "
+            f"{n(rounds * prompts * group)} more answers; then the step trains on the groups that it has"
+        )
+    return lines
+
+
+def _updates(stage: Recipe) -> list[str]:
+    updates, prompts, sizes = stage.algo.updates_per_rollout, stage.prompts_per_step, dict.fromkeys(_share(stage))
+    answers = " or ".join(n(size * stage.samples_per_prompt) for size in sizes)
+    each = f"each on {' or '.join(map(n, sizes))} of the {n(prompts)} prompts"
+    if updates == 1:
+        each = f"on {'its prompt' if prompts == 1 else f'all {n(prompts)} prompts'}"
+    return [
+        f"{count(updates, 'optimizer update')} per rollout, {each} ({answers} answers); every answer is in one update",
+        f"over the run at most {count(stage.updates or 0, 'update')} on "
+        f"{n(stage.steps * stage.prompts_per_step * stage.samples_per_prompt)} answers; an update that has no "
+        f"gradient is left out",
+    ]
+
+
+def _share(stage: Recipe) -> tuple[int, int]:
+    """Fewest and most prompts of an update: whole groups, dealt out in turn."""
+    whole, rest = divmod(stage.prompts_per_step, stage.algo.updates_per_rollout)
+    return whole, whole + bool(rest)
+
+
+def _advantage(stage: Recipe) -> list[str]:
+    algo, group = stage.algo, stage.samples_per_prompt
+    beta = g(algo.kl.coef) if algo.kl.place == "reward" and algo.kl.coef else ""
+    symbols = {
+        "answers": group,
+        "others": group - 1,
+        "gamma": g(algo.value.gamma),
+        "lam": g(algo.value.lam),
+        "to_go": f" - {beta} * (KL_t + KL_(t+1) + ...)" if beta else "",
+        "at_each": f", less {beta} * KL_t at each" if beta else "",
+    }
+    lines = [text.format(**symbols) for text in (ADVANTAGES[algo.advantage], *SYMBOLS[algo.advantage])]
+    if beta and algo.advantage not in PER_TOKEN:
+        lines.append(f"the R_i here is the reward less {beta} * (sum of KL_t over answer i)")
+    if beta:
+        name = algo.kl.estimator
+        lines.append(f"KL_t = {ESTIMATORS[name]} ({name}), before the first update; {reference(stage)}")
+    return lines
+
+
+# --- loss ---------------------------------------------------------------------------------------
+
+
+def formulas(algo: AlgoConfig) -> dict[str, str]:
+    """Symbol -> formula, with the numbers filled in; `L_t` is the loss of a token, made of those that follow it."""
+    low, high = clip_range(algo)
+    surrogate = LOSSES[algo.loss].format(low=g(low), high=g(high))
+    parts = {"P_t": surrogate}
+    if algo.dual_clip is not None:
+        parts = {"P_t": f"min(U_t, -{g(algo.dual_clip)} * A_t) if A_t < 0 else U_t", "U_t": surrogate}
+    ratio, definition = RATIOS[algo.loss]
+    parts[ratio] = definition
+    loss = "P_t"
+    if algo.correction.kind != "none":
+        loss = f"C_t * {loss}"
+        parts["C_t"] = CORRECTIONS[algo.correction.kind].format(cap=g(algo.correction.cap))
+    if algo.kl.coef and algo.kl.place == "loss":
+        loss += f" + {g(algo.kl.coef)} * KL_t"
+        parts["KL_t"] = ESTIMATORS[algo.kl.estimator]
+    if algo.entropy_coef:
+        loss += f" {'-' if algo.entropy_coef > 0 else '+'} {g(abs(algo.entropy_coef))} * H_t"
+    return {"L_t": parts.pop("P_t") if loss == "P_t" else loss} | parts
+
+
+def _loss(stage: Recipe) -> list[str]:
+    algo, sampling = stage.algo, stage.sampling
+    on_policy = algo.updates_per_rollout == 1
+    meaning = {
+        "rho_t": "; 1 in value, since the one update of a rollout is on-policy" if on_policy else "",
+        "s": " over the answer; each token has the gradient of its own log(p_t)" + ("; s is 1" if on_policy else ""),
+        "C_t": f" ({algo.correction.kind}, no gradient), q_t: the sampler's probability",
+        "KL_t": f" ({algo.kl.estimator}); {reference(stage)}",
+    }
+    lines = [f"{symbol} = {formula}{meaning.get(symbol, '')}" for symbol, formula in formulas(algo).items()]
+    if algo.entropy_coef:
+        lines.append("H_t: entropy of the whole distribution from which token t is drawn, exact")
+    filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
+    cut = [f"{name} {g(getattr(sampling, name))}" for name, used in filters.items() if used]
+    lines.append(
+        f"p_t: probability of token t at temperature {g(sampling.temperature)}"
+        + (f", over the whole vocabulary, although answers are drawn with {' and '.join(cut)}" if cut else "")
+        + ("" if on_policy else "; p_old_t: before the first update of the rollout")
+    )
+    return lines
+
+
+def clip_range(algo: AlgoConfig) -> tuple[float, float]:
+    """Of the ratio; one below 0 does not exist."""
+    return max(0.0, 1.0 - algo.clip_low), 1.0 + algo.clip_high
+
+
+def clip(algo: AlgoConfig) -> list[str]:
+    """What the clipping does."""
+    if algo.updates_per_rollout == 1:
+        return ["never acts: there is one update per rollout, and its ratio is 1"]
+    low, high = map(g, clip_range(algo))
+    whose = {
+        "clipped": "ratio of a token",
+        "gspo": "ratio of the sequence, one for all its tokens,",
+        "cispo": "weight of a token",
+    }[algo.loss]
+    lines = [
+        f"the {whose} counts within [{low}, {high}]",
+        f"it can act from the second of the {algo.updates_per_rollout} updates on",
+    ]
+    if algo.loss == "cispo":
+        return [*lines, "outside, the weight is the nearest bound; no token loses its gradient"]
+    below = "" if algo.clip_low >= 1 else f"; for A_t < 0 below {low}"
+    far = "" if algo.dual_clip is None else f"{' or' if below else '; for A_t < 0'} above {g(algo.dual_clip)}"
+    none = f"the clipped term has no gradient for A_t > 0 above {high}"
+    return [*lines, f"{none}{below}{far}{' (dual clip)' if far else ''}"]
+
+
+def _value(algo: AlgoConfig) -> list[str]:
+    value = algo.value
+    formula = "(V_t - target_t) ** 2 / 2"
+    if value.clip is not None:
+        c = g(value.clip)
+        near = f"(clip(V_t, V_old_t - {c}, V_old_t + {c}) - target_t) ** 2"
+        formula = f"max((V_t - target_t) ** 2, {near}) / 2"
+    return [
+        f"loss of the value head: {formula}",
+        "target_t = E_t + V_old_t; reduced as the policy's loss is",
+        f"V_t: a linear head on the last hidden states, learning rate {g(value.lr)} with the schedule below; its "
+        "gradient does not reach the model",
+    ]
+
+
+# --- what is counted ----------------------------------------------------------------------------
+
+
+def _reduction(stage: Recipe) -> list[str]:
+    algo, longest = stage.algo, stage.sampling.max_tokens
+    samples = _share(stage)[1] * stage.samples_per_prompt
+    lines = [f"{algo.reduction}: sum over tokens of {REDUCTIONS[algo.reduction].format(longest=longest)}"]
+    lines += {
+        "token_mean": [f"N = trained tokens of the update's samples, at most {n(samples * longest)}"],
+        "sequence_mean": [f"S = samples of the update, at most {n(samples)}; T_i = trained tokens of the sample"],
+        "constant": [f"S = samples of the update, at most {n(samples)}; {longest} is sampling.max_tokens"],
+    }[algo.reduction]
+    dull = "; groups without a reward difference count too" if not algo.refill_rounds else ""
+    out = ["samples whose verifier failed", *(["truncated ones"] if algo.mask_truncated else [])]
+    return [
+        *lines,
+        f"counted over the whole update, whatever micro-batches it is split into{dull}; not counted: {', '.join(out)}",
+    ]
+
+
+def _trained(stage: Recipe) -> list[str]:
+    algo, longest = stage.algo, stage.sampling.max_tokens
+    lines = ["the tokens of the completion, the stop token included; not those of the prompt"]
+    if algo.mask_truncated:
+        lines.append(
+            f"answers cut at {longest} tokens are left out, but the advantages of the others take in their rewards"
+        )
+    else:
+        lines.append(f"answers cut at {longest} tokens too")
+    why = [
+        *(["the KL in the loss"] if algo.kl.coef and algo.kl.place == "loss" else []),
+        *(["the entropy bonus"] if algo.entropy_coef else []),
+        *(["the value head"] if algo.advantage == "gae" else []),
+    ]
+    dull = "groups without a reward difference"
+    if algo.refill_rounds:
+        lines.append(f"{dull} are replaced before")
+    elif why:
+        lines.append(f"{dull} are computed too: {' and '.join(why)} learn{'' if len(why) > 1 else 's'} from them")
+    elif algo.advantage in PER_TOKEN:
+        lines.append(f"{dull} too: taking off the mean of the step leaves them an advantage")
+    elif algo.kl.coef and algo.kl.place == "reward" and algo.advantage != "grpo":
+        lines.append(f"{dull} too: the KL in the reward leaves them an advantage")
+    else:
+        lines.append(f"{dull} have A_t = 0 and no gradient: they are counted, and not computed")
+    return lines
+
+
+def _passes(stage: Recipe) -> list[str]:
+    """Forward passes over all answers of a step beside those of the update, and copies of the model."""
+    algo = stage.algo
+    lines = ["old log-probs: none computed, they are the current ones"]
+    if algo.updates_per_rollout > 1:
+        lines = ["old log-probs: one more forward pass before the first update"]
+    elif algo.kl.coef and algo.kl.place == "reward":
+        lines = ["log-probs of the policy: one more forward pass, for the KL in the reward"]
+    if algo.kl.coef:
+        what = "a frozen second copy of the model" if stage.lora is None else "the model with its adapter off, no copy"
+        lines.append(f"reference log-probs: one more forward pass, of {what}")
+    else:
+        lines.append("reference log-probs: none, there is no KL penalty and no second copy of the model for it")
+    lines += ["values: one more forward pass before the first update"] if algo.advantage == "gae" else []
+    return lines + stage.reward.passes()
+
+
+# --- both ---------------------------------------------------------------------------------------
+
+
+def _sizes(stage: Recipe) -> list[str]:
+    once = "once per prompt, for all its answers" if stage.share_prompts else "again for every answer"
+    if stage.stage == "generate":
+        return [f"{stage.model.dtype}; at most {count(stage.rollout.max_sequences, 'sequence')} decoded at once"]
+    masters = " with float32 master weights" if stage.model.dtype == "bfloat16" else ""
+    recomputed = "; activations are computed again on the way back" if stage.model.recompute_activations else ""
+    return [
+        f"micro-batches of at most {count(stage.tokens_per_microbatch, 'packed token')}; a longer sequence has one of "
+        "its own",
+        f"prompt tokens come on top of completion tokens, {once}; how many is known only once prompts are seen "
+        "(--dry-run shows two)",
+        f"{stage.model.dtype}{masters}{recomputed}",
+    ]

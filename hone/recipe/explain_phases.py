@@ -1,0 +1,160 @@
+"""The part of `hone explain` that speaks of time: what is trained, at which rate, what changes when.
+
+schedule    at the start: samples_per_prompt=16 sampling.top_p=0.7
+            from reset 1 on: samples_per_prompt=32 lora.rank=64
+"""
+
+from __future__ import annotations
+
+from hone.recipe.recipe import Recipe
+from hone.recipe.schedule import parse_at, settings
+
+#: A label, and paragraphs beside it.
+Entry = tuple[str, list[str]]
+
+
+def entries(stage: Recipe) -> list[Entry]:
+    """Adapter, layers and rate of any stage; curriculum, resets and schedule of reinforcement learning."""
+    parts: list[Entry] = [("adapter", adapter(stage)), ("layers", layers(stage)), ("rate", rate(stage))]
+    if stage.stage in ("rl", "distil"):
+        parts.append(("curriculum", curriculum(stage)))
+    if stage.stage == "rl":
+        parts.append(("resets", resets(stage)))
+    return parts
+
+
+def reference(stage: Recipe) -> str:
+    """What the KL penalty is measured against."""
+    when = "at the start of the stage"
+    if stage.reset.at or stage.reset.on_stagnation is not None:
+        when += ", from each hard reset on as it was then"
+    return f"ref_t of the model as it was {when}"
+
+
+def adapter(stage: Recipe) -> list[str]:
+    lora = stage.lora
+    if lora is None:
+        return []
+    targets = lora.targets if isinstance(lora.targets, str) else ", ".join(lora.targets)
+    what = {
+        "all": "all linear layers",
+        "attention": "the linear layers of attention",
+        "mlp": "the linear layers of MLPs",
+    }
+    lines = [
+        f"W x + {g(lora.scale_alpha / lora.rank)} * B A x in {what.get(targets, targets)}; A and B, of rank "
+        f"{lora.rank}, are trained, W is frozen; the factor is alpha {g(lora.scale_alpha)} / rank {lora.rank}",
+    ]
+    if lora.dropout:
+        lines.append(f"while training, x of B A x is dropped out with probability {g(lora.dropout)}")
+    lines.append(f"begins with the adapter in {lora.path}" if lora.path else "B is 0 at first: the model begins as W")
+    return lines
+
+
+def layers(stage: Recipe) -> list[str]:
+    chosen, adapter = stage.layers, "the adapter in " if stage.lora is not None else ""
+    lines = []
+    if chosen.train == "first":
+        lines = [
+            f"trained: {adapter}the embeddings and the first {count(chosen.count or 0, 'layer')}; the rest is frozen"
+        ]
+    if chosen.train == "last":
+        rest = "" if adapter else ", the final norm and the output head (unless it is the embedding)"
+        lines = [f"trained: {adapter}the last {count(chosen.count or 0, 'layer')}{rest}; no gradient is computed below"]
+    if chosen.lr_decay < 1:
+        lines.append(
+            f"rate of a layer: {g(chosen.lr_decay)} times that of the layer above it; the last one has all of it"
+        )
+    return lines
+
+
+def rate(stage: Recipe) -> list[str]:
+    optim, updates = stage.optim, stage.updates
+    warmup = optim.warmup_steps
+    clip = f"the norm of the gradient is clipped at {g(optim.grad_clip)}"
+    if updates is None:
+        start = f"AdamW, learning rate {g(optim.lr)}"
+        how = f"after a linear warm-up of {count(warmup, 'update')}" if warmup else "without warm-up"
+        end = "then constant" if optim.decay == "constant" else f"then {optim.decay} decay to 0 after the last update"
+        return [f"{start}, {how}; {end}", clip]
+    decay = "then constant" if optim.decay == "constant" else f"then {optim.decay} decay"
+
+    def at(update: int) -> str:
+        """Of an update counted from 1."""
+        return f"{optim.lr * optim.schedule(update - 1, updates):.4g}"
+
+    start = f"AdamW, learning rate {g(optim.lr)}"
+    end = f"{at(updates)} at the last update, {n(updates)}"
+    if warmup >= updates:
+        text = f"{start}, which the linear warm-up of {count(warmup, 'update')} never reaches: {end}"
+    elif warmup:
+        text = f"{start} at update {n(warmup + 1)}, after a linear warm-up from {at(1)}; {decay}, {end}"
+    else:
+        text = f"{start} at the first update, without warm-up; {decay}, {end}"
+    apart = ", that of the value head on its own" if stage.stage == "rl" and stage.algo.advantage == "gae" else ""
+    lines = [text, f"{clip}{apart}"]
+    if warmup and (stage.reset.at or stage.reset.on_stagnation):
+        lines.insert(1, "the warm-up begins again with each hard reset, the decay does not")
+    return lines
+
+
+def curriculum(stage: Recipe) -> list[str]:
+    config = stage.curriculum
+    if config.kind == "uniform":
+        return []
+    if config.kind == "sequential":
+        each = "until each of its problems has come once" if config.steps_per_level is None else ""
+        each = each or f"for {count(config.steps_per_level or 0, 'step')}"
+        return [f"one level after the other, the lowest first, each {each}; the last one to the end"]
+    if config.kind == "mixture":
+        total = sum(config.weights.values())
+        parts = ", ".join(f"{level} {100 * w / total:.3g} %" for level, w in config.weights.items() if w)
+        return [f"shares of the levels: {parts}"]
+    return [
+        f"share of a level = {g(config.floor)} / levels + {g(1 - config.floor)} * w / sum(w), w = p * (1 - p)",
+        f"p: share of right answers in the level, {g(config.memory)} of what it was plus {g(1 - config.memory)} of the "
+        "step's; 0.5 before it has been seen",
+    ]
+
+
+def resets(stage: Recipe) -> list[str]:
+    config, rule = stage.reset, stage.reset.on_stagnation
+    lines = []
+    if config.at:
+        lines.append(f"before {'steps' if len(config.at) > 1 else 'step'} {', '.join(map(n, config.at))}")
+    if rule is not None:
+        most = f", at most {count(config.limit, 'time')}" if config.limit is not None else ""
+        lines.append(
+            f"when validation does not rise: none of the last {count(rule.patience, 'mean')} of {rule.window} "
+            f"validations is more than {g(rule.tolerance)} above the best one before them since the last reset{most}"
+        )
+    if lines:
+        old = "the adapter is merged into the weights, a new one begins" if stage.lora else "the weights stay"
+        lines.append(f"each: {old}; the reference becomes the model, the optimizer is new")
+    return lines
+
+
+def schedule(stage: Recipe) -> list[str]:
+    """What each line changes; all that stands elsewhere is said of the start of the stage."""
+    lines = []
+    for line in stage.schedule:
+        when = "at the start" if parse_at(line["at"]) == ("step", 0) else f"from {_when(line['at'])} on"
+        lines.append(f"{when}: {settings(line)}")
+    return [*lines, "all else is said of the start of the stage"] if lines else []
+
+
+def _when(at: int | str) -> str:
+    return f"step {n(at)}" if isinstance(at, int) else at
+
+
+def g(value: float) -> str:
+    """A number as one would write it: 1.28, not 1.2800000000000002."""
+    return f"{value:.10g}"
+
+
+def n(number: int) -> str:
+    return f"{number:,}"
+
+
+def count(number: int, what: str) -> str:
+    return f"{n(number)} {what}{'' if number == 1 else 's'}"

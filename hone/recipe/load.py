@@ -1,0 +1,244 @@
+"""From files, presets and overrides to a validated recipe.
+
+recipe = load("recipes/demo/recipe.yaml", ["optim.lr=1e-5"])    # Recipe or Pipeline, or ConfigError
+recipe = load_for_task("knights")                               # a task or a data file, all else by default
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pydantic import (
+    BaseModel,
+    ValidationError,
+)
+
+from hone.base.settings import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
+from hone.base.validate import explain, validate, without_defaults
+from hone.grade.targets import read_target
+from hone.recipe import schedule as schedules
+from hone.recipe import stages as chain
+from hone.recipe.recipe import Name, Pipeline, Recipe, stages
+from hone.tasks import TASKS, kind_of
+from hone.tasks.registered import registered
+from hone.tasks.rows.files import SUFFIXES
+
+
+def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = True) -> Recipe | Pipeline:
+    """A recipe file, a folder that holds one (a run folder too), or the name of a preset; then overrides `a.b=c`.
+
+    Raises ConfigError, with one line per problem. `check_files`: the files and folders it names must be there; a
+    report, which reads a finished run, does not need them.
+    """
+    layer = read(file := find(path))
+    if file.suffix == ".json":
+        layer = Layer(_as_written(layer.data), layer.origins)
+    if file.name == "config.resolved.json":  # a run folder is that run, wherever it has been moved to
+        folder = file.parent if file.parent.name else file.parent.resolve()
+        layer.data.update(name=folder.name, runs=str(folder.parent))
+    for text in overrides:
+        layer = override(layer, text, Recipe)
+    recipe = _load_stages(layer) if "stages" in layer.data else _load_one(layer)
+    missing = list(_missing_files(recipe, layer)) if check_files else []
+    if missing:
+        raise ConfigError(missing)
+    return recipe
+
+
+def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
+    """As `load`, where the bare name of a task, or a file or a folder of rows, stands for a recipe of defaults."""
+    if is_data(source):
+        layer = Layer({"name": "data", "task": {"name": "dataset", "source": source}}, {(): source})
+    elif kind_of(source) in (tasks := {*TASKS, *registered()}) or source in tasks:
+        layer = Layer({"name": source.replace(":", "-"), "task": {"name": source}}, {(): source})
+    else:
+        near = difflib.get_close_matches(source, sorted({*tasks, *presets()}), n=1)
+        if near and not Path(source).expanduser().exists() and source not in presets():
+            raise UserError(f"{source}: no such task, recipe or data; did you mean {near[0]}?")
+        return load(source, overrides)
+    for text in overrides:
+        layer = override(layer, text, Recipe)
+    return validate(Recipe, layer)
+
+
+def is_data(source: str) -> bool:
+    """Whether it is a data file, there or not, or a folder that holds some and no recipe."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return not any((path / name).is_file() for name in ("recipe.yaml", "config.resolved.json"))
+    if path.suffix == ".json":  # a list of rows, not a recipe
+        return path.is_file() and path.read_text(encoding="utf-8-sig", errors="replace").lstrip().startswith("[")
+    return path.suffix.lower() in SUFFIXES
+
+
+def find(path: str | Path) -> Path:
+    """The file that the user means by a path or by the name of a preset."""
+    path = Path(path).expanduser()
+    for candidate in (path / "recipe.yaml", path / "config.resolved.json") if path.is_dir() else (path,):
+        if candidate.is_file():
+            return candidate
+    if path.is_dir():
+        raise ConfigError([f"{path}: no recipe.yaml and no config.resolved.json in this folder"])
+    known = presets()
+    if str(path) in known:
+        return known[str(path)]
+    beside = {p.stem if p.suffix in (".yaml", ".yml") else p.name: str(p) for p in _listed(path.parent)}
+    names = {name: name for name in known} | beside
+    near = difflib.get_close_matches(path.stem if path.suffix in (".yaml", ".yml") else path.name, names, n=1)
+    meant = f"did you mean {names[near[0]]}? " if near else ""
+    raise ConfigError([f"{path}: no such recipe or run; {meant}`hone config presets` lists those that come with hone"])
+
+
+def _listed(folder: Path) -> list[Path]:
+    return sorted(folder.iterdir()) if folder.is_dir() else []
+
+
+def presets() -> dict[str, Path]:
+    """Recipes that come with hone, by name: of the checkout, or of the installed package."""
+    package = Path(__file__).resolve().parent
+    for folder in (package.parent / "recipes", package / "recipes"):
+        files = sorted(folder.glob("*/recipe.yaml"))
+        if files:
+            return {file.parent.name: file for file in files}
+    return {}
+
+
+def _load_one(layer: Layer) -> Recipe:
+    recipe = validate(Recipe, layer)
+    given = {"model.path": recipe.model.path, "teacher": recipe.teacher, "sft.data": recipe.sft.data}
+    for key, value in given.items():
+        if chain.stage_named(value) is not None:
+            place = layer.where(tuple(key.split(".")))
+            raise ConfigError([f"{place}: {key}: {value}: this recipe has no stages; give a path, or a hub id"])
+    return recipe
+
+
+class _Header(Section):
+    """What a recipe with stages says once, for all of them."""
+
+    name: Name
+    runs: str = "runs"
+
+
+def _load_stages(layer: Layer) -> Pipeline:
+    stages = layer.data["stages"]
+    if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
+        message = "stages: give a list with one mapping per stage, as in `- stage: sft`"
+        raise ConfigError([f"{layer.where(('stages',))}: {message}"])
+    own: dict[str, Any] = {key: layer.data[key] for key in ("name", "runs") if key in layer.data}
+    header = validate(_Header, Layer(own, layer.origins))
+    shared = {key: value for key, value in layer.data.items() if key not in ("name", "runs", "stages")}
+    shared_origins = {p: o for p, o in layer.origins.items() if p and p[0] in shared}
+    recipes: list[Recipe] = []
+    lines: list[str] = []
+    settled: list[dict[str, Any]] = []
+    for i, stage in enumerate(stages):
+        if "runs" in stage:
+            place = layer.where(("stages", i, "runs"))
+            raise ConfigError([f"{place}: stages.{i}.runs: belongs to the whole recipe; move it to the top level"])
+        merged = merge(Layer(shared, shared_origins), Layer(stage, layer.below(("stages", i))))
+        merged.data.setdefault("name", stage_name(merged.data))
+        merged.data["runs"] = f"{header.runs}/{header.name}"
+        settled.append(merged.data)
+        try:
+            merged = chain.begun(merged, stage, settled[:-1], i)
+            recipes.append(validate(Recipe, merged))
+        except ConfigError as error:
+            lines += error.lines
+    if lines:
+        raise ConfigError(lines)
+    try:
+        return Pipeline(name=header.name, runs=header.runs, stages=tuple(recipes))
+    except ValidationError as error:
+        raise ConfigError(explain(error, Pipeline, layer)) from None
+
+
+def _as_written(data: dict[str, Any]) -> dict[str, Any]:
+    """A resolved recipe without its defaults: `has no effect` rules ask whether a setting was given at all."""
+    if not isinstance(data.get("stages"), list):
+        return without_defaults(data, Recipe)
+    return {**data, "stages": [_stage_as_written(stage) for stage in data["stages"]]}
+
+
+def _stage_as_written(stage: dict[str, Any]) -> dict[str, Any]:
+    """Its model's path stays: one that is not given is that of the stage before."""
+    given = without_defaults(stage, Recipe)
+    path = (stage.get("model") or {}).get("path")
+    return given if path is None else {**given, "model": {**given.get("model", {}), "path": path}}
+
+
+def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
+    """Lines for what a recipe names and is not there: keys ending in `_file`, and a model path that is no hub id."""
+    for i, stage in enumerate(stages(recipe)):
+        prefix = ("stages", i) if isinstance(recipe, Pipeline) else ()
+        yield from _missing_functions(stage, layer, prefix)
+        for path, value in _leaves(stage):
+            is_model = path == ("model", "path") and value != "tiny" and _is_path(value)
+            is_model |= path == ("teacher",) and value is not None and "://" not in value and _is_path(value)
+            is_adapter = path == ("lora", "path") and value is not None
+            is_data_ = path == ("sft", "data") and value is not None and (_is_path(value) or is_data(value))
+            is_data_ |= path == ("task", "source") and value is not None and is_data(value)
+            is_model, is_data_ = (found and chain.stage_named(value) is None for found in (is_model, is_data_))
+            if is_data_ and Path(value).expanduser().is_dir():
+                continue
+            if not is_model and not is_adapter and not is_data_ and not (path[-1].endswith("_file") and value):
+                continue
+            target = Path(value).expanduser()
+            place = layer.where((*prefix, *path)) if (*prefix, *path) in layer.origins else layer.where(path)
+            if is_adapter and not (target / "adapter_config.json").is_file():
+                yield f"{place}: lora.path: {value} has no adapter_config.json; give the folder of an adapter of peft"
+            elif is_model and not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
+                what = "has no config.json" if target.is_dir() else "is no folder here"
+                remedy = "give `tiny`, the folder of a Hugging Face checkpoint, or a hub id such as Qwen/Qwen3-0.6B"
+                yield f"{place}: {'.'.join(path)}: {value} {what}; {remedy}"
+            elif not is_model and not is_adapter and not target.is_file():
+                yield f"{place}: {'.'.join(path)}: no file {value}; paths are relative to {Path.cwd()}"
+
+
+def _missing_functions(stage: Recipe, layer: Layer, prefix: Place) -> Iterator[str]:
+    for name in stage.reward.parts:
+        try:
+            if ":" in name:
+                read_target(name)
+        except UserError as error:
+            whole: Place = (*prefix, "reward", "parts", name)
+            place = layer.where(whole if whole in layer.origins else ("reward", "parts", name))
+            yield f"{place}: reward.parts: {error}"
+
+
+def _is_path(value: str) -> bool:
+    """A folder rather than a hub id (`name` or `owner/name`)."""
+    head = value.split("/")[0]
+    return value.startswith(("/", ".", "~")) or value.count("/") > 1 or os.path.isdir(head) or os.path.exists(value)
+
+
+def _leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in section:
+        if isinstance(value, BaseModel):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+def schema() -> dict[str, Any]:
+    """JSON schema of a recipe file, for editors."""
+    tree = Recipe.model_json_schema()
+    fields = tree["properties"]
+    text_or = [{"type": "string"}]
+    for key in ("model", "launch"):
+        fields[key] = {**fields[key], "anyOf": [{"$ref": fields[key].pop("$ref", "")}, *text_or]}
+    paths = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
+    stage = {"type": "object", "properties": dict(fields), "additionalProperties": False}
+    fields["schedule"] = {**fields["schedule"], "items": schedules.line_schema(fields)}
+    fields["extends"] = {**paths, "description": "Recipe files to build on, relative to this one."}
+    fields["stages"] = {
+        "type": "array",
+        "items": stage,
+        "description": "Each is merged over the keys of the top level.",
+    }
+    del tree["required"]  # what a file does not give may come from one that it extends, or from a stage
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree, "title": "hone recipe"}

@@ -1,0 +1,132 @@
+"""Settings of a recipe that are possible and have no effect: said at the start, never silently ignored.
+
+for line in notices(load("recipes/demo/recipe.yaml")): print("note:", line)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from hone.recipe import schedule as schedules
+from hone.recipe import stages as chain
+from hone.recipe.recipe import Pipeline, Recipe
+
+_SAMPLED, _TRAINED = ("rl", "generate", "distil"), ("sft", "rl", "distil")
+
+#: Which kinds of stages a setting has an effect in; one that is not here has it in all.
+USED_BY: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(("reward", "reset", "schedule"), ("rl",)),
+    **dict.fromkeys(("algo", "curriculum", "prompts_per_step", "steps"), ("rl", "distil")),
+    **dict.fromkeys(("sampling", "rollout", "samples_per_prompt"), _SAMPLED),
+    **dict.fromkeys(("optim", "lora", "layers", "watch", "checkpoint", "tokens_per_microbatch"), _TRAINED),
+    "share_prompts": _TRAINED,
+    "sft": ("sft",),
+    "teacher": ("generate", "distil"),
+    "generate": ("generate",),
+}
+#: Settings of `algo` that turn rewards into advantages.
+NO_REWARD = ("advantage", "value")
+
+
+def notices(recipe: Recipe | Pipeline) -> list[str]:
+    """What is possible but has no effect, one line each: shown at the start, never silently ignored."""
+    if isinstance(recipe, Recipe):
+        return [*stage_notices(recipe), *_server_notices((recipe,))]
+    own = [f"stage {stage.name}: {line}" for stage in recipe.stages for line in stage_notices(stage, alone=False)]
+    return [*own, *_server_notices(recipe.stages), *chain.notices(recipe.stages)]
+
+
+def _server_notices(stages: Sequence[Recipe]) -> Iterator[str]:
+    launch = stages[0].launch
+    if launch.kind == "ray" and launch.ray.server.changed() and not any(stage.starts_server for stage in stages):
+        yield "launch.ray.server: no effect, as no stage samples from a server that is started for it"
+
+
+def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
+    """The notices of one stage; `alone`: it is the whole recipe. Several share settings, each using its own part."""
+    lines = []
+    if alone:
+        kind = stage.stage
+        ignored = [key for key in stage.changed() if kind not in USED_BY.get(key, (kind,))]
+        lines += [f"{key} has no effect in a stage of kind {kind}" for key in ignored]
+        if kind == "sft" and set(stage.watch.changed()) - {"max_skipped"}:
+            lines.append("watch: of its settings only max_skipped has an effect in a stage of kind sft")
+    if stage.stage == "generate" and stage.parallel.shard * stage.parallel.tensor > 1:
+        lines.append(
+            "parallel: shard and tensor have no effect in a stage of kind generate: every process has the teacher"
+        )
+    lines += [f"launch.{text}" for text in stage.launch.idle_settings(stage.parallel.processes)]
+    notice, saving = stage.launch.slurm.notice, stage.checkpoint.stop_within_seconds
+    if stage.launch.kind == "slurm" and notice <= saving:
+        lines.append(
+            f"launch.slurm.notice {notice}: a run may take {saving:g} s to save (checkpoint.stop_within_seconds), and "
+            "is killed before; give more notice, or lower that"
+        )
+    if stage.model.path != "tiny" and stage.model.tiny.changed():
+        lines.append(f"model.tiny has no effect: model.path is {stage.model.path}")
+    if stage.stage == "generate" and stage.teacher is not None and "://" in stage.teacher and stage.prompt.changed():
+        idle = [key for key in stage.prompt.changed() if key != "system"]
+        lines += [f"prompt.{key}: no effect while teacher is an endpoint, which has a template itself" for key in idle]
+    if stage.updates is not None and stage.optim.warmup_steps >= stage.updates:
+        lines.append(
+            f"optim.warmup_steps {stage.optim.warmup_steps}: the full learning rate is never reached in at most "
+            f"{stage.updates} updates"
+        )
+    if alone and stage.stage == "sft" and stage.checkpoint.keep_best:
+        lines.append("checkpoint.keep_best: no effect in a stage of kind sft, whose validation has no accuracy")
+    if stage.stage == "distil":
+        lines += [f"algo.{text}" for text in stage.algo.idle_settings()]
+        lines += [
+            f"algo.{key}: no effect in a stage of kind distil" for key in stage.algo.changed() if key in NO_REWARD
+        ]
+        lines += _rollout_notices(stage)
+    return lines + (list(schedules.notices(stage, _rl_notices)) if stage.stage == "rl" else [])
+
+
+def _rollout_notices(stage: Recipe) -> Iterator[str]:
+    rollout = stage.rollout
+    yield from (f"rollout.{text}" for text in rollout.idle_settings())
+    if rollout.weights != "policy" and rollout.engine == "native":
+        if rollout.weights == stage.model.dtype:
+            yield f"rollout.weights {rollout.weights}: no effect, as the policy's are"
+        elif stage.algo.correction.kind == "none":
+            yield (
+                f"rollout.weights {rollout.weights}: answers are sampled from rounded weights, and nothing "
+                "corrects for that; algo.correction.kind: tis or mis does"
+            )
+
+
+def _rl_notices(stage: Recipe) -> Iterator[str]:
+    algo, watch, overlong = stage.algo, stage.watch, stage.reward.overlong
+    yield from (f"algo.{text}" for text in algo.idle_settings())
+    yield from _rollout_notices(stage)
+    if stage.rollout.engine == "vllm" and stage.rollout.vllm.serves_adapter and stage.lora is None:
+        yield "rollout.vllm.lora: no effect without lora, as there is no adapter to send"
+    cut = [key for key in ("top_p", "top_k", "min_p") if key in stage.sampling.changed()]
+    if stage.rollout.engine == "sglang" and cut:
+        yield f"sampling.{cut[0]}: SGLang's log-probs are of the distribution before it was cut, and so biased"
+    if stage.eval.every > stage.steps:
+        yield f"eval.every {stage.eval.every}: more than steps ({stage.steps}), so there is one validation, at step 0"
+    if "kl" in watch.changed() and not algo.kl.coef:
+        yield "watch.kl: no effect while algo.kl.coef is 0, since no KL is measured"
+    if "clip_fraction" in watch.changed() and algo.updates_per_rollout == 1:
+        yield "watch.clip_fraction: no effect with one update per rollout, in which nothing is clipped"
+    if "window" in watch.changed() and 2 * watch.window > stage.steps:
+        yield (
+            f"watch.window {watch.window}: changes since the start are seen after two windows, more than the "
+            f"{stage.steps} steps"
+        )
+    if stage.reward.parts.get("overlong") and overlong.max_tokens is not None:
+        free = overlong.max_tokens - overlong.buffer
+        if free >= stage.sampling.max_tokens:
+            yield (
+                f"reward.parts.overlong: no effect, since it begins above {free} tokens and answers end at "
+                f"{stage.sampling.max_tokens} (sampling.max_tokens)"
+            )
+
+    perplexity = stage.reward.perplexity
+    if "perplexity" in stage.reward.parts and perplexity.is_server and stage.prompt.style != "raw":
+        yield (
+            f"prompt.style {stage.prompt.style}: no effect on the questions for reward.perplexity.answerer, which is a "
+            "server: they are put in prompt.template"
+        )

@@ -1,0 +1,169 @@
+"""Settings of the objective. Formulas: `hone.learn.advantages`, `losses`, `kl`."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from hone.base.settings import Section
+
+
+class KLConfig(Section):
+    """Penalty for leaving a frozen reference: the model at the start of the stage, or at its last hard reset."""
+
+    coef: NonNegativeFloat = 0.0
+    estimator: Literal["k1", "k2", "k3"] = "k3"
+    place: Literal["loss", "reward"] = "loss"
+
+
+class CorrectionConfig(Section):
+    """Importance correction between sampler and trainer."""
+
+    kind: Literal["none", "tis", "mis"] = "none"
+    cap: PositiveFloat = 2.0
+
+
+class ValueConfig(Section):
+    """PPO's value head (advantage `gae`): a linear layer on the policy's hidden states, which it does not train."""
+
+    lr: PositiveFloat = 1e-3
+    gamma: float = Field(default=1.0, ge=0.0, le=1.0)
+    lam: float = Field(default=1.0, ge=0.0, le=1.0)
+    clip: PositiveFloat | None = 0.2  # most that a value counts as changed in one step; null: no limit
+
+
+#: Advantages that look at one group alone, and those that compare its samples with each other at all.
+WITHIN_GROUP = ("grpo", "dr_grpo", "rloo")
+NEEDS_GROUP = (*WITHIN_GROUP, "reinforce_pp_baseline")
+
+
+class AlgoConfig(Section):
+    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"] = "grpo"
+    loss: Literal["clipped", "gspo", "cispo"] = "clipped"
+    clip_low: NonNegativeFloat = 0.2
+    clip_high: NonNegativeFloat = 0.2
+    dual_clip: float | None = Field(default=None, gt=1.0)
+    reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
+    updates_per_rollout: PositiveInt = 1
+    kl: KLConfig = KLConfig()
+    entropy_coef: float = 0.0
+    correction: CorrectionConfig = CorrectionConfig()
+    mask_truncated: bool = False  # leave truncated answers out of the batch (overlong filtering)
+    refill_rounds: NonNegativeInt = 0  # more rounds of generation to replace groups without a reward difference
+    value: ValueConfig = ValueConfig()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> AlgoConfig:
+        if self.dual_clip is not None and self.loss == "cispo":
+            raise ValueError("dual_clip has no meaning with loss cispo, whose weights are bounded already; remove it")
+        if self.dual_clip is not None and self.dual_clip <= 1.0 + self.clip_high:
+            raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1.0 + self.clip_high}")
+        if self.advantage != "gae" and "value" in self.model_fields_set:
+            raise ValueError(f"value has no effect with advantage {self.advantage}; remove it, or set advantage: gae")
+        if self.refill_rounds and self.advantage not in WITHIN_GROUP:
+            raise ValueError(
+                f"refill_rounds replaces groups that teach nothing; with advantage {self.advantage} groups of equal "
+                f"rewards teach too: set it to 0, or advantage to {' or '.join(WITHIN_GROUP)}"
+            )
+        return self
+
+    @property
+    def needs_every_sample(self) -> bool:
+        """Whether samples without advantage have a gradient all the same."""
+        return (self.kl.coef > 0 and self.kl.place == "loss") or self.entropy_coef != 0 or self.advantage == "gae"
+
+    def idle_settings(self) -> list[str]:
+        """Settings that can have no effect, in words, to be said at the start of a run."""
+        idle = self._idle_on_policy() if self.updates_per_rollout == 1 else []
+        if self.updates_per_rollout > 1 and self.clip_low >= 1:
+            paper = ", as in the paper of cispo" if self.loss == "cispo" else ""
+            idle.append(f"clip_low {self.clip_low:g}: no ratio is below 0, so there is no lower bound{paper}")
+        if self.kl.coef == 0 and self.kl.changed():
+            idle.append(f"{' and algo.'.join(f'kl.{key}' for key in self.kl.changed())}: no effect while kl.coef is 0")
+        if self.kl.coef and self.kl.place == "loss" and self.kl.estimator == "k1":
+            idle.append(
+                "kl.estimator k1 in the loss: on-policy its gradient is 0 on average (arXiv:2510.01555), so it adds "
+                "noise and no penalty; set it to k2 or k3, or kl.place to reward"
+            )
+        if self.correction.kind == "none" and "cap" in self.correction.changed():
+            idle.append("correction.cap: no effect while correction.kind is none")
+        return idle
+
+    def _idle_on_policy(self) -> list[str]:
+        idle = [
+            "updates_per_rollout is 1: every token is on-policy, the ratio is 1, and clip_low, clip_high and dual_clip "
+            "never act. Set updates_per_rollout above 1 for clipping to matter."
+        ]
+        if self.loss != "clipped":
+            idle.append(f"loss {self.loss}: where the ratio is 1, its gradient is that of clipped")
+        if self.advantage == "gae" and "clip" in self.value.changed() and self.value.clip is not None:
+            idle.append("value.clip: no effect with one update per rollout, in which the values are still the old ones")
+        return idle
+
+
+class WatchConfig(Section):
+    """When to call a run unhealthy. Means are over `window` steps; "start" is the first `window` steps."""
+
+    window: PositiveInt = 5
+    entropy_floor: NonNegativeFloat = 0.02  # nats: below this and below a tenth of the start
+    entropy_rise: PositiveFloat = 3.0  # times the start
+    length_drop: PositiveFloat = 0.4  # of the start
+    duplicate_thinking: PositiveFloat = 0.3  # share of samples thinking the same for different problems
+    kl: PositiveFloat = 1.0  # nats per token
+    clip_fraction: PositiveFloat = 0.4
+    grad_norm_rise: PositiveFloat = 10.0  # times the median of the steps before
+    mismatch: PositiveFloat = 0.1  # mean |log-ratio| of sampler and trainer
+    mismatch_k3: PositiveFloat = 0.05  # nats per token, KL of sampler to trainer: sees few large ratios, too
+    max_skipped: PositiveInt = 3  # steps in a row with an update that was not finite, and so skipped; then stop
+    max_unscored: PositiveInt = 3  # steps in a row in which the verifier failed on every sample; then stop
+
+
+class CurriculumConfig(Section):
+    """Which levels of the task the problems of a step come from: see `hone.tasks.curriculum`."""
+
+    kind: Literal["uniform", "sequential", "mixture", "adaptive"] = "uniform"
+    steps_per_level: PositiveInt | None = None  # sequential; null: until every problem of the level has come once
+    weights: dict[str, NonNegativeFloat] = {}  # mixture: level -> share; levels not named do not come
+    floor: float = Field(default=0.1, gt=0.0, le=1.0)  # adaptive: this share is dealt evenly to all levels
+    memory: float = Field(default=0.9, ge=0.0, lt=1.0)  # adaptive: of a level's pass rate, from step to step
+
+    @model_validator(mode="after")
+    def _weighted(self) -> CurriculumConfig:
+        if self.kind == "mixture" and not any(self.weights.values()):
+            raise ValueError("weights: a mixture needs some, as in {3: 1, 5: 2}: twice as many problems of level 5")
+        return self
+
+    def idle_settings(self) -> list[str]:
+        """Settings that can have no effect, in words."""
+        owner = {"steps_per_level": "sequential", "weights": "mixture", "floor": "adaptive", "memory": "adaptive"}
+        return [
+            f"{key}: no effect with kind {self.kind}"
+            for key in self.changed()
+            if owner.get(key, self.kind) != self.kind
+        ]
+
+
+class StagnationConfig(Section):
+    """When validation has stopped to rise: see `hone.recipe.schedule.stagnation`."""
+
+    window: PositiveInt = 3  # validations averaged, against noise
+    tolerance: NonNegativeFloat = 0.01  # a rise of the accuracy by less is none
+    patience: PositiveInt = 3  # validations in a row without a rise
+
+
+class ResetConfig(Section):
+    """Hard resets (Liu et al., ProRL, arXiv:2505.24864): what was learned becomes the reference and, with an adapter,
+    the base; optimizer and adapter begin anew. `hone reset RUN` asks for one by hand."""
+
+    at: tuple[PositiveInt, ...] = ()  # before these steps
+    on_stagnation: StagnationConfig | None = None  # of the validation split, which `eval.every` measures
+    limit: PositiveInt | None = None  # at most so many on stagnation
+
+    @model_validator(mode="after")
+    def _rising(self) -> ResetConfig:
+        if list(self.at) != sorted(set(self.at)):
+            raise ValueError(f"at: {list(self.at)} must rise; give each step once, in order")
+        if self.limit is not None and self.on_stagnation is None:
+            raise ValueError("limit: no effect without on_stagnation; remove it, or set on_stagnation: {}")
+        return self

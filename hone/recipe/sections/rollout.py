@@ -1,0 +1,114 @@
+"""Settings of generation."""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+
+from hone.base.settings import Section
+
+
+class SamplingConfig(Section):
+    temperature: NonNegativeFloat = 1.0  # 0: greedy
+    top_p: float = Field(default=1.0, gt=0.0, le=1.0)
+    top_k: NonNegativeInt = 0  # 0: off
+    min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
+    max_tokens: PositiveInt = 256  # completion tokens
+    # The completion ends with the token that completes one of these in its text; the text keeps all of that token.
+    stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+
+
+class ServerConfig(Section):
+    """A generation server: started by hone on this machine, or one that already runs at `url`."""
+
+    url: str | None = None  # http://host:port of a server that already runs; null: hone starts one
+    port: Annotated[int, Field(ge=0, le=65535)] = 0  # of a server that hone starts, on loopback; 0: a free one
+    python: str | None = None  # the interpreter that runs the server; null: the one that runs hone
+    arguments: tuple[str, ...] = ()  # more of the server's own, as on its command line: ["--enforce-eager"]
+    environment: dict[str, str] = {}  # more variables for the server's process
+    weights_folder: str | None = None  # where weights are handed over; null: in the run folder. /dev/shm is faster
+    start_timeout: PositiveFloat = 900.0  # seconds until it answers
+    request_timeout: PositiveFloat = 1800.0  # seconds for the answers to one prompt; longer counts as hanging
+    sync_timeout: PositiveFloat = 600.0  # seconds to take over new weights
+    requests: PositiveInt = 128  # prompts sent at once
+    restarts: NonNegativeInt = 3  # of a server that crashed or hangs, in the whole run
+
+    @model_validator(mode="after")
+    def _possible(self) -> ServerConfig:
+        if self.url is None:
+            return self
+        parts = urlsplit(self.url)
+        if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
+            raise ValueError(f"url {self.url!r}: give http://host:port, as in http://127.0.0.1:8000")
+        ours = [key for key in ("port", "python", "arguments", "environment") if key in self.changed()]
+        if ours:
+            raise ValueError(f"{ours[0]} has no effect on the server at url, which already runs; remove one of the two")
+        return self
+
+    @property
+    def serves_adapter(self) -> bool:
+        """Whether an adapter is handed over as it is, beside its base."""
+        return False
+
+
+#: Ranks of adapters that vLLM keeps room for (vllm/config/lora.py); one between two gets the room of the larger.
+VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
+
+
+#: Settings that only a server has.
+SERVER_ONLY = ("url", "port", "python", "environment", "start_timeout", "request_timeout", "requests", "restarts")
+
+
+class VLLMConfig(ServerConfig):
+    """vLLM's OpenAI-compatible server in development mode, which can take new weights."""
+
+    lora: Literal["merged", "adapter"] = "merged"  # what a recipe's `lora` is sent as: whole weights, or A and B alone
+    in_process: bool = False  # vLLM's `LLM` instead of its server, in the interpreter that runs hone
+
+    @model_validator(mode="after")
+    def _in_process(self) -> VLLMConfig:
+        if self.in_process and (ours := [key for key in SERVER_ONLY if key in self.changed()]):
+            raise ValueError(f"{ours[0]} is of a server, and with in_process there is none; remove one of the two")
+        return self
+
+    @property
+    def serves_adapter(self) -> bool:
+        return self.lora == "adapter"
+
+
+class SGLangConfig(ServerConfig):
+    """SGLang's HTTP server."""
+
+
+class IdentityConfig(Section):
+    """How it is checked, after every sync, that the engine serves the policy's weights."""
+
+    tolerance: PositiveFloat | None = None  # mean |log-prob difference| on fixed prompts; null: by model.dtype
+
+
+class RolloutConfig(Section):
+    engine: Literal["native", "vllm", "sglang"] = "native"
+    max_sequences: PositiveInt = 512  # sequences decoded at once, at most
+    kv_cache_gib: PositiveFloat | None = None  # memory of keys and values; none: a quarter of the device's memory
+    compiled: bool = True  # on a CPU: decode attention in C++, if there is a compiler; on a GPU: CUDA graphs
+    weights: Literal["policy", "bfloat16", "int8"] = "policy"  # of linear layers; rounded ones sample faster
+    ahead: bool = False  # sample the next step on the server while the policy learns: see `hone.stages.prefetch`
+    vllm: VLLMConfig = VLLMConfig()
+    sglang: SGLangConfig = SGLangConfig()
+    identity: IdentityConfig = IdentityConfig()
+
+    @property
+    def starts_server(self) -> bool:
+        """Whether a server is started for the run."""
+        if self.engine == "vllm":
+            return self.vllm.url is None and not self.vllm.in_process
+        return self.engine == "sglang" and self.sglang.url is None
+
+    def idle_settings(self) -> list[str]:
+        """Settings that have no effect with this engine, in words."""
+        others = [name for name in ("vllm", "sglang") if self.engine != name and getattr(self, name).changed()]
+        if self.engine != "native":
+            others += [name for name in ("kv_cache_gib", "compiled", "weights") if name in self.changed()]
+        return [f"{name}: no effect while engine is {self.engine}" for name in others]

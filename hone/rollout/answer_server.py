@@ -1,0 +1,103 @@
+"""A frozen answerer on a server: any OpenAI-compatible `/completions` that echoes its prompt with log-probs, as vLLM's.
+
+One request per group, several groups at a time. The key comes from the environment (`OPENAI_API_KEY`) and is never
+written down.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+
+from hone.recipe.sections.prompt import PromptConfig
+from hone.rewards.perplexity import Answerer, AnswererError, Asked, answer_prompt
+from hone.types import FloatArray, Problem
+
+TIMEOUT = 120.0  # seconds for a request
+TRIES = 4
+CONCURRENT = 16  # requests at the same time
+RETRIED = (408, 409, 429, 500, 502, 503, 504)  # HTTP status that may pass
+
+
+class AnswerServer(Answerer):
+    """Questions are put in the raw `prompt.template`: the interface knows no chat templates."""
+
+    def __init__(self, address: str, model: str, prompt: PromptConfig, system: str, pause: float = 1.0) -> None:
+        self.url = address.rstrip("/") + "/completions"
+        self.model, self.prompt, self.system, self.pause = model, prompt, system, pause
+
+    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
+        """See `hone.rewards.perplexity.Answerer`."""
+
+        def one(group: Asked) -> list[FloatArray] | AnswererError:
+            try:
+                return self._logprobs(group.problem, group.contexts, cue, group.answer)
+            except AnswererError as error:
+                return error
+
+        with ThreadPoolExecutor(CONCURRENT) as threads:
+            return list(threads.map(one, asked))
+
+    def _logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
+        different = list(dict.fromkeys(contexts))
+        system = self.system if self.prompt.system is None else self.prompt.system
+        question = self.prompt.template.format(system=system, user=problem.messages[-1]["content"])
+        texts = [answer_prompt(question, context, cue) + answer for context in different]
+        wish = {"model": self.model, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
+        choices = self._ask(wish).get("choices")
+        if not isinstance(choices, list) or len(choices) != len(texts):
+            raise AnswererError(f"{self.url}: {len(texts)} prompts were sent, and not as many choices came back")
+        by_index = {choice.get("index", i): choice for i, choice in enumerate(choices)}
+        found = {context: tail(by_index.get(i), answer) for i, context in enumerate(different)}
+        return [found[context] for context in contexts]
+
+    def _ask(self, wish: dict[str, Any]) -> dict[str, Any]:
+        """The answer of the server; tries again with growing pauses. Raises AnswererError."""
+        headers = {"Content-Type": "application/json"}
+        if key := os.environ.get("OPENAI_API_KEY"):
+            headers["Authorization"] = f"Bearer {key}"
+        request = urllib.request.Request(self.url, json.dumps(wish).encode(), headers)
+        problem = ""
+        for attempt in range(TRIES):
+            if attempt:
+                time.sleep(self.pause * 2.0 ** (attempt - 1))
+            try:
+                with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
+                    answer = json.load(response)
+                if isinstance(answer, dict):
+                    return answer
+                problem = "not a JSON object"
+            except urllib.error.HTTPError as error:
+                problem = f"HTTP {error.code} {error.read(300).decode(errors='replace')}"
+                if error.code not in RETRIED:
+                    break
+            except (OSError, ValueError) as error:  # no connection, a time-out, no JSON
+                problem = str(error)
+        raise AnswererError(f"{self.url}: {problem}")
+
+
+def tail(choice: Any, answer: str) -> FloatArray:
+    """Log-probs of the last tokens of an echoed prompt that together hold the answer.
+
+    Counted from the end: offsets that servers report are off after characters that span several tokens.
+    Raises AnswererError if the tokens do not spell the answer.
+    """
+    try:
+        tokens, values = choice["logprobs"]["tokens"], choice["logprobs"]["token_logprobs"]
+        text, n = "", 0
+        while len(text) < len(answer) and n < len(tokens):
+            n += 1
+            text = tokens[-n] + text
+        if text.endswith(answer) and n < len(tokens):
+            return np.asarray(values[len(values) - n :], np.float32)
+    except (TypeError, KeyError, IndexError, ValueError) as error:
+        raise AnswererError(f"the server's answer has no log-probs of the prompt ({error!r})") from error
+    raise AnswererError(f"the echoed tokens do not end in the gold answer {answer[:60]!r}")

@@ -1,0 +1,135 @@
+"""The frozen model of the perplexity reward, in this process: the groups of a step packed, as in training.
+
+answerer = load_answerer(recipe.reward, model, recipe.prompt, task.system)      # None unless it is asked for
+answerer.logprobs(problem, ["", "A context."], cue, "42")                       # [2] arrays, one value per token
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hone.base.settings import UserError
+from hone.learn.pack import pack
+from hone.learn.policy import frozen_logprobs, split_by_sample
+from hone.model.load import load_model, load_tokenizer
+from hone.recipe.sections.model import ModelConfig
+from hone.recipe.sections.prompt import PromptConfig
+from hone.rewards.config import RewardConfig
+from hone.rewards.perplexity import Answerer, AnswererError, Asked, answer_prompt
+from hone.rollout.answer_server import AnswerServer
+from hone.rollout.prompts import Renderer
+from hone.types import FloatArray, IntArray, Problem, Sample
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+class LocalAnswerer(Answerer):
+    """In this process; `model` is never changed."""
+
+    def __init__(self, model: PreTrainedModel, renderer: Renderer, tokens_per_microbatch: int = 16384) -> None:
+        self.model, self.renderer, self.tokens_per_microbatch = model, renderer, tokens_per_microbatch
+        if not renderer.tokenizer.is_fast:
+            raise UserError(
+                f"the tokenizer {type(renderer.tokenizer).__name__} of the answerer does not say where its tokens "
+                "stand in the text, so the answer cannot be told from the prompt; choose a model with a fast one"
+            )
+
+    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
+        """See `hone.rewards.perplexity.Answerer`. The start that the sequences of a group share is computed once."""
+        places: list[tuple[int, str]] = []  # of each sample: its group and context; equal contexts are one sample
+        samples: list[Sample] = []
+        for n, one in enumerate(asked):
+            question = self._question(one.problem)
+            different = list(dict.fromkeys(one.contexts))
+            encoded = [self._encode(question, context, cue, one.answer) for context in different]
+            # At least one token is given, and none that is asked about is part of the shared prompt.
+            shared = max(1, min((min(_common(encoded[0][0], ids), first) for ids, first in encoded), default=1))
+            samples += [_sample(str(n), ids, first, shared) for ids, first in encoded]
+            places += [(n, context) for context in different]
+        batches = pack(samples, [0.0] * len(samples), self.tokens_per_microbatch) if samples else []
+        found: dict[tuple[int, str], FloatArray] = {}
+        for batch, values in zip(batches, frozen_logprobs(self.model, batches, 1.0), strict=True):
+            found |= {places[i]: part for i, part in split_by_sample(batch, values)}
+        return [[found[n, context] for context in one.contexts] for n, one in enumerate(asked)]
+
+    def prompt_ids(self, problem: Problem, context: str, cue: str) -> IntArray:
+        """[Lp] of the prompt alone, for the answerer to go on from. Blanks at its end belong to the next token."""
+        text = answer_prompt(self._question(problem), self._harmless(context), cue.rstrip(" "))
+        ids = self.renderer.tokenizer.encode(text, add_special_tokens=False)
+        return np.asarray([*self.renderer.begin_ids, *ids], np.int64)
+
+    def _question(self, problem: Problem) -> str:
+        """The prompt without an opening <think>, which is part of the context that follows."""
+        text, opening = self.renderer.prompt_text(problem), self.renderer.prefix
+        return text.rstrip().removesuffix(opening) if opening else text
+
+    def _harmless(self, context: str) -> str:
+        """Special tokens that the policy writes out as text would be read as the real ones: they are left out."""
+        for token in self.renderer.tokenizer.all_special_tokens:
+            context = context.replace(token, "")
+        return context
+
+    def _encode(self, question: str, context: str, cue: str, answer: str) -> tuple[IntArray, int]:
+        """Token ids [L] of prompt and answer, tokenised as one text, and the place of the answer's first token.
+
+        A token that holds the end of the cue and the start of the answer is the answer's. A text longer than the model
+        can read loses the beginning of its context.
+        """
+        tokenizer = self.renderer.tokenizer
+        prompt = answer_prompt(question, self._harmless(context), cue)
+        out = tokenizer(prompt + answer, add_special_tokens=False, return_offsets_mapping=True, verbose=False)
+        ends = [end for _, end in out["offset_mapping"]]
+        begin = self.renderer.begin_ids
+        ids = np.asarray([*begin, *out["input_ids"]], np.int64)
+        first = len(begin) + next((i for i, end in enumerate(ends) if end > len(prompt)), len(ends))
+        if not 0 < first < len(ids):
+            what = "the prompt" if first == 0 else f"the gold answer {answer!r}"
+            raise UserError(f"reward.perplexity: {what} has no tokens; nothing can be predicted")
+        longest = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", len(ids)))
+        excess = max(0, len(ids) - longest)
+        kept = len(begin) + sum(end <= len(question) for end in ends)
+        if excess and kept + excess > first:
+            raise UserError(
+                f"reward.perplexity.answerer: it reads {longest} tokens; question, cue and gold answer alone are more: "
+                f"{question[:60]!r}...; choose an answerer that reads more"
+            )
+        return np.delete(ids, slice(kept, kept + excess)), first - excess
+
+
+def _sample(problem_id: str, ids: IntArray, first: int, shared: int) -> Sample:
+    zeros = np.zeros(len(ids), np.float32)
+    return Sample(ids, np.arange(len(ids)) >= first, zeros, zeros, shared, problem_id, 0)
+
+
+def _common(a: IntArray, b: IntArray) -> int:
+    """How many tokens two sequences share at their start."""
+    n = min(len(a), len(b))
+    differ = np.flatnonzero(a[:n] != b[:n])
+    return int(differ[0]) if len(differ) else n
+
+
+def load_answerer(
+    reward: RewardConfig,
+    model: ModelConfig,
+    prompt: PromptConfig,
+    system: str,
+    loaded: PreTrainedModel | None = None,
+) -> Answerer | None:
+    """The answerer of `reward.perplexity`; None if that is no part of the reward.
+
+    `model` is the one that the stage starts from, `loaded` the same in memory if nobody will ever change it: then
+    `answerer: policy` needs no copy of its own. (The reference of a KL penalty is none: a hard reset changes it.)
+    """
+    if "perplexity" not in reward.parts:
+        return None
+    config = reward.perplexity
+    if config.is_server:
+        return AnswerServer(config.answerer, str(config.served_model), prompt, system)
+    if config.answerer != "policy":
+        model, loaded = model.model_copy(update={"path": config.answerer, "revision": None}), None
+    frozen = loaded if loaded is not None else load_model(model).eval().requires_grad_(False)
+    return LocalAnswerer(frozen, Renderer(load_tokenizer(model), prompt, system))

@@ -1,0 +1,77 @@
+"""The one interface that every rollout engine offers."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+from hone.base.settings import UserError
+from hone.recipe.sections.rollout import SamplingConfig
+from hone.types import IntArray, Turn
+
+if TYPE_CHECKING:
+    from hone.learn.policy import Policy
+
+#: Something out of the ordinary: (kind, message); `hone.runs.writer.Run.event` is one.
+Event = Callable[[str, str], None]
+
+
+def print_event(kind: str, message: str) -> None:
+    """An `Event` where there is no run."""
+    print(f"{kind}: {message}", file=sys.stderr)
+
+
+class Engine(Protocol):
+    def generate(
+        self,
+        prompts: Sequence[IntArray],
+        sampling: SamplingConfig,
+        *,
+        samples: int,
+        seed: int,
+        progress: Callable[[int, int], None] | None = None,
+        first: int = 0,
+    ) -> list[list[Turn]]:
+        """Sample `samples` completions for each prompt.
+
+        Randomness: sample g of prompt p draws from a counter-based stream keyed by
+        (seed, p, g, token position), so a completion does not depend on what else is in the batch.
+        `first` is the number p of the first prompt, where these are a part of more.
+        `progress(done, total)` is called as sequences finish. Returns [P][G] turns.
+        Raises UserError for a prompt that leaves no room for a completion.
+        """
+        ...
+
+    def sync(self, policy: Policy, version: int) -> object:
+        """Serve these weights from now on; turns carry `version` as their policy_version."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Weights:
+    """What an engine says of the tensors that it holds."""
+
+    digests: Mapping[str, int]  # name -> `hone.rollout.servers.inside.hone_worker.digest`
+    dtypes: Mapping[str, str]  # name -> as in "bfloat16": of the policy's rounded to it is the digest to compare
+    parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # "qkv_proj" -> ("q_proj", "k_proj", "v_proj")
+    adapter: bool = False  # beside the base: `layer.lora_A.weight` and `layer.lora_B.weight`, B times alpha / rank
+
+
+def check_room(lengths: Sequence[int], max_tokens: int, context: int | None) -> None:
+    """Every prompt [P lengths] with its completion must fit the context. Raises UserError; None: not known."""
+    for i, length in enumerate(lengths):
+        if length == 0:
+            raise UserError(f"prompt {i} is empty: give it at least one token")
+        if context is None or length + max_tokens <= context:
+            continue
+        if length >= context:
+            raise UserError(
+                f"prompt {i} has {length} tokens and leaves no room for a completion in the context of {context} "
+                "tokens: shorten or drop it"
+            )
+        raise UserError(
+            f"prompt {i} has {length} tokens and may be followed by {max_tokens}: {length + max_tokens} do not fit the "
+            f"context of {context} tokens; set sampling.max_tokens to {context - length} or less, or shorten the prompt"
+        )

@@ -1,0 +1,122 @@
+"""The only place that knows templates: messages to token ids, token ids to text.
+
+Training, validation, evaluation and serving all render here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from hone.base.settings import UserError
+from hone.recipe.sections.prompt import PromptConfig
+from hone.types import IntArray, Messages, Problem
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OPEN_THINK = "<think>"
+
+
+@dataclass(frozen=True)
+class Renderer:
+    """Renders the messages of one task for one tokenizer."""
+
+    tokenizer: PreTrainedTokenizerBase
+    config: PromptConfig
+    system: str  # the task's system prompt, used unless the config gives another
+
+    @cached_property
+    def prefix(self) -> str:
+        """What every prompt already says on the model's behalf; graded text begins with it.
+
+        Either `open_think` puts it there, or the chat template does so itself.
+        """
+        return OPEN_THINK if self._ends_open(self._templated(({"role": "user", "content": "?"},))) else ""
+
+    def prompt_text(self, problem: Problem) -> str:
+        """The prompt as a string.
+
+        Raises UserError when style `chat` is asked of a tokenizer without a chat template.
+        """
+        return self.messages_text(problem.messages)
+
+    def messages_text(self, messages: Messages) -> str:
+        """As `prompt_text`, of any messages, the last of them a user's."""
+        text = self._templated(messages)
+        return text + OPEN_THINK if self.config.open_think and not text.rstrip().endswith(OPEN_THINK) else text
+
+    def prompt_ids(self, problem: Problem) -> IntArray:
+        """[Lp]. Special tokens written by a chat template are recognised and none are added.
+
+        A raw prompt gets the beginning-of-text token that the tokenizer puts before any text, if it does.
+        """
+        return self.messages_ids(problem.messages)
+
+    def messages_ids(self, messages: Messages) -> IntArray:
+        """As `prompt_ids`, of any messages, the last of them a user's."""
+        text = self.messages_text(messages)
+        return self.text_ids(text) if self.is_raw else self._encode(text)
+
+    def text_ids(self, text: str) -> IntArray:
+        """[Lp] of a prompt that is given as it is, without any template."""
+        return np.concatenate([np.asarray(self._begin, dtype=np.int64), self._encode(text)])
+
+    def _encode(self, text: str) -> IntArray:
+        return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
+
+    @property
+    def begin_ids(self) -> list[int]:
+        """What stands before the text of every prompt: the beginning-of-text token of a raw one, if there is any."""
+        return self._begin if self.is_raw else []
+
+    @property
+    def is_raw(self) -> bool:
+        """Whether prompts are plain text, of one user message each, and not conversations."""
+        return self.config.style == "raw" or not getattr(self.tokenizer, "chat_template", None)
+
+    @cached_property
+    def _begin(self) -> list[int]:
+        begin = self.tokenizer.bos_token_id
+        return [begin] if begin is not None and self.tokenizer.encode("?")[:1] == [begin] else []
+
+    def completion_ids(self, text: str) -> IntArray:
+        """[Lc] of a given answer, the end-of-text token included: for supervised training.
+
+        Raises ValueError if the answer does not begin with what the prompt already says.
+        """
+        if not text.startswith(self.prefix):
+            raise ValueError(f"the answer must begin with {self.prefix!r}, which the prompt holds; it is {text[:40]!r}")
+        ids = self.tokenizer.encode(text[len(self.prefix) :], add_special_tokens=False)
+        return np.asarray([*ids, self.tokenizer.eos_token_id], dtype=np.int64)
+
+    def text(self, completion_ids: IntArray) -> str:
+        """What the model said: the opening tag given in the prompt, if any, then the decoded completion."""
+        return self.prefix + str(self.tokenizer.decode(completion_ids, skip_special_tokens=True))
+
+    def piece(self, token_id: int) -> str:
+        """One token as text."""
+        return str(self.tokenizer.decode([token_id]))
+
+    def _ends_open(self, text: str) -> bool:
+        return self.config.open_think or text.rstrip().endswith(OPEN_THINK)
+
+    def _templated(self, messages: Messages) -> str:
+        messages = self._with_system(messages)
+        if self.config.style == "chat" and self.is_raw:
+            raise UserError("prompt.style is chat but the tokenizer has no chat template; use prompt.style: raw")
+        if self.is_raw:
+            by_role = {m["role"]: m["content"] for m in messages}
+            return self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
+        plain = [dict(m) for m in messages]
+        return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+
+    def _with_system(self, messages: Messages) -> list[dict[str, str]]:
+        system = self.system if self.config.system is None else self.config.system
+        rest = [dict(m) for m in messages]
+        if not system or any(m["role"] == "system" for m in rest):
+            return rest
+        return [{"role": "system", "content": system}, *rest]

@@ -1,0 +1,1 @@
+"""Engines behind servers: vLLM and SGLang."""

@@ -1,0 +1,120 @@
+"""SGLang behind its own HTTP interface.
+
+    rollout: {engine: sglang, sglang: {python: /path/to/sglang/venv/bin/python}}
+
+Endpoints: /generate (token ids in and out), /health_generate, /pause_generation, /update_weights_from_disk,
+/flush_cache, /continue_generation. Sources: https://docs.sglang.ai (native API, sampling parameters, SGLang for RL
+systems) and the source of sglang/srt/entrypoints/http_server.py. Written to that contract and tested against a server
+that keeps it; never run against SGLang itself: see docs/rollout.md.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from hone.base.http import Http, ServerRefused
+from hone.recipe.sections.rollout import SamplingConfig
+from hone.rollout.servers.handover import Handed
+from hone.rollout.servers.server import SHORT, Aborted, ServerEngine, ordinary
+from hone.types import Finish
+
+#: SGLang's word for all tokens of the vocabulary.
+NO_TOP_K = -1
+#: Its seeds are 32-bit.
+SEEDS = 1 << 31
+
+
+class SGLangEngine(ServerEngine):
+    """Log-probs are at the sampling temperature; with top-p, top-k or min-p they are not renormalised."""
+
+    name = "SGLang"
+    module = "sglang"
+
+    def _command(self, served: Handed, port: int) -> list[str]:
+        options = {
+            "--model-path": served.model,
+            "--host": self._host.address,
+            "--port": port,
+            "--dtype": self._dtype,
+            "--max-running-requests": self._max_sequences,
+            "--sampling-defaults": "openai",  # nothing from the model's generation_config.json
+            "--weight-version": self._version,
+        }
+        command = [self._python(), "-m", "sglang.launch_server"]
+        return command + [str(part) for option in options.items() for part in option]
+
+    def _environment(self) -> dict[str, str]:
+        # Log-probs before the temperature would be another distribution than the one that is sampled from.
+        return {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
+
+    def _healthy(self, http: Http) -> bool:
+        http.get("/health_generate", seconds=SHORT + 20, what="SGLang's health")  # it gives itself 20 s to say no
+        return True
+
+    def _update(self, new: Handed, old: Handed | None) -> None:
+        """In the order that SGLang's guide prescribes: pause, update, continue."""
+        self._post("/pause_generation", {"mode": "retract"}, "SGLang's pause")
+        body = {"model_path": str(new.model), "flush_cache": True, "weight_version": str(new.version)}
+        found = self._post("/update_weights_from_disk", body, "SGLang's update of the weights")
+        if not found.get("success"):
+            raise ServerRefused(200, found.get("message", "success is false"), "SGLang's update of the weights")
+        self._post("/flush_cache", None, "SGLang's flush of its cache")
+        self._post("/continue_generation", {}, "SGLang's continuation")
+        said = self.http.get("/get_model_info", seconds=SHORT, what="SGLang's model info").get("weight_version")
+        if said is not None and said != str(new.version):
+            raise ServerRefused(
+                200, f"it says weight_version {said} after the update to {new.version}", "SGLang's update"
+            )
+
+    def _answers(
+        self, prompt: list[int], sampling: SamplingConfig, samples: int, seed: int
+    ) -> list[tuple[list[int], list[float], Finish]]:
+        """A list of the same prompt instead of its `n`, which SGLang's documentation advises against."""
+        settings = {
+            **ordinary(sampling),
+            "top_k": sampling.top_k or NO_TOP_K,
+            "max_new_tokens": sampling.max_tokens,
+            "stop_token_ids": self._stops,
+            "skip_special_tokens": False,
+            "no_stop_trim": True,
+        }
+        if sampling.stop:
+            settings["stop"] = list(sampling.stop)
+        body = {
+            "input_ids": [prompt] * samples,
+            "sampling_params": [{**settings, "sampling_seed": (seed + g) % SEEDS} for g in range(samples)],
+            "return_logprob": True,
+            "stream": False,
+        }
+        found = self.http.post(
+            "/generate", body, seconds=self.config.request_timeout, what="SGLang's answers to a prompt"
+        )
+        return [self._answer(one["meta_info"]) for one in found]
+
+    def _answer(self, meta: dict[str, Any]) -> tuple[list[int], list[float], Finish]:
+        reason = meta["finish_reason"]["type"]
+        if reason not in ("stop", "length"):
+            raise Aborted(f"an answer ended with finish_reason {meta['finish_reason']}")
+        version = meta.get("weight_version")
+        if version not in (None, "default", str(self._version)):
+            raise ServerRefused(
+                400, f"it comes from weight_version {version}, not from {self._version}: stale weights", "an answer"
+            )
+        rows = meta["output_token_logprobs"]  # of (log-prob, token, its text or None)
+        return [int(row[1]) for row in rows], [float(row[0]) for row in rows], reason
+
+    def _score(self, ids: list[int]) -> list[float]:
+        body = {
+            "input_ids": ids,
+            "sampling_params": {"temperature": 1.0, "max_new_tokens": 1},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        found = self.http.post("/generate", body, seconds=self.config.sync_timeout, what="SGLang's probe")
+        rows = found["meta_info"]["input_token_logprobs"]  # the first token has none
+        if [row[1] for row in rows] != ids:
+            raise ServerRefused(400, "the log-probs are of other tokens than were sent", "SGLang's probe")
+        return [float(row[0]) for row in rows[1:]]
+
+    def _post(self, path: str, body: Any, what: str) -> Any:
+        return self.http.post(path, body, seconds=self.config.sync_timeout, what=what)

@@ -1,0 +1,184 @@
+"""The model card: what a model was trained on and for, and what came out, in the README.md of its folder.
+
+    runs/demo/rl/model/README.md
+
+Written when a run ends and by `hone export`, from the run's files alone. The front matter is the Hugging Face hub's
+(huggingface_hub.ModelCardData): uploaded as it is, the folder shows its results.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from huggingface_hub import EvalResult, ModelCardData
+
+from hone.base import jsonl
+from hone.base.jsonl import Row
+from hone.measure.models import label_of
+from hone.recipe import explain
+from hone.recipe.load import load
+from hone.recipe.recipe import Recipe
+
+Rows = Sequence[Mapping[str, Any]]
+Stages = Sequence[tuple[Recipe, Path]]  # recipe and run folder of each, in order
+#: What stands in an evaluation folder of `hone eval`.
+SUMMARY = "summary.json"
+
+
+#: How the weights came to be chosen, where nobody chose them.
+LAST = "The last step's weights; no checkpoint was chosen by a score."
+
+
+def write(model: Path, stages: Stages) -> None:
+    """README.md in the folder `model`, which the last of `stages` has left."""
+    jsonl.replace(model / "README.md", card(stages, _evaluated(model, stages[-1][1])))
+
+
+def write_exported(out: Path, model: Path, best: bool) -> None:
+    """The same in `out`, an export of `model` of a run; of another model it is not known how it was made.
+
+    `best`: it is a checkpoint that was chosen by its validation.
+    """
+    folder = next((p for p in model.parents if (p / "manifest.json").is_file()), None)
+    if folder is None:
+        return
+    before = folder.parent / "stages.json"
+    names = [row["folder"] for row in json.loads(before.read_text())] if before.is_file() else [folder.name]
+    places = [folder.parent / name for name in names[: names.index(folder.name) + 1]]
+    stages = [(recipe, place) for place in places if isinstance(recipe := load(place), Recipe)]
+    step = int(model.parent.name[5:]) if model.parent.name.startswith("step_") else None
+    how = f"A checkpoint: the weights before step {step}." if step is not None else LAST
+    chosen = f"{how} Chosen by its accuracy on the validation split." if best else how
+    jsonl.replace(out / "README.md", card(stages, _evaluated(model, folder), step, chosen))
+
+
+def card(stages: Stages, evaluated: Rows = (), step: int | None = None, chosen: str = LAST) -> str:
+    """`evaluated`: summaries of `hone eval` of this model. `step`: of a checkpoint; by default it is the last model.
+
+    Names and texts of users stay text.
+    """
+    recipe, folder = stages[-1]
+    rows = jsonl.read(folder / "evals.jsonl")
+    evals = [row for row in rows if (row["label"] in ("before", "after") if step is None else row["step"] == step)]
+    manifest = json.loads((folder / "manifest.json").read_text())
+    parts = [
+        f"# {_plain(label_of(folder))}",
+        _how(recipe),
+        "## Evaluation\n\n" + (_evaluation(evals, evaluated, chosen) or "Not evaluated."),
+        "## What was trained, and for which reward\n\n"
+        + "\n\n".join(_code(explain.explain(stage)) for stage, _ in stages),
+    ]
+    if files := manifest.get("files"):
+        named = "\n".join(f"- `{_plain(name)}`: sha256 `{digest}`" for name, digest in sorted(files.items()))
+        parts.append(f"Functions of the reward, by their source:\n\n{named}")
+    if resets := [row for _, place in stages for row in _events(place, "reset")]:
+        table = "\n".join(f"| {row['number']} | {row['step']} | {row['why']} |" for row in resets)
+        parts.append(
+            "## Hard resets\n\nBefore these steps the model became the reference and the base of a new adapter, and "
+            f"the optimizer began anew.\n\n| reset | before step | why |\n|---|---|---|\n{table}"
+        )
+    if warned := [row for _, place in stages for row in _events(place, "collapse")]:
+        said = "\n".join(f"- step {row['step']}: {_plain(str(row['message']))}" for row in warned[:20])
+        parts.append(f"## Warnings while it was trained\n\n{said}")
+    parts.append("## Reproduce\n\n" + _reproduce(recipe, manifest))
+    return f"---\n{_front_matter(recipe, folder, evals, evaluated).strip()}\n---\n\n" + "\n\n".join(parts) + "\n"
+
+
+def _front_matter(recipe: Recipe, folder: Path, evals: Rows, evaluated: Rows) -> str:
+    base = recipe.model.path
+    results = [
+        EvalResult(
+            task_type="text-generation",
+            dataset_type=recipe.task.name,
+            dataset_name=recipe.task.name,
+            dataset_split=row["split"],
+            metric_type="accuracy",
+            metric_value=row["accuracy"]["value"],
+        )
+        for row in [*evaluated, *(row for row in evals if row["label"] != "before")][:1]
+    ]
+    about = ModelCardData(
+        library_name="transformers",
+        pipeline_tag="text-generation",
+        base_model=base if "/" in base and not Path(base).exists() else None,
+        tags=["hone", {"rl": recipe.algo.advantage, "sft": "sft"}.get(recipe.stage, recipe.stage)],
+        model_name=label_of(folder),
+        eval_results=results or None,
+    )
+    return str(about.to_yaml())
+
+
+def _how(recipe: Recipe) -> str:
+    question = (
+        "chat template of the tokenizer" if recipe.prompt.style == "chat" else "raw text, without a chat template"
+    )
+    return (
+        f"Trained with hone on the task `{recipe.task.name}`. Prompts: {question}.\n\n"
+        + _code(
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
+            'tokenizer = AutoTokenizer.from_pretrained("PATH")\nmodel = AutoModelForCausalLM.from_pretrained("PATH")',
+            "python",
+        )
+        + ("" if recipe.prompt.style == "chat" else f"\n\nThe prompt:\n\n{_code(recipe.prompt.template)}")
+    )
+
+
+def _evaluation(evals: Rows, evaluated: Rows, chosen: str) -> str:
+    lines = ["| | accuracy | 95 % | problems | samples | tokens | sampling |", "|---|---|---|---|---|---|---|"]
+    names = {"before": "before this stage", "after": "after this stage"}
+    rows = [(names.get(row["label"], row["label"]), row) for row in evals] + [("`hone eval`", row) for row in evaluated]
+    for label, row in rows:
+        a, sampling = row["accuracy"], row["sampling"]
+        how = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items() if key != "stop")
+        lines.append(
+            f"| {label} | {a['value']:.3f} | {a['low']:.3f} to {a['high']:.3f} | {a['n']} {row['split']} | "
+            f"{row['samples']} | {row['response_tokens']:.0f} | {how} |"
+        )
+    found = [f"By level: {_levels(row['by_level'])} ({label})." for label, row in rows if len(row["by_level"]) > 1]
+    return "\n".join([*lines, "", chosen, *found]).strip() if rows else ""
+
+
+def _levels(by_level: Mapping[str, Mapping[str, float]]) -> str:
+    cells = {_plain(level): f"{a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}]" for level, a in by_level.items()}
+    return ", ".join(f"{level}: {cell}" for level, cell in cells.items())
+
+
+def _reproduce(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
+    versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
+    hardware = manifest["hardware"]
+    where = hardware["gpu"] or f"{hardware['cpus']} CPUs, {hardware['machine']}"
+    return (
+        f"hone {manifest['code_version']}, seed {recipe.seed}, {versions}; {where}. Every setting: "
+        "`config.resolved.json` of the run."
+    )
+
+
+def _evaluated(model: Path, folder: Path) -> list[Row]:
+    """Summaries of `hone eval` of this very folder, in the run that it is of."""
+    found = []
+    for place in (folder, folder.parent):
+        for path in sorted((place / "evaluations").glob(f"*/{SUMMARY}")):
+            settings = json.loads((path.parent / "settings.json").read_text())
+            if Path(str(settings["model"])).resolve() == model.resolve():
+                found.append(json.loads(path.read_text()))
+    return found
+
+
+def _events(folder: Path, kind: str) -> list[Row]:
+    """Each once, though a run that was cut may say them twice."""
+    rows = {(row["step"], row["message"]): row for row in jsonl.read(folder / "events.jsonl") if row["kind"] == kind}
+    return list(rows.values())
+
+
+def _code(text: str, language: str = "") -> str:
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any in the text
+    return f"{fence}{language}\n{text.rstrip()}\n{fence}"
+
+
+def _plain(text: str) -> str:
+    """Text that Markdown and HTML leave as it is."""
+    return re.sub(r"([\\`*_\[\]>|#])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")

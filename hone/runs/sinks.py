@@ -1,0 +1,219 @@
+"""Copies of a run's metrics for TensorBoard, trackio and Weights & Biases: `sinks: [tensorboard]` in a recipe.
+
+Sinks only copy: a thread reads metrics.jsonl and evals.jsonl of the run folder now and then, and training knows nothing
+of it. What was copied is written down in RUN/sinks/NAME.json, so that a resumed run continues the same curves and no
+row comes twice. A sink that fails is an event of the run, which goes on.
+
+    tensorboard --logdir runs      # RUN/sinks/tensorboard
+    trackio show --project hone    # where trackio keeps its data (TRACKIO_DIR)
+    wandb sync RUN/sinks/wandb     # with WANDB_MODE=offline; else it is sent while the run goes on
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from hone.base import jsonl
+from hone.base.settings import UserError
+
+EVERY = 10.0  # seconds between looks at the run folder
+PROJECT = "hone"
+_EVAL_NUMBERS = ("response_tokens", "reflection_rate")
+
+
+class Sink(Protocol):
+    def write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def flush(self) -> None:
+        """What was written is not lost if the process is killed now."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class TensorBoard:
+    def __init__(self, folder: Path, name: str, run_id: str, first_step: int) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        # purge_step: where a kill left rows in the file that were not written down as copied, the new ones count
+        self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        for key, value in values.items():
+            self.writer.add_scalar(key, value, step)
+
+    def flush(self) -> None:
+        self.writer.flush()
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandB:
+    def __init__(self, folder: Path, name: str, run_id: str, first_step: int) -> None:
+        import wandb
+
+        (folder / "wandb").mkdir(parents=True, exist_ok=True)
+        config = _settings(folder.parent)
+        self.run = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", PROJECT), name=name, id=run_id, resume="allow",
+            dir=str(folder / "wandb"), config=config,
+        )  # fmt: skip
+        self.run.define_metric("*", step_metric="step")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log({"step": step, **values})
+
+    def flush(self) -> None:
+        """wandb writes to its own file as it goes."""
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+class Trackio:
+    def __init__(self, folder: Path, name: str, run_id: str, first_step: int) -> None:
+        import trackio
+
+        self.run = trackio.init(
+            project=PROJECT,
+            name=f"{name}-{run_id[:6]}",
+            resume="allow",
+            config=_settings(folder.parent),
+            embed=False,
+            auto_log_gpu=False,
+            auto_log_cpu=False,
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        self.run.log(dict(values), step=step)
+
+    def flush(self) -> None:
+        """trackio sends what it was given within half a second; closing waits for it."""
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+SINKS: dict[str, Callable[[Path, str, str, int], Sink]] = {
+    "tensorboard": TensorBoard,
+    "trackio": Trackio,
+    "wandb": WandB,
+}
+
+
+def check_installed(names: Iterable[str]) -> None:
+    """Raises UserError for a sink whose package is missing."""
+    missing = sorted(name for name in names if find_spec(name) is None)
+    if missing:
+        raise UserError(
+            f"sinks: {', '.join(missing)} not installed here; run `pip install 'hone-rl[sinks]'`, or remove it from "
+            "the recipe"
+        )
+
+
+class Copy:
+    """One run folder and one sink; opened when there is something to copy."""
+
+    def __init__(self, folder: Path, kind: str, name: str) -> None:
+        self.folder, self.kind, self.name = folder, kind, name
+        self.path = folder / "sinks" / f"{kind}.json"
+        state = json.loads(self.path.read_text()) if self.path.exists() else {}
+        self.run_id: str = state.get("id") or uuid.uuid4().hex[:12]
+        self.last: int = state.get("last_step", -1)  # of metrics.jsonl
+        self.evals: list[str] = state.get("evals", [])  # "label step" of those copied
+        self.sink: Sink | None = None
+
+    def copy(self) -> int:
+        """Hand on what is new; returns the number of rows."""
+        rows = [
+            (row["step"], _numbers(row)) for row in jsonl.read(self.folder / "metrics.jsonl") if row["step"] > self.last
+        ]
+        evals = [(f"{row['label']} {row['step']}", row) for row in jsonl.read(self.folder / "evals.jsonl")]
+        evals = [(key, row) for key, row in evals if key not in self.evals]
+        if not rows and not evals:
+            return 0
+        if self.sink is None:
+            self.sink = SINKS[self.kind](self.folder / "sinks", self.name, self.run_id, self.last + 1)
+        both = [(row["step"], _eval_numbers(row)) for _, row in evals] + rows
+        for step, values in sorted(both, key=lambda pair: pair[0]):
+            self.sink.write(step, values)
+        self.sink.flush()
+        self.last = max([self.last, *(step for step, _ in rows)])
+        self.evals += [key for key, _ in evals]
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        jsonl.replace(self.path, json.dumps({"id": self.run_id, "last_step": self.last, "evals": self.evals}))
+        return len(both)
+
+    def close(self) -> None:
+        if self.sink is not None:
+            self.sink.close()
+
+
+@contextlib.contextmanager
+def copying(folder: Path, kinds: Sequence[str], name: str) -> Iterator[None]:
+    """Copy while the block runs, and once more at its end, however it ends."""
+    if not kinds:
+        yield
+        return
+    stop = threading.Event()
+    thread = threading.Thread(target=_work, args=(folder, dict.fromkeys(kinds), name, stop), daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(timeout=120)  # a service that hangs does not keep the run
+
+
+def _work(folder: Path, kinds: Iterable[str], name: str, stop: threading.Event) -> None:
+    copies = [Copy(folder, kind, name) for kind in kinds]
+    while copies:
+        ended = stop.wait(EVERY)
+        for copy in list(copies):
+            try:
+                copy.copy()
+                if ended:
+                    copy.close()
+            except Exception as error:  # the network, or a service's own code: the run goes on without it
+                copies.remove(copy)
+                _failed(folder, copy.kind, error)
+        if ended:
+            return
+
+
+def _failed(folder: Path, kind: str, error: Exception) -> None:
+    message = f"{kind}: {type(error).__name__}: {str(error)[:300]}; nothing more is copied there in this sitting"
+    print(f"[sink_failed] {message}", file=sys.stderr, flush=True)
+    jsonl.append(folder / "events.jsonl", {"step": None, "kind": "sink_failed", "message": message})
+
+
+def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    return {
+        key: float(value)
+        for key, value in row.items()
+        if key != "step" and isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    }
+
+
+def _eval_numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    prefix = f"eval/{row['label']}"
+    numbers = {f"{prefix}/accuracy": row["accuracy"]["value"]}
+    numbers |= {f"{prefix}/accuracy_{end}": row["accuracy"][end] for end in ("low", "high")}
+    numbers |= {f"{prefix}/{key}": row[key] for key in _EVAL_NUMBERS if key in row}
+    return _numbers(numbers)
+
+
+def _settings(folder: Path) -> dict[str, Any]:
+    path = folder / "config.resolved.json"
+    return dict(json.loads(path.read_text())) if path.exists() else {}

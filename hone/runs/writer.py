@@ -1,0 +1,316 @@
+"""The run folder: everything a run leaves behind, append-only, readable with ordinary tools.
+
+    config.resolved.json   the recipe as validated
+    manifest.json          code version, seed, versions, hardware, command
+    metrics.jsonl          one row per step, the same for the same seed
+    timings.jsonl          one row per step, seconds
+    costs.jsonl            one row per step whose reward asked a server: calls, tokens, answers from the cache
+    ledger.jsonl           which problems were drawn for a step: see hone.runs.ledger
+    evals.jsonl            one row per evaluation; evals/LABEL.jsonl its samples
+    events.jsonl           whatever was out of the ordinary
+    rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
+    tokens/step_N.safetensors   its tokens: ids, advantages, entropies, log-probs of sampler and trainer
+    skipped/               batches whose update was not finite: see hone.stages.guard
+    checkpoints/           see hone.learn.checkpoint
+    resets/reset_001/      the model at each hard reset, an ordinary Hugging Face checkpoint: see hone.stages.reset
+    model/                 the final weights, an ordinary Hugging Face checkpoint
+    adapter/               of LoRA: the adapter alone, in peft's format; its base is that of the last reset
+
+A row of metrics.jsonl: {"step": 3, "phase": "rl", "loss": 0.01, "reward/mean": 0.42, ...}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.base import jsonl
+from hone.base.progress import Track
+from hone.base.settings import UserError
+from hone.base.stop import Interrupted, Preempted, Stop, Stopping
+from hone.base.world import ALONE, World
+from hone.learn import checkpoint
+from hone.learn.policy import Policy
+from hone.recipe.sections.optim import CheckpointConfig
+from hone.runs.ledger import row_of
+from hone.runs.manifest import manifest, user_files
+from hone.runs.retention import best_validated
+from hone.runs.tokens import rollout_rows, write_tokens
+from hone.stages.reset import drop_resets, reset_folder
+from hone.tasks.curriculum import Course
+from hone.types import Group, Sample, StepStats
+
+
+class Run:
+    """Writer of one run folder. Of several processes the first writes it; the others know what it says."""
+
+    def __init__(self, folder: Path, checkpoints: CheckpointConfig, world: World = ALONE) -> None:
+        self.folder, self.world = folder, world
+        self.config = checkpoints
+        self.history: list[dict[str, Any]] = []  # rows of metrics.jsonl
+        self._stop = Stop(checkpoints.stop_within_seconds, world.main)
+        self._stopping = False  # a process was asked to, and the step is saved
+        self._preempted = False  # the same, by SIGTERM
+        self._writer = checkpoint.Writer()
+        self._at: tuple[int, Policy, Course | None]  # the last step boundary: what may be saved in the middle of a step
+        self._saved = 0  # the last step that was saved, or is being saved
+        self._writing: int | None = None  # the step of the checkpoint that is being written
+        self._unsynced: set[Path] = set()  # written since the last checkpoint
+
+    @classmethod
+    def open(
+        cls, folder: Path, config: Mapping[str, Any], checkpoints: CheckpointConfig, seed: int, world: World = ALONE
+    ) -> Run:
+        """Create the folder, or continue in it; says so if its settings were other ones."""
+        run = cls(folder, checkpoints, world)
+        if not world.main:
+            return run
+        folder.mkdir(parents=True, exist_ok=True)
+        jsonl.keep(folder / "events.jsonl", lambda row: True)
+        resolved = folder / "config.resolved.json"
+        text = json.dumps(config, indent=1)
+        if resolved.exists() and resolved.read_text() != text:
+            run.event(
+                "config_changed", "resumed with other settings than before; config.resolved.json has the new ones"
+            )
+        jsonl.replace(resolved, text)
+        files = user_files(config)
+        if not (folder / "manifest.json").exists():
+            jsonl.replace(folder / "manifest.json", json.dumps({**manifest(seed), "files": files}, indent=1))
+        elif (before := json.loads((folder / "manifest.json").read_text()).get("files", {})) != files:
+            other = ", ".join(sorted(name for name in {*before, *files} if before.get(name) != files.get(name)))
+            run.event("file_changed", f"resumed with other contents of {other} than at the start of the run")
+        return run
+
+    # --- rows ---------------------------------------------------------------------------------
+
+    def log(self, step: int, metrics: Mapping[str, float | str], seconds: Mapping[str, float]) -> None:
+        self.history.append({"step": step, **metrics})
+        self._append("metrics.jsonl", self.history[-1])
+        self._append("timings.jsonl", {"step": step, **{k: round(v, 4) for k, v in seconds.items()}})
+
+    def log_costs(self, step: int, costs: Mapping[str, float]) -> None:
+        every = self.world.gather([dict(costs)], "costs")  # each process asked for its own groups
+        costs = {key: sum(c.get(key, 0.0) for c in every) for key in dict.fromkeys(key for c in every for key in c)}
+        if costs:
+            self._append("costs.jsonl", {"step": step, **costs})
+
+    def event(self, kind: str, message: str, step: int | None = None, **details: Any) -> None:
+        """Something out of the ordinary: recorded, and said once on the terminal."""
+        self._append("events.jsonl", {"step": step, "kind": kind, "message": message, **details})
+        if self.world.main and kind not in ("checkpoint",):
+            print(f"[{kind}] {message}", file=sys.stderr, flush=True)
+
+    def log_eval(self, step: int, label: str, row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
+        name = f"evals/{label}.jsonl" if label in ("before", "after") else f"evals/{label}_{step:06d}.jsonl"
+        self._write_rows(name, samples)
+        self._append("evals.jsonl", {"step": step, "label": label, **row, "samples_file": name})
+
+    def log_rollouts(
+        self,
+        step: int,
+        groups: Sequence[Group],
+        prompts: Sequence[str],
+        samples: Sequence[Sample],
+        stats: StepStats,
+        piece: Callable[[int], str],
+    ) -> None:
+        """Every sample of a step, as text and as tokens; `piece` decodes one token id.
+
+        `samples` [S] are those of the groups in order.
+        """
+        if not self.world.main:
+            return
+        self._write_rows(f"rollouts/step_{step:06d}.jsonl", rollout_rows(groups, prompts, samples))
+        write_tokens(self.path(f"tokens/step_{step:06d}.safetensors"), samples, stats, piece)
+
+    def log_prompts(
+        self, step: int, rounds: Sequence[Sequence[str]], groups: Sequence[Group], replaced: Sequence[Group] = ()
+    ) -> None:
+        """What was drawn for a step, by round (ids), and what became of it: see `hone.runs.ledger`."""
+        for number, drawn in enumerate(filter(None, rounds)):
+            self._append("ledger.jsonl", row_of(step, number, drawn, groups, replaced))
+
+    def track(self, title: str, total: int, done: int) -> Track:
+        """The progress that is shown; while answers are sampled it lets the run end."""
+        return Track(title, total, done, self.world.main, self.breathe)
+
+    def rows(self, name: str) -> list[dict[str, Any]]:
+        return jsonl.read(self.folder / name)
+
+    # --- checkpoints --------------------------------------------------------------------------
+
+    def checkpoint(self, step: int, policy: Policy, course: Course | None = None, now: bool = False) -> None:
+        """Save what is needed to begin step `step`, if it is due, if `now`, or if the user asked to stop.
+
+        Raises OSError if the checkpoint before could not be written.
+        """
+        self._at = step, policy, course
+        mine = self._stop.asked, self._stop.preempted, self._writer.error is not None
+        states = self.world.gather([mine], "whether to stop")
+        self._stopping, self._preempted, failed = (any(flags) for flags in zip(*states, strict=True))
+        if failed:
+            self.settle()
+        if step % self.config.every == 0 or self._stopping or now:
+            self.save(step, policy, course)
+
+    def save(self, step: int, policy: Policy, course: Course | None = None) -> None:
+        """Copy what is needed to begin `step`; it is written while the loop goes on. What was written about the steps
+        before comes to the disk first: a resumed run does not write it again."""
+        self.settle()
+        rows = [path for path in self._unsynced if path.exists()]
+        self._unsynced.clear()
+        state = None if course is None else course.state(step)
+        kept = checkpoint.take(step, policy, self.config.keep, state, self.best_steps())
+        folder, world = self.folder / "checkpoints", self.world
+        self._writer.begin(lambda: checkpoint.write(folder, kept, world, rows))
+        self._writing = self._saved = step
+
+    def settle(self) -> None:
+        """Wait for the checkpoint that is being written. Raises OSError if it could not be."""
+        step, self._writing = self._writing, None
+        self._writer.wait()
+        if step is not None:
+            self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
+
+    def best_steps(self) -> list[int]:
+        """The steps of the best checkpoints by validation accuracy, best first; of equal ones the earlier."""
+        return best_validated(self.rows("evals.jsonl"), self.config.keep_best) if self.world.main else []
+
+    def resume(self, policy: Policy, course: Course | None = None) -> int:
+        """The step to begin with: that of the newest good checkpoint, 0 if none was written yet.
+
+        Rows of steps that will be done again are removed, so that the files read as if the run had
+        never been cut.
+        """
+        good = self.world.on_main(self._newest_checkpoint, "the checkpoint to go on from")
+        step = resets = 0
+        if good is not None:
+            state = checkpoint.read_state(good)
+            step, resets = int(state["step"]), len(state["policy"].get("resets", ()))
+            if resets:
+                policy.restore(good, state["policy"], reset_folder(self.folder, resets))
+            else:
+                policy.restore(good, state["policy"])
+            if course is not None and state.get("course") is not None:
+                course.restore(state["course"])
+        self.history = self.world.on_main(lambda: self._back_to(step, resets), "the rows so far")
+        self._at = step, policy, course
+        self._saved = step
+        return step
+
+    def _newest_checkpoint(self) -> Path | None:
+        """The one to go on from; damaged ones after it are removed."""
+        folder = self.folder / "checkpoints"
+        there = checkpoint.found(folder)
+        good = checkpoint.newest_good(folder, lambda message: self.event("checkpoint_damaged", message))
+        if there and good is None:
+            raise UserError(
+                f"{folder}: none of its {len(there)} checkpoints is whole; nothing was changed. Restore one, or move "
+                f"{self.folder} away to begin anew"
+            )
+        checkpoint.drop_newer(folder, good)
+        return good
+
+    def _back_to(self, step: int, resets: int) -> list[dict[str, Any]]:
+        """Remove what was written of `step` and later ones; the rows of the steps before."""
+        drop_resets(self.folder, resets)
+        started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
+        for name in ("metrics.jsonl", "timings.jsonl", "costs.jsonl", "evals.jsonl", "ledger.jsonl"):
+            jsonl.keep(self.folder / name, lambda row: row["step"] < step)
+        for name in ("rollouts", "tokens", "skipped"):
+            for path in (self.folder / name).glob("*"):
+                # A kill leaves files half written: step_000007.jsonl.writing, and .tmpXXXXXX of safetensors.
+                torn = path.suffix == ".writing" or not path.name.startswith("step_")
+                if torn or int(path.name.removeprefix("step_").split(".")[0]) >= step:
+                    path.unlink()
+        if started:
+            self.event("resumed", f"going on with step {step}", step)
+        return self.rows("metrics.jsonl")
+
+    def finish(self, policy: Policy, steps: int) -> None:
+        """Export the final model; a stage with a `model` folder is complete."""
+        self.settle()
+        if self.world.main:
+            checkpoint.prune(self.folder / "checkpoints", self.config.keep, self.best_steps())
+        if policy.lora is not None:
+            policy.export_adapter(self.folder / "adapter")
+        aside = self.folder / ".model"
+        if self.world.main:
+            shutil.rmtree(aside, ignore_errors=True)
+        policy.export(aside)
+        if self.world.main:
+            if policy.lora is not None:
+                checkpoint.sync(self.folder / "adapter")
+            checkpoint.sync(aside)
+            os.replace(aside, self.folder / "model")
+            checkpoint.fsync(self.folder)
+        self.world.barrier("the final model")
+        self._append("events.jsonl", {"step": steps, "kind": "finished", "message": "all steps are done"})
+
+    # --- stopping -----------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def interruptible(self) -> Iterator[None]:
+        """The first Ctrl-C asks the loop to save and stop, a second one stops at once; SIGTERM: see `hone.base.stop`.
+
+        Whatever ends the loop, a checkpoint that is being written is waited for.
+        """
+        try:
+            with self._stop.listening():
+                try:
+                    yield
+                except Stopping:  # in the middle of a step: what there was at its beginning is still there
+                    step, policy, course = self._at
+                    if step != self._saved:
+                        self.save(step, policy, course)
+                    self.settle()
+                    raise Preempted(step) from None
+                except BaseException:
+                    self._writer.join()
+                    if self._writer.error is not None:  # beside what ends the run anyway
+                        print(self._writer.error, file=sys.stderr, flush=True)
+                    raise
+                self.settle()
+        except Preempted:
+            raise
+        except BaseException:
+            self._stop.cancel()
+            raise
+
+    def breathe(self) -> None:
+        """Called now and then while answers are sampled: leaves the step in progress if the machine is about to go.
+
+        Several processes wait for each other in the middle of a step, so they stop together, after it.
+        """
+        if self._stop.preempted and self.world.size == 1:
+            raise Stopping
+
+    def stop_if_asked(self, step: int) -> None:
+        """Called between steps, after `checkpoint`: raises `Interrupted` or `Preempted` if it was asked for."""
+        if self._stopping:  # asked for since then: the next step saves first
+            self.settle()
+            raise Preempted(step) if self._preempted else Interrupted(step)
+
+    # --- files --------------------------------------------------------------------------------
+
+    def _append(self, name: str, row: Mapping[str, Any]) -> None:
+        if self.world.main:
+            jsonl.append(self.path(name), row)
+
+    def _write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        if self.world.main:
+            jsonl.write(self.path(name), rows)
+
+    def path(self, name: str) -> Path:
+        """Where to write a file of this run; the next checkpoint sees to it that it is on the disk."""
+        path = self.folder / name
+        path.parent.mkdir(exist_ok=True)
+        self._unsynced |= {path, path.parent}
+        return path

@@ -1,0 +1,1 @@
+"""The stages of a pipeline: the training loop, supervised training, generation."""

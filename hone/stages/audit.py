@@ -1,0 +1,192 @@
+"""Looking after finished and cut runs: is everything there exactly once, and a model of any checkpoint.
+
+hone runs check runs/demo                     # ledger against curriculum, rollouts, metrics, checksums
+hone export runs/demo@20 out/                 # an ordinary Hugging Face folder; also @best, or the end of the run
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from hone.base import jsonl
+from hone.base.settings import UserError
+from hone.base.validate import without_defaults
+from hone.learn import checkpoint
+from hone.measure.models import at_step, model_folder
+from hone.recipe.recipe import Recipe
+from hone.recipe.schedule import Phases
+from hone.runs import card
+from hone.tasks import make_task
+from hone.tasks.curriculum import Course
+
+Rows = Sequence[Mapping[str, Any]]
+
+
+# --- check ------------------------------------------------------------------------------------------------------------
+
+
+def check(folder: Path) -> tuple[list[str], int]:
+    """(lines to print, how many faults) of a run folder, all its stages. Raises UserError if there is none."""
+    subs = [folder]
+    if (folder / "stages.json").is_file():
+        subs = [folder / str(row["folder"]) for row in json.loads((folder / "stages.json").read_text())]
+    begun = [sub for sub in subs if (sub / "manifest.json").is_file()]
+    if not begun:
+        raise UserError(f"{folder}: no run has begun there; give the folder of one, such as runs/demo")
+    lines, count = [], 0
+    for sub in begun:
+        found = list(faults(sub))
+        rows = jsonl.read(sub / "ledger.jsonl")
+        prompts = sum(len(row["problems"]) for row in rows)
+        steps = len({row["step"] for row in rows})
+        saved = len(checkpoint.found(sub / "checkpoints"))
+        lines.append(f"{sub}: {steps} steps, {prompts} prompts, {saved} checkpoints: {len(found)} faults")
+        lines += [f"  {fault}" for fault in found]
+        count += len(found)
+    return lines, count
+
+
+def faults(folder: Path) -> Iterator[str]:
+    """What is wrong in the folder of one stage."""
+    metrics = jsonl.read(folder / "metrics.jsonl")
+    if [row["step"] for row in metrics] != list(range(len(metrics))):
+        yield "metrics.jsonl: a step is missing, twice there, or out of order"
+    for saved in checkpoint.found(folder / "checkpoints"):
+        if problem := checkpoint.fault(saved):
+            yield f"{saved.name}: {problem}"
+    ledger = jsonl.read(folder / "ledger.jsonl")
+    if not ledger and metrics:
+        yield "ledger.jsonl: not there; the run began with a version of hone that wrote none"
+        return
+    recipe = Recipe.model_validate(without_defaults(json.loads((folder / "config.resolved.json").read_text()), Recipe))
+    known = {row["step"] for row in metrics}
+    ledger = [row for row in ledger if row["step"] in known]  # one of a step that was cut is cut off when resumed
+    expected = _examples(recipe, folder, len(metrics)) if recipe.stage == "sft" else _draws(recipe, ledger, metrics)
+    yield from differences(ledger, expected)
+    if recipe.stage != "sft":
+        yield from _unlike_rollouts(folder, ledger, recipe.samples_per_prompt)
+
+
+def differences(ledger: Rows, expected: Mapping[tuple[int, int], Sequence[str]]) -> Iterator[str]:
+    """Lines for what was drawn and should not have been, or the other way round. `expected`: (step, round) -> ids."""
+    found: dict[tuple[int, int], list[str]] = {}
+    for row in ledger:
+        place = (row["step"], row["round"])
+        if place in found:
+            yield f"step {place[0]}, round {place[1]}: twice in the ledger"
+        found[place] = row["problems"]
+    for place in sorted(found.keys() | expected.keys()):
+        has, wants = Counter(found.get(place, ())), Counter(expected.get(place, ()))
+        for what, more in (("was lost", wants - has), ("came and was not drawn", has - wants)):
+            yield from (f"step {place[0]}, round {place[1]}: problem {name} {what}" for name in more)
+
+
+def _draws(recipe: Recipe, ledger: Rows, metrics: Rows) -> dict[tuple[int, int], list[str]]:
+    """What the curriculum draws, step by step, given how the problems before were answered."""
+    rows: dict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
+    for row in ledger:
+        rows[row["step"]][row["round"]] = row
+    phases = Phases(recipe) if recipe.stage == "rl" else None
+    problems = make_task(recipe.task, recipe.seed).problems("train")
+    levels = {problem.id: problem.level for problem in problems}
+    course = Course(problems, recipe.seed, recipe.curriculum)
+    expected = {}
+    for metric in metrics:
+        step = metric["step"]
+        now = recipe if phases is None else phases.at(step, int(metric.get("reset", 0)))
+        course.configure(now.curriculum)
+        drawn = [problem.id for problem in course.draw(step, now.prompts_per_step)]
+        expected[step, 0] = drawn
+        seen = list(drawn)
+        for number in range(1, len(rows[step])):
+            short = sum(len(row.get("replaced", ())) for n, row in rows[step].items() if n == number - 1)
+            more = [problem.id for problem in course.draw_others(step, number, short, without=set(seen))]
+            expected[step, number] = more
+            seen += more
+        course.count(
+            (levels.get(name, ""), right, graded)
+            for row in rows[step].values()
+            for name, right, graded in zip(row["problems"], row.get("correct", ()), row.get("graded", ()))
+        )
+    return expected
+
+
+def _examples(recipe: Recipe, folder: Path, steps: int) -> dict[tuple[int, int], list[str]]:
+    """What supervised training draws."""
+    from hone.stages.examples import draw, examples
+
+    found = examples(recipe, make_task(recipe.task, recipe.seed), folder).train
+    count = recipe.sft.examples_per_step
+    return {
+        (step, 0): [found[i].problem.id for i in draw(recipe.seed, step, len(found), count)] for step in range(steps)
+    }
+
+
+def _unlike_rollouts(folder: Path, ledger: Rows, samples: int) -> Iterator[str]:
+    by_step: dict[int, Counter[str]] = defaultdict(Counter)
+    for row in ledger:
+        by_step[row["step"]].update(row["problems"])
+    for step, wanted in by_step.items():
+        rows = jsonl.read(folder / "rollouts" / f"step_{step:06d}.jsonl")
+        if Counter(row["problem_id"] for row in rows) != Counter({n: count * samples for n, count in wanted.items()}):
+            yield f"rollouts/step_{step:06d}.jsonl: not the {samples} answers to each of the ledger's problems"
+
+
+# --- export -----------------------------------------------------------------------------------------------------------
+
+
+def export(target: str, out: Path, adapter: bool = False) -> str:
+    """Write the model of a run, RUN@STEP or RUN@best as an ordinary Hugging Face folder; says what it is.
+
+    An adapter is merged in; with `adapter` it is written alone, in peft's format. Raises UserError if `out` is there.
+    """
+    if out.exists():
+        raise UserError(f"{out}: is there already; give another folder, or remove it")
+    chosen = at_step(target)
+    if chosen.parent.name == "checkpoints" and (problem := checkpoint.fault(chosen)):
+        raise UserError(f"{chosen} is damaged ({problem}); export another step")
+    folder = model_folder(chosen)
+    aside = out.with_name(f".writing_{out.name}")
+    shutil.rmtree(aside, ignore_errors=True)
+    aside.parent.mkdir(parents=True, exist_ok=True)
+    what = _export_adapter(folder, aside) if adapter else _export_model(folder, aside)
+    card.write_exported(aside, folder, best=target.endswith("@best"))
+    checkpoint.sync(aside)
+    os.replace(aside, out)
+    return f"{out}: {what} of {folder}"
+
+
+def _export_model(folder: Path, out: Path) -> str:
+    from transformers import AutoConfig
+
+    from hone.model import lora
+    from hone.model.load import base_of, load_model, load_tokenizer
+    from hone.recipe.sections.model import ModelConfig
+
+    merged = lora.is_adapter(folder)
+    dtype = AutoConfig.from_pretrained(base_of(str(folder)) if merged else folder).dtype
+    name = str(dtype).removeprefix("torch.") if dtype is not None else "float32"
+    config = ModelConfig(path=str(folder), dtype=name)
+    load_model(config).save_pretrained(out)
+    load_tokenizer(config).save_pretrained(out)
+    return "model, its adapter merged in," if merged else "model"
+
+
+def _export_adapter(folder: Path, out: Path) -> str:
+    from safetensors.torch import save_file
+
+    from hone.model import lora, shards
+
+    if not lora.is_adapter(folder) and folder.name == "model":  # the end of a run has both
+        folder = folder.parent / "adapter"
+    if not lora.is_adapter(folder):
+        raise UserError(f"{folder}: no adapter there; the run trained all weights, so leave out --adapter")
+    shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(shards.whole(folder), out / lora.WEIGHTS_FILE, metadata={"format": "pt"})
+    return "adapter"

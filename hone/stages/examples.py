@@ -1,0 +1,211 @@
+"""Supervised training: on worked answers that the task writes, or on a dataset, such as a teacher's answers.
+
+    hone train RECIPE            with `stage: sft`
+
+Which examples and in which order depends on the seed alone, so a cut run continues exactly. The validation loss is that
+of problems that are not trained on: of the task's validation split, or of those held out from the dataset.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+
+from hone.base.progress import Clock
+from hone.base.settings import UserError
+from hone.base.world import World
+from hone.learn.pack import pack
+from hone.learn.policy import Policy
+from hone.learn.reduce import token_weights
+from hone.learn.samples import supervised_sample
+from hone.preflight.plan.rehearse import rehearse_examples
+from hone.recipe.recipe import Recipe
+from hone.recipe.sections.model import ModelConfig
+from hone.recipe.stages import beside
+from hone.rollout.prompts import Renderer
+from hone.runs.writer import Run
+from hone.stages.guard import guard
+from hone.tasks import make_task
+from hone.tasks.base import Task, TracedTask
+from hone.tasks.rows.pairs import key_of, read_pairs, split
+from hone.tasks.rows.task import canonical
+from hone.types import Example, MicroBatch, Problem, Sample, Split
+
+HELD_OUT: tuple[Split, ...] = ("validation", "test")
+
+
+@dataclass(frozen=True)
+class Examples:
+    """What is learned, and what is only measured."""
+
+    train: list[Example]
+    validation: list[Example]
+    report: tuple[str, ...] = ()  # what was left out, one line per fact
+
+
+def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
+    """Train `model` in `folder`, from the beginning or from the last checkpoint there.
+
+    Raises `hone.runs.writer.Interrupted` after saving, if the user asked to stop.
+    """
+    world = World.from_env(recipe.parallel)
+    task = make_task(recipe.task, recipe.seed)
+    found = examples(recipe, task, folder)
+    size, count = len(found.train), recipe.sft.examples_per_step
+    steps = recipe.sft.epochs * size // count
+    if not steps:
+        raise UserError(
+            f"sft: {size} examples in {recipe.sft.epochs} epoch(s) are less than one step (sft.examples_per_step "
+            f"{count}); give more, or smaller steps"
+        )
+    policy = Policy.load(
+        model, recipe.optim, steps, lora=recipe.lora, layers=recipe.layers, seed=recipe.seed, world=world
+    )
+    renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
+    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    for line in found.report:
+        run.event("data", line)
+    parts = ([to_sample(e, renderer) for e in part] for part in (found.train, found.validation))
+    samples, held_out = (fitting(part, policy) for part in parts)
+    budget, share = recipe.tokens_per_microbatch, recipe.share_prompts
+    packer = partial(pack, tokens_per_microbatch=budget, share_prompts=share, parts=world.data)
+
+    first = run.resume(policy)
+    rehearse_examples(run, recipe, model, policy, samples)
+    with run.interruptible(), run.track("SFT", steps, first) as progress:
+        for step in range(first, steps):
+            clock = Clock()
+            chosen = [samples[i] for i in draw(recipe.seed, step, size, count)]
+            weights = token_weights([int(s.trained.sum()) for s in chosen], "token_mean")
+            batches = packer(chosen, list(weights))
+            stats = policy.imitate(batches)
+            clock.lap("train")
+            row: dict[str, float | str] = {
+                "phase": "sft",
+                "loss": stats.loss,
+                "grad_norm": stats.grad_norm,
+                "lr": stats.metrics["lr"],
+                "entropy": stats.metrics["entropy"],
+                "trained_tokens": stats.num_tokens,
+                "skipped": stats.metrics["skipped"],
+            }
+            if held_out and validation_due(recipe, step, steps, size):
+                row["validation_loss"] = mean_loss(policy, packer(held_out, [0.0] * len(held_out)))
+                progress.say(f"after step {step + 1}: validation loss {row['validation_loss']:.4f}")
+                clock.lap("validate")
+            run.log_prompts(step, [[s.problem_id for s in chosen]], ())
+            run.log(step, row, clock.seconds())
+            guard(run, step, stats, [batches], chosen, recipe.watch)
+            run.checkpoint(step + 1, policy)
+            progress.advance(f"loss {stats.loss:.4f}")
+            run.stop_if_asked(step + 1)
+    run.finish(policy, steps)
+
+
+# --- examples ---------------------------------------------------------------------------------------------------------
+
+
+def examples(recipe: Recipe, task: Task, folder: Path) -> Examples:
+    """Of the task or of `sft.data`. Raises UserError if there are none."""
+    if recipe.sft.data is not None:
+        return of_dataset(recipe, task, beside(recipe.sft.data, folder, "dataset.jsonl"))
+    if not isinstance(task, TracedTask):
+        raise UserError(
+            f"task {task.name} writes no worked answers to learn from; stage: sft needs a task that does, or sft.data"
+        )
+    validation = task.problems("validation") if recipe.sft.validate_every else ()
+    if recipe.sft.validate_every and not validation:
+        raise UserError(f"sft.validate_every: the validation split of task {task.name} is empty; give it a size, or 0")
+    return Examples(
+        traces(recipe, task, task.problems("train"), recipe.sft.examples, stream=1),
+        traces(recipe, task, validation, len(validation), stream=4),
+    )
+
+
+def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count: int, stream: int) -> list[Example]:
+    """Problems, in turn, each with a trace in a style drawn by its share."""
+    styles = list(recipe.sft.styles)
+    shares = np.asarray([recipe.sft.styles[s] for s in styles])
+    rng = np.random.default_rng((recipe.seed, stream))
+    chosen = rng.choice(len(styles), size=count, p=shares / shares.sum())
+    return [
+        task.trace(problems[i % len(problems)], styles[style], seed=recipe.seed * 1_000_003 + i)
+        for i, style in enumerate(chosen.tolist())
+    ]
+
+
+def of_dataset(recipe: Recipe, task: Task, source: str) -> Examples:
+    """Its own validation split if it has one, else problems held out from the rest; none that evaluation will ask."""
+    found = read_pairs(source)
+    pool, held_out = [*found.get("train", ()), *found.get("all", ())], found.get("validation", [])
+    later = [problem for name in HELD_OUT for problem in task.problems(name)]
+    asked = {form for problem in later for form in (canonical(problem), key_of(problem))}
+    clean = [pair for pair in pool if key_of(pair.problem) not in asked]
+    if not clean:
+        raise UserError(
+            f"sft.data: {source} has no rows to train on; {len(pool)} are in splits that are not trained on"
+        )
+    lines = []
+    if len(clean) < len(pool):
+        more = f"{len(pool) - len(clean)} of {len(pool)} examples left out"
+        lines.append(f"{more}: their questions are in the validation or test split of task {task.name}")
+    if held_out:
+        known = {key_of(pair.problem) for pair in held_out}
+        train = [pair for pair in clean if key_of(pair.problem) not in known]
+    else:
+        train, held_out = split(clean, recipe.sft.validation)
+    problems = [len({key_of(pair.problem) for pair in part}) for part in (train, held_out)]
+    lines.append(
+        f"{len(train)} examples of {problems[0]} problems to train on, {len(held_out)} of {problems[1]} held out"
+    )
+    return Examples(train, held_out, tuple(lines))
+
+
+def to_sample(example: Example, renderer: Renderer) -> Sample:
+    """Raises UserError for an answer that cannot follow the prompt of this model."""
+    prompt = renderer.prompt_ids(example.problem)
+    try:
+        return supervised_sample(example.problem.id, prompt, renderer.completion_ids(example.text))
+    except ValueError as error:
+        raise UserError(f"sft: {example.problem.id}: {error}; see prompt.open_think and the chat template") from error
+
+
+def fitting(samples: list[Sample], policy: Policy) -> list[Sample]:
+    """The samples. Raises UserError for one that is longer than what the model can read."""
+    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    longest = max(samples, key=lambda s: len(s.token_ids), default=None)
+    if limit is not None and longest is not None and len(longest.token_ids) > limit:
+        many = sum(len(s.token_ids) > limit for s in samples)
+        raise UserError(
+            f"sft: {many} of {len(samples)} examples are longer than the model's context of {limit} tokens, the "
+            f"longest ({longest.problem_id}) {len(longest.token_ids)}; leave them out of the data"
+        )
+    return samples
+
+
+def draw(seed: int, step: int, size: int, count: int) -> Sequence[int]:
+    """The `count` examples, of `size`, of a step: every one once per epoch, each epoch in an order of its own."""
+    places = range(step * count, (step + 1) * count)
+    orders = {e: np.random.default_rng((seed, 2, e)).permutation(size) for e in {p // size for p in places}}
+    return [int(orders[p // size][p % size]) for p in places]
+
+
+# --- validation -------------------------------------------------------------------------------------------------------
+
+
+def validation_due(recipe: Recipe, step: int, steps: int, size: int) -> bool:
+    """Whether the loss on held-out problems is measured after a step: every so many, or when an epoch is over."""
+    every, count = recipe.sft.validate_every, recipe.sft.examples_per_step
+    if every is None:
+        return (step + 1) * count // size > step * count // size or step + 1 == steps
+    return bool(every) and ((step + 1) % every == 0 or step + 1 == steps)
+
+
+def mean_loss(policy: Policy, batches: Sequence[MicroBatch]) -> float:
+    """Cross-entropy in nats per token, over all tokens of all answers."""
+    values = np.concatenate(policy.logprobs(batches, 1.0))
+    return float(-values.astype(np.float64).mean())

@@ -1,0 +1,310 @@
+"""Distillation's first half: a teacher answers the training problems, and its right answers become a dataset.
+
+    hone train RECIPE            with `stage: generate`
+
+    RUN/samples/shard_00000.jsonl   every answer; a row is appended when its answer is complete
+    RUN/dataset.jsonl               those that were kept, for `sft.data`; written last, so the stage is then complete
+    RUN/counts.json                 problems, right answers and kept ones, by level
+
+A row of a shard: {"problem_id": "knights-train-0003", "index": 2, "verdict": "correct", "tokens": 112, "finish":
+"stop", "text": "<think>...", "teacher": "stages.rl", "sampling": {"temperature": 1.0, ...}, "seed": 7, ...}
+A row of the dataset: {"prompt": [{"role": "user", ...}], "completion": [{"role": "assistant", ...}], ...}. Its prompt
+is the problem alone: whoever learns from it renders it with a template and a system prompt of its own.
+
+Random numbers are keyed by (seed, problem, sample): a stage that was cut goes on with the answer it lacks.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+
+from hone.base import jsonl
+from hone.base.progress import Track
+from hone.base.settings import UserError
+from hone.base.world import World
+from hone.measure import hosted
+from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.recipe.recipe import Recipe
+from hone.recipe.sections.model import ModelConfig
+from hone.recipe.stages import PREFIX
+from hone.rewards.base import judge_all
+from hone.rollout.native.engine import NativeEngine
+from hone.rollout.native.requests import Request
+from hone.rollout.prompts import Renderer
+from hone.rollout.text import decoder
+from hone.runs.writer import Run
+from hone.tasks import make_task
+from hone.tasks.base import Task
+from hone.tasks.rows.task import canonical
+from hone.types import VERIFIER_FAILURES, Problem, Rollout, Turn
+
+Key = tuple[int, int]  # (place of the problem in the split, sample)
+Row = Mapping[str, Any]
+
+DATASET = "dataset.jsonl"
+
+#: Added to the recipe's seed: the random numbers of no training step, evaluation or check.
+GENERATE_SEED = 1 << 43
+
+
+class Teacher(Protocol):
+    """Answers problems."""
+
+    name: str  # where it is
+
+    def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
+        """Every wanted sample, in the order in which they are done; some at once."""
+        ...
+
+
+def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
+    """Let `model`, or the endpoint that the recipe names, answer; then keep what is to be imitated.
+
+    Raises UserError if the folder holds answers of another teacher, or if no answer is right.
+    """
+    world = World.from_env(recipe.parallel)
+    task = make_task(recipe.task, recipe.seed)
+    problems = task.problems("train")[: recipe.generate.problems]
+    if not problems:
+        raise UserError(f"generate: the train split of task {task.name} is empty; give it a size, e.g. 1000")
+    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    name = teacher_name(recipe)
+    per_shard, samples = recipe.generate.problems_per_shard, recipe.samples_per_prompt
+    shards = [range(at, min(at + per_shard, len(problems))) for at in range(0, len(problems), per_shard)]
+    paths = [run.path("samples") / f"shard_{i:05d}.jsonl" for i in range(len(shards))]
+
+    def there_already() -> list[set[Key]]:
+        paths[0].parent.mkdir(exist_ok=True)
+        return [finished(path, name, problems, shard) for path, shard in zip(paths, shards, strict=True)]
+
+    done = world.on_main(there_already, "the answers that are there already")
+    total, there = len(problems) * samples, sum(map(len, done))
+    if there:
+        run.event("resumed", f"{there} of {total} answers are there already")
+    teacher: Teacher | None = None
+    with Track("generate", total, there, world.main) as progress:
+        for i, (path, shard, have) in enumerate(zip(paths, shards, done, strict=True)):
+            if i % world.size == 0:  # each process fills one of the next shards
+                world.barrier(f"the shards before {path.name}")
+            if i % world.size != world.rank:
+                continue
+            wanted = [(i, g) for i in shard for g in range(samples) if (i, g) not in have]
+            if wanted:
+                teacher = teacher or make_teacher(recipe, model, task)
+                fill(path, wanted, problems, teacher, task, recipe, progress)
+            tidy(path)
+    world.barrier("the last shards")
+    world.on_main(lambda: finish(run, recipe, [row for path in paths for row in jsonl.read(path)], problems))
+
+
+def finished(path: Path, teacher: str, problems: Sequence[Problem], shard: range) -> set[Key]:
+    """What a shard holds already; a line that a kill has torn is dropped. Raises UserError for another's answers."""
+    jsonl.keep(path, lambda row: True)
+    found = set()
+    for row in jsonl.read(path):
+        i = row["number"]
+        if i not in shard or row["problem_id"] != problems[i].id or row["teacher"] != teacher:
+            raise UserError(
+                f"{path} holds answers of {row['teacher']} to other problems, or of another teacher than {teacher}; "
+                "move the run away, or give it another name"
+            )
+        found.add((i, row["index"]))
+    return found
+
+
+def fill(
+    path: Path,
+    wanted: Sequence[Key],
+    problems: Sequence[Problem],
+    teacher: Teacher,
+    task: Task,
+    recipe: Recipe,
+    progress: Track,
+) -> None:
+    """Append the wanted answers to a shard, each as it is done."""
+    sampling = recipe.sampling.model_dump(mode="json")
+    right = 0
+    for some in teacher.answers(wanted, problems):
+        judged = judge_all(task, [(problems[i], rollout) for (i, _), rollout in some])
+        for ((i, g), rollout), one in zip(some, judged, strict=True):
+            row = {
+                "number": i,
+                "problem_id": problems[i].id,
+                "index": g,
+                "level": problems[i].level,
+                "domain": problems[i].domain,
+                "verdict": one.grade.verdict,
+                "extracted": one.grade.extracted,
+                "tokens": rollout.num_tokens,
+                "finish": rollout.finish,
+                "text": rollout.text,
+                "teacher": teacher.name,
+                "sampling": sampling,
+                "seed": recipe.seed,
+            }
+            jsonl.append(path, row)
+            right += one.grade.verdict == "correct"
+            progress.advance(f"{right} right in {path.stem}")
+
+
+def tidy(path: Path) -> None:
+    """A shard that is complete stands in order, however often it was cut; then it is never written again."""
+    rows = jsonl.read(path)
+    rows_in_order = sorted(rows, key=lambda row: (row["number"], row["index"]))
+    if rows != rows_in_order:
+        jsonl.write(path, rows_in_order)
+
+
+# --- rejection --------------------------------------------------------------------------------------------------------
+
+
+def right(row: Row) -> bool:
+    """Whether an answer may be imitated: correct, and brought to an end by the teacher itself."""
+    return bool(row["verdict"] == "correct" and row["finish"] == "stop")
+
+
+def reject(rows: Sequence[Row], keep: str, seed: int) -> list[Row]:
+    """Of the answers to each problem those to imitate; none of a problem without a right one.
+
+    `first`: the one of the lowest index. `shortest`: in tokens. `random`: any, by the seed. `all`: every distinct text.
+    """
+    by_problem: dict[int, list[Row]] = {}
+    for row in rows:
+        if right(row):
+            by_problem.setdefault(row["number"], []).append(row)
+    kept: list[Row] = []
+    for number, found in sorted(by_problem.items()):
+        found = sorted(found, key=lambda row: row["index"])
+        if keep == "first":
+            kept.append(found[0])
+        elif keep == "shortest":
+            kept.append(min(found, key=lambda row: (row["tokens"], len(row["text"]))))
+        elif keep == "random":
+            kept.append(found[np.random.default_rng((seed, 3, number)).integers(len(found))])
+        else:
+            kept += {" ".join(row["text"].split()): row for row in reversed(found)}.values()
+    return sorted(kept, key=lambda row: (row["number"], row["index"]))
+
+
+def counts(rows: Sequence[Row], kept: Sequence[Row]) -> dict[str, dict[str, int]]:
+    """By level, and of `all`: problems, those with a right answer, answers, right ones, kept ones."""
+    result: dict[str, dict[str, int]] = {}
+    for level in [*sorted({row["level"] for row in rows}), "all"]:
+        of = [row for row in rows if level in (row["level"], "all")]
+        result[level] = {
+            "problems": len({row["number"] for row in of}),
+            "solved": len({row["number"] for row in of if right(row)}),
+            "answers": len(of),
+            "correct": sum(row["verdict"] == "correct" for row in of),
+            "correct_but_cut": sum(row["verdict"] == "correct" and not right(row) for row in of),
+            "ungraded": sum(row["verdict"] in VERIFIER_FAILURES for row in of),
+            "kept": sum(level in (row["level"], "all") for row in kept),
+        }
+    return result
+
+
+def finish(run: Run, recipe: Recipe, rows: Sequence[Row], problems: Sequence[Problem]) -> None:
+    """Write the dataset and say what is in it."""
+    kept = reject(rows, recipe.generate.keep, recipe.seed)
+    found = counts(rows, kept)
+    jsonl.replace(run.path("counts.json"), json.dumps(found, indent=1))
+    said = ", ".join(f"{level}: {c['solved']} of {c['problems']}" for level, c in found.items())
+    message = f"problems with a right answer: {said}; {found['all']['kept']} answers kept ({recipe.generate.keep})"
+    if not kept:
+        raise UserError(
+            f"{run.folder}: no answer of the teacher is right, so there is nothing to learn from; {message}"
+        )
+    run.event("dataset", message, **found["all"])
+    jsonl.write(run.path(DATASET), [dataset_row(row, problems[row["number"]]) for row in kept])
+    run.event("finished", f"{len(rows)} answers to {len(problems)} problems")
+
+
+def dataset_row(row: Row, problem: Problem) -> dict[str, Any]:
+    """In the form that most supervised trainers read: a conversational prompt with its completion."""
+    return {
+        "prompt": [dict(message) for message in problem.messages],
+        "completion": [{"role": "assistant", "content": row["text"]}],
+        **{key: row[key] for key in ("problem_id", "level", "domain", "index", "tokens", "teacher")},
+        "canonical": canonical(problem),  # by which problems are held out: the same puzzle may come under other names
+    }
+
+
+# --- teachers ---------------------------------------------------------------------------------------------------------
+
+
+def teacher_name(recipe: Recipe) -> str:
+    """As the recipe says it, so that a run folder can be moved."""
+    start = recipe.model.path if recipe.model.stage is None else f"{PREFIX}{recipe.model.stage}"
+    return recipe.teacher or start
+
+
+def make_teacher(recipe: Recipe, model: ModelConfig, task: Task) -> Teacher:
+    if recipe.teacher is not None and "://" in recipe.teacher:
+        return Hosted(hosted.Endpoint.parse(recipe.teacher), recipe, task)
+    return Local(recipe, model if recipe.teacher is None else model.model_copy(update={"revision": None}), task)
+
+
+class Local:
+    """A model in our own engine; a finished answer makes room for the next one."""
+
+    def __init__(self, recipe: Recipe, config: ModelConfig, task: Task) -> None:
+        self.name, self.recipe = teacher_name(recipe), recipe
+        model, tokenizer = load_model(config).eval(), load_tokenizer(config)
+        self.renderer = Renderer(tokenizer, recipe.prompt, task.system)
+        stops = stop_token_ids(model, tokenizer)
+        self.engine = NativeEngine(model, stops, recipe.rollout, decode=decoder(tokenizer))
+
+    def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
+        most = {i: g + 1 for i, g in wanted}  # in order: the last sample of each
+        missing, seed = set(wanted), self.recipe.seed * 1_000_003 + GENERATE_SEED
+        requests = [
+            Request(self.renderer.prompt_ids(problems[i]), self.recipe.sampling, seed, i, n) for i, n in most.items()
+        ]
+        with self.engine.open() as core:
+            place = dict(zip(core.submit(requests), most))
+            while core.busy:
+                done = [
+                    (key, self._rollout(problems[key[0]], key[1], output.turn))
+                    for output in core.step()
+                    if output.turn is not None and (key := (place[output.request], output.sample)) in missing
+                ]
+                if done:
+                    yield done
+
+    def _rollout(self, problem: Problem, index: int, turn: Turn) -> Rollout:
+        return Rollout(problem.id, index, (turn,), self.renderer.text(turn.completion_ids))
+
+
+class Hosted:
+    """An OpenAI-compatible endpoint; it renders the messages itself."""
+
+    def __init__(self, endpoint: hosted.Endpoint, recipe: Recipe, task: Task) -> None:
+        self.name, self.endpoint, self.recipe = teacher_name(recipe), endpoint, recipe
+        self.system = task.system if recipe.prompt.system is None else recipe.prompt.system
+
+    def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
+        def ask(key: Key) -> tuple[Key, Rollout]:
+            i, g = key
+            messages = [dict(message) for message in problems[i].messages]
+            if self.system and not any(message["role"] == "system" for message in messages):
+                messages = [{"role": "system", "content": self.system}, *messages]
+            seed = (self.recipe.seed * 1_000_003 + 1009 * i + g) % 2**31  # what most endpoints take
+            said = hosted.complete(self.endpoint, messages, self.recipe.sampling, seed)
+            unseen = np.zeros(said.tokens, np.int64)  # an endpoint returns no tokens, only how many there were
+            turn = Turn(np.zeros(1, np.int64), unseen, unseen.astype(np.float32), said.finish, 0)
+            return key, Rollout(problems[i].id, g, (turn,), said.text)
+
+        with ThreadPoolExecutor(self.recipe.generate.concurrency) as pool:
+            futures = [pool.submit(ask, key) for key in wanted]
+            try:
+                for future in as_completed(futures):
+                    yield [future.result()]
+            finally:
+                for future in futures:  # after an error, do not pay for the rest
+                    future.cancel()

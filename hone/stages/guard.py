@@ -1,0 +1,157 @@
+"""Guards of the update: what is not finite is skipped and kept for a look; what pulls too hard is named.
+
+guard(run, step, stats, updates, samples, watch)        # after every `run.log`
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping, Sequence
+from itertools import takewhile
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+
+from hone.base.settings import UserError
+from hone.recipe.sections.algo import WatchConfig
+from hone.rewards.base import failures
+from hone.runs.writer import Run
+from hone.types import TOKEN_FIELDS, VERIFIER_FAILURES, Block, Group, MicroBatch, Sample, StepStats
+
+#: How many samples a warning names.
+NAMED = 3
+_TENSORS = ("inputs", "positions", "targets", *TOKEN_FIELDS)
+
+
+class NonFiniteUpdate(UserError):
+    """Raised when step after step an update had to be skipped because its loss or gradient was not finite."""
+
+
+def guard(
+    run: Run,
+    step: int,
+    stats: StepStats,
+    updates: Sequence[Sequence[MicroBatch]],
+    samples: Sequence[Sample],
+    watch: WatchConfig,
+) -> None:
+    """Events for a skipped update and for a gradient far larger than before; both name samples.
+
+    The policy has skipped the update already. Raises NonFiniteUpdate after `watch.max_skipped` such steps in a row.
+    `run.history` ends with this step's row.
+    """
+    if stats.metrics["skipped"]:
+        name = f"skipped/step_{step:06d}.safetensors"
+        path = run.folder / name
+        if run.world.main:
+            write_batches(run.path(name), updates)
+        run.event(
+            "update_skipped",
+            f"step {step}: {stats.metrics['skipped']:.0f} of {len(updates)} updates had a loss or gradient that is not "
+            f"finite and left the weights alone; the batch is in {path}. {_culprits(stats, samples)}",
+            step,
+            file=name,
+        )
+        if skipped_in_a_row(run.history) >= watch.max_skipped:
+            raise NonFiniteUpdate(
+                f"{run.folder}: {watch.max_skipped} steps in a row (watch.max_skipped) had an update that was not "
+                f"finite: lower optim.lr, or look at {path.parent} and at the samples of these steps"
+            )
+        return
+    usual = usual_grad_norm(run.history[:-1], watch)
+    if usual is not None and stats.grad_norm > watch.grad_norm_rise * usual:
+        run.event(
+            "grad_spike",
+            f"step {step}: gradient norm {stats.grad_norm:.3g} is {stats.grad_norm / usual:.1f} times the usual "
+            f"{usual:.3g}. {_culprits(stats, samples)}",
+            step,
+        )
+
+
+def guard_rewards(run: Run, step: int, groups: Sequence[Group], watch: WatchConfig) -> None:
+    """An event for samples that were left out because their verifier failed, with the reasons.
+
+    Raises UserError after `watch.max_unscored` steps in a row in which that was every sample.
+    """
+    message = failures(groups)
+    if message is None:
+        return
+    run.event("verifier", message, step)
+    lost = [sum(row.get(f"verdict/{kind}", 0.0) for kind in VERIFIER_FAILURES) for row in run.history]
+    if len(lost) >= watch.max_unscored and min(lost[-watch.max_unscored :]) > 0.999:
+        raise UserError(
+            f"{run.folder}: not one sample had a reward in {watch.max_unscored} steps in a row (watch.max_unscored): "
+            f"{message}. When the verifier works again, go on with --resume"
+        )
+
+
+def skipped_in_a_row(history: Sequence[Mapping[str, Any]]) -> int:
+    """Steps at the end of the history that had a skipped update; steps without any update say nothing."""
+    tried = [row for row in history if row.get("trained_tokens") != 0]
+    return len(list(takewhile(lambda row: bool(row.get("skipped")), reversed(tried))))
+
+
+def usual_grad_norm(history: Sequence[Mapping[str, Any]], watch: WatchConfig) -> float | None:
+    """Median over the last steps that had a gradient, or None if these are too few to say."""
+    recent = [row["grad_norm"] for row in history[-4 * watch.window :]]
+    norms = [x for x in recent if x is not None and math.isfinite(x) and x > 0.0]
+    return median(norms) if len(norms) >= watch.window else None
+
+
+def _culprits(stats: StepStats, samples: Sequence[Sample]) -> str:
+    """The samples with the largest share of the squared gradient at the last hidden states; not finite ones first."""
+    squares = {i: norm * norm if math.isfinite(norm) else math.inf for i, norm in stats.grad_norms.items()}
+    broken = sorted(i for i, x in squares.items() if math.isinf(x))
+    if broken:
+        names = ", ".join(_name(i, samples) for i in broken[:NAMED])
+        return f"Not finite in {len(broken)} of {len(squares)} samples: {names}"
+    total = sum(squares.values()) or 1.0
+    first = sorted(squares, key=lambda i: -squares[i])[:NAMED]
+    return "Largest shares: " + ", ".join(f"{_name(i, samples)} {100 * squares[i] / total:.0f}%" for i in first)
+
+
+def _name(i: int, samples: Sequence[Sample]) -> str:
+    """The number is that of the sample in the step; in RL it is its line in the step's rollouts file."""
+    return f"{samples[i].problem_id} (sample {i + 1})"
+
+
+# --- batches on disk --------------------------------------------------------------------------
+
+
+def write_batches(path: Path, updates: Sequence[Sequence[MicroBatch]]) -> None:
+    """All that the updates of one step were computed from."""
+    tensors, shapes = {}, []
+    for u, batches in enumerate(updates):
+        for b, batch in enumerate(batches):
+            for name in _TENSORS:
+                if (value := getattr(batch, name)) is not None:
+                    tensors[f"{u}.{b}.{name}"] = value.contiguous()
+            layout = [(block.prompt_len, block.completion_lens) for block in batch.layout]
+            shapes.append({"update": u, "layout": layout, "sample_ids": batch.sample_ids})
+    aside = path.with_name(path.name + ".writing")
+    save_file(tensors, aside, metadata={"batches": json.dumps(shapes)})
+    os.replace(aside, path)
+
+
+def read_batches(path: Path) -> list[list[MicroBatch]]:
+    """What `write_batches` wrote, to compute it again."""
+    updates: list[list[MicroBatch]] = []
+    with safe_open(path, "pt") as file:
+        names = set(file.keys())
+        for shape in json.loads(file.metadata()["batches"]):
+            u = shape["update"]
+            while len(updates) <= u:
+                updates.append([])
+            prefix = f"{u}.{len(updates[u])}."
+            tensors: dict[str, torch.Tensor] = {
+                name: file.get_tensor(prefix + name) for name in _TENSORS if prefix + name in names
+            }
+            layout = tuple(Block(prompt, tuple(lens)) for prompt, lens in shape["layout"])
+            updates[u].append(MicroBatch(layout=layout, sample_ids=tuple(shape["sample_ids"]), **tensors))
+    return updates

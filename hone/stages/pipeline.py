@@ -1,0 +1,263 @@
+"""Stages, one after the other: each goes on with the model of the one before it, or of the one that it names.
+
+runs/NAME/                 a recipe of one stage: its run folder
+runs/NAME/base/            the from-scratch model, if the recipe asks for `tiny`
+runs/NAME/STAGE/           with `stages:`, one run folder each, its own `base` in it if it begins another model
+runs/NAME/stages.json      which stages there are, and where
+runs/NAME/results.json     what came out, with seconds and peak memory
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from itertools import islice, takewhile
+from pathlib import Path
+from typing import Any
+
+from hone.base import jsonl
+from hone.base.aside import finished, set_aside
+from hone.base.settings import UserError
+from hone.base.stop import Interrupted, Preempted
+from hone.base.validate import with_defaults
+from hone.base.world import World
+from hone.model import tiny
+from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
+from hone.recipe.recipe import Pipeline, Recipe, resolved
+from hone.recipe.sections.model import ModelConfig
+from hone.recipe.stages import MODELLESS, beside
+from hone.runs import card
+from hone.runs.retention import best_validated
+from hone.runs.sinks import check_installed, copying
+from hone.stages import examples as sft
+from hone.stages import generate as distil
+from hone.stages import loop as rl
+from hone.stages import prefetch as rl_async
+from hone.stages import teacher as onpolicy
+from hone.tasks import make_task
+from hone.tasks.base import TracedTask
+
+STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": onpolicy.train}
+
+#: What a stage writes last, in one step: it is there when the stage is complete.
+OUTPUT = {**dict.fromkeys(STAGES, "model"), "generate": distil.DATASET}
+
+#: Settings of how a stage is run, which a finished one need not share.
+ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
+
+#: Texts that the tokenizer of `tiny` is trained on, at most.
+TOKENIZER_TEXTS = 4000
+
+
+def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
+    """Train every stage; returns the run folder.
+
+    A folder from an earlier run is set aside under another name, never overwritten; with `resume`
+    it is continued instead. Raises `Interrupted` when the user asked to stop, after saving.
+    """
+    folder = Path(recipe.runs) / recipe.name
+    stages = stages_of(recipe)
+    check_installed({name for stage, _ in stages for name in stage.sinks})
+    world = World.from_env(stages[0][0].parallel)
+    done = world.on_main(lambda: begin(recipe, folder, resume), "the run folder")
+    if done is None:
+        return folder
+    with contextlib.ExitStack() as around:
+        if world.main:
+            around.enter_context(session(folder))
+            around.enter_context(how_to_go_on(folder))
+        for stage, sub in stages[done:]:
+            train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
+    world.on_main(lambda: write_results(folder, stages), "the results")
+    if world.main:
+        print(f"{folder} is done; look at it: hone report {folder}", file=sys.stderr)
+    world.close()
+    return folder
+
+
+def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Path, world: World) -> None:
+    """One stage of the run in `folder`."""
+    # A stage that comes first, or alone, has the base of the whole run.
+    base = folder / "base" if sub == stages_of(recipe)[0][1] else folder / sub / "base"
+    model = world.on_main(lambda: str(first_model(stage, folder / sub, base)), "the model to begin with")
+    sinks = stage.sinks if world.main else ()
+    name = f"{recipe.name}-{sub}" if sub.parts else recipe.name
+    with copying(folder / sub, sinks, name), explained(stage, folder / sub, world):
+        loop(stage)(stage, folder / sub, stage.model.at(model))
+
+
+def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
+    """Make the run folder ready: how many stages are done already, or None if the run is finished."""
+    stages = stages_of(recipe)
+    if folder.exists() and not resume:
+        set_aside(folder)
+    if resume and not folder.exists():
+        print(f"{folder}: there is no run to go on with; it begins now", file=sys.stderr)
+    if finished(folder):
+        return None
+    done = list(takewhile(lambda s: (folder / s[1] / OUTPUT[s[0].stage]).exists(), stages))
+    for _, sub in stages:
+        fill_defaults(folder / sub / "config.resolved.json")
+    for stage, sub in done:
+        check_unchanged(stage, folder / sub)
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [
+        {"name": stage.name, "kind": stage.stage, "folder": str(sub), "goes_on_with": stage.model.stage}
+        for stage, sub in stages
+    ]
+    if isinstance(recipe, Pipeline):
+        jsonl.replace(folder / "stages.json", json.dumps(rows, indent=1))
+        jsonl.replace(folder / "config.resolved.json", json.dumps(resolved(recipe), indent=1))
+    return len(done)
+
+
+def loop(stage: Recipe) -> Callable[[Recipe, Path, ModelConfig], None]:
+    return rl_async.train if stage.stage == "rl" and stage.rollout.ahead else STAGES[stage.stage]
+
+
+def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
+    """The stages with their folders, relative to the run folder."""
+    if isinstance(recipe, Pipeline):
+        return [(stage, Path(stage.name)) for stage in recipe.stages]
+    return [(recipe, Path())]
+
+
+@contextlib.contextmanager
+def how_to_go_on(folder: Path) -> Iterator[None]:
+    """Says, after a Ctrl-C, what was saved and how to continue."""
+    try:
+        yield
+    except (KeyboardInterrupt, Preempted) as stop:
+        how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
+        saved = stop if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved counts"
+        print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
+        raise
+
+
+def fill_defaults(resolved: Path) -> None:
+    """A run that began before a setting was there has it at its default, and so no other settings than now."""
+    if resolved.exists() and "stages" not in (stored := json.loads(resolved.read_text())):
+        jsonl.replace(resolved, json.dumps(with_defaults(stored, Recipe), indent=1))
+
+
+def check_unchanged(stage: Recipe, folder: Path) -> None:
+    """A finished stage counts only for the settings that it was trained with. Raises UserError for others."""
+    before = json.loads((folder / "config.resolved.json").read_text())
+    now = stage.model_dump(mode="json")
+    other = sorted(key for key in now if now[key] != before.get(key) and key not in ELSEWHERE)
+    if other:
+        raise UserError(
+            f"{folder} is finished, but with other settings of {', '.join(other)}; resume with the old ones, "
+            "or give the run another name"
+        )
+
+
+def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
+    """Where a stage with this run folder finds its model, or its teacher where that is all it needs: what an earlier
+    stage left, `base` made from scratch for `tiny`, else as the recipe says."""
+    if recipe.stage in MODELLESS and recipe.teacher is not None:
+        return beside(recipe.teacher, folder, "model")
+    if recipe.model.stage is not None:
+        return folder.parent / recipe.model.stage / "model"
+    if recipe.model.path != "tiny":
+        return recipe.model.path
+    if not (base / "tokenizer.json").exists():  # written last
+        tiny.create(base, recipe.model.tiny, tokenizer_texts(recipe), recipe.seed)
+    return base
+
+
+def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
+    """Prompts and worked answers of the training problems, in every style."""
+    task = make_task(recipe.task, recipe.seed)
+    problems = task.problems("train")  # first: rows may have no worked answers
+    teacher = task if isinstance(task, TracedTask) else None
+    styles = teacher.trace_styles if teacher else ()
+    template = recipe.prompt.template
+    system = task.system if recipe.prompt.system is None else recipe.prompt.system
+    for i, problem in enumerate(islice(problems, TOKENIZER_TEXTS // (1 + len(styles)))):
+        yield template.format(system=system, user=problem.messages[-1]["content"])
+        for style in styles:
+            assert teacher is not None
+            yield teacher.trace(problem, style, seed=i).text
+
+
+@contextlib.contextmanager
+def session(folder: Path) -> Iterator[None]:
+    """Records how long this sitting took, by the clock and of the CPU, and its peak memory, however it ends."""
+    path = folder / "sessions.jsonl"
+    rows = [_ended(row, folder) for row in jsonl.read(path)]
+    started, worked = time.time(), time.process_time()
+    rows.append({"started": started, "seconds": None, "cpu_seconds": None, "peak_rss_bytes": None})
+    jsonl.write(path, rows)
+    try:
+        yield
+    finally:
+        took = {"seconds": round(time.time() - started, 2), "cpu_seconds": round(time.process_time() - worked, 2)}
+        rows[-1] |= {**took, "peak_rss_bytes": peak_rss_bytes()}
+        jsonl.write(path, rows)
+
+
+def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """A sitting that was killed could not say how long it took: until the last row that it wrote."""
+    if row["seconds"] is None:
+        last = max((path.stat().st_mtime for path in folder.rglob("*.jsonl")), default=row["started"])
+        return {**row, "seconds": round(max(0.0, last - row["started"]), 2)}
+    return row
+
+
+def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
+    """results.json, and before it, since it says that all is done, the cards of the models."""
+    for n, (_, sub) in enumerate(stages, start=1):
+        if (folder / sub / "model").exists():
+            card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
+    found = results(folder, stages)
+    if "memory" in found:
+        print(line(found["memory"]), file=sys.stderr)
+    jsonl.replace(folder / "results.json", json.dumps(found, indent=1))
+
+
+def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
+    """Time and peak memory over all sittings, and the evaluations before and after the last RL stage.
+
+    `cpu_seconds`: of this process, not of servers or verifiers; None if a sitting was killed and could not say.
+    `stages`: the evaluations of every stage that has some, and what the collapse watch named, at which step first.
+    """
+    sittings = jsonl.read(folder / "sessions.jsonl")
+    cpu: list[Any] = [s.get("cpu_seconds") for s in sittings]
+    found: dict[str, Any] = {
+        "seconds": round(sum(s["seconds"] for s in sittings), 1),
+        "cpu_seconds": None if None in cpu else round(float(sum(cpu)), 1),
+        "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
+        "seed": stages[0][0].seed,
+    }
+    memory = compared([folder / sub for _, sub in stages])
+    if memory is not None:
+        found["memory"] = memory
+    for stage, sub in stages:
+        evals = jsonl.read(folder / sub / "evals.jsonl")
+        if best := best_validated(evals, stage.checkpoint.keep_best):
+            row = next(row for row in evals if row["step"] == best[0] and row["label"] == "validation")
+            found["best"] = {"stage": stage.name, "steps": best, "split": "validation", "accuracy": row["accuracy"]}
+    each = {stage.name: rows for stage, sub in stages if (rows := evaluations(folder / sub))}
+    for rows in each.values():
+        found |= rows
+    if len(stages) > 1:
+        named = {stage.name: collapses(folder / sub) for stage, sub in stages}
+        found["stages"] = {name: {**rows, "collapse": named[name]} for name, rows in each.items()}
+    return found
+
+
+def evaluations(folder: Path) -> dict[str, dict[str, Any]]:
+    """`before` and `after` of a stage, without what only the report needs."""
+    keys = ("accuracy", "response_tokens", "reflection_rate", "well_formed_rate", "by_level", "verdicts", "pass_at_k")
+    rows = [row for row in jsonl.read(folder / "evals.jsonl") if row["label"] in ("before", "after")]
+    return {row["label"]: {key: row[key] for key in keys if key in row} for row in rows}
+
+
+def collapses(folder: Path) -> dict[str, int]:
+    """Warnings of the collapse watch in a stage, with the first step of each."""
+    events = [e for e in jsonl.read(folder / "events.jsonl") if e["kind"] == "collapse" and "name" in e]
+    return {event["name"]: event["step"] for event in reversed(events)}

@@ -1,0 +1,169 @@
+"""Hard resets: when one is due, and what it leaves in the run folder.
+
+    hone reset runs/mine      # asks for one: a running run follows after the step in progress, a cut one when resumed
+
+    reset.request             what `hone reset` wrote: {"id": ...}; a request is followed once
+    resets/reset_001/         the model as it was merged at the first reset: the reference from then on, the base of the
+                              next adapter, and what a resumed run reads back
+
+Liu et al., ProRL, arXiv:2505.24864: when validation stagnates, the policy becomes the reference, with a new optimizer.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import shutil
+import uuid
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from hone.base import jsonl
+from hone.base.settings import UserError
+from hone.recipe.schedule import Phases, settings, stagnation
+from hone.recipe.sections.algo import ResetConfig
+
+if TYPE_CHECKING:
+    from hone.learn.policy import Policy
+    from hone.runs.writer import Run
+    from hone.types import MicroBatch
+
+REQUEST = "reset.request"
+
+#: Most that a log-prob may change in a reset in float32, in which only the order of sums changes.
+TOLERANCE = 1e-3
+
+Why = dict[str, Any]  # {"why": "asked" | "step" | "stagnates" | "declines", ...}
+
+
+def due(config: ResetConfig, step: int, steps: int, run: Run, resets: Sequence[Mapping[str, Any]]) -> Why | None:
+    """Why a reset is due before `step` of `steps`, or None. `resets` are those that have been.
+
+    One process reads the files and decides for all: a request may come at any moment.
+    """
+    if step >= steps:
+        return None
+    return run.world.on_main(lambda: _due(config, step, run, resets), "whether a reset is due")
+
+
+def _due(config: ResetConfig, step: int, run: Run, resets: Sequence[Mapping[str, Any]]) -> Why | None:
+    asked = read_request(run.folder)
+    if asked is not None and asked not in [r.get("request") for r in resets]:
+        return {"why": "asked", "request": asked}
+    if step in config.at:
+        return {"why": "step"}
+    rule = config.on_stagnation
+    automatic = sum(r["why"] in ("stagnates", "declines") for r in resets)
+    if rule is None or (config.limit is not None and automatic >= config.limit):
+        return None
+    since = resets[-1]["step"] if resets else 0
+    rows = [row for row in run.rows("evals.jsonl") if row["label"] == "validation" and row["step"] >= since]
+    how = stagnation([row["accuracy"]["value"] for row in rows], rule)
+    return None if how is None else {"why": how}
+
+
+def reset(
+    run: Run,
+    step: int,
+    why: Why,
+    policy: Policy,
+    phases: Phases[Any],
+    minibatches: Sequence[Sequence[MicroBatch]],
+) -> None:
+    """Merge and begin anew before `step`. Raises RuntimeError if that changes the log-probs of the step's batch."""
+
+    def probe() -> list[Any]:  # of the first micro-batch, if the step had any
+        return policy.logprobs([batch for update in minibatches for batch in update][:1], 1.0)
+
+    number = len(policy.resets) + 1
+    now = phases.at(step, number)
+    before = probe()
+    policy.merge_and_reset(step, now.optim, now.layers, now.lora, why)
+    change = max((float(abs(a - b).max()) for a, b in zip(before, probe(), strict=True)), default=0.0)
+    if policy.exact and not change <= TOLERANCE:
+        raise RuntimeError(f"reset {number} before step {step} changed log-probs by {change:.3g}: the merge went wrong")
+    keep_model(policy, reset_folder(run.folder, number))
+    adapter = "" if now.lora is None else f", new adapter of rank {now.lora.rank}"
+    run.event(
+        "reset",
+        f"hard reset {number} before step {step} ({why['why']}): reference and optimizer are new{adapter}; log-probs "
+        f"changed by at most {change:.1g}",
+        step,
+        number=number,
+        why=why["why"],
+        max_logprob_change=change if math.isfinite(change) else None,
+        model=str(reset_folder(run.folder, number).relative_to(run.folder)),
+    )
+
+
+def keep_model(policy: Policy, folder: Path) -> None:
+    """The base of the next adapter, written aside and renamed."""
+    from hone.learn.checkpoint import fsync, sync
+
+    aside = folder.with_name(f".{folder.name}")
+    if policy.world.main:
+        shutil.rmtree(aside, ignore_errors=True)
+    policy.export_base(aside)
+    if policy.world.main:
+        sync(aside)
+        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut before its checkpoint
+        os.replace(aside, folder)
+        fsync(folder.parent)
+    policy.world.barrier("the model at the reset")
+    policy.base = str(folder)
+
+
+def announce(run: Run, step: int, phases: Phases[Any], resets: int) -> None:
+    """An event for each line of the schedule that begins to hold in `step`. `run.history` ends with the step before."""
+    before = int(run.history[-1].get("reset", 0)) if run.history else 0
+    for i in phases.news(step, resets, before):
+        line = phases.schedule[i]
+        run.event("phase", f"from step {step} on ({line['at']}): {settings(line)}", step, line=i, settings=dict(line))
+
+
+def reset_folder(run: Path, number: int) -> Path:
+    return run / "resets" / f"reset_{number:03d}"
+
+
+def drop_resets(run: Path, number: int) -> None:
+    """Remove what resets after the first `number` left: they will be made again, or not."""
+    for path in (run / "resets").glob("*"):
+        if path.name.startswith(".") or int(path.name.removeprefix("reset_")) > number:
+            shutil.rmtree(path)
+
+
+# --- by hand --------------------------------------------------------------------------------------------------------
+
+
+def ask(target: Path) -> str:
+    """`hone reset`: leave a request in the folder of the stage that is running or was cut; says what will happen.
+
+    Raises UserError if there is no such stage.
+    """
+    folder = _stage_folder(target)
+    kind = json.loads((folder / "config.resolved.json").read_text())["stage"]
+    if kind != "rl":
+        raise UserError(f"{folder}: a hard reset belongs to reinforcement learning, and this stage is {kind}")
+    jsonl.replace(folder / REQUEST, json.dumps({"id": uuid.uuid4().hex}) + "\n")
+    return f"{folder}: a hard reset follows after the step in progress; of a stopped run, after its next step"
+
+
+def read_request(folder: Path) -> str | None:
+    """The id of the request in a run folder, or None."""
+    path = folder / REQUEST
+    return str(json.loads(path.read_text())["id"]) if path.exists() else None
+
+
+def _stage_folder(target: Path) -> Path:
+    """Of a run of several stages, the one that has begun and is not finished."""
+    stages = target / "stages.json"
+    names = [row["folder"] for row in json.loads(stages.read_text())] if stages.exists() else ["."]
+    begun = [target / name for name in names if (target / name / "manifest.json").exists()]
+    if not begun:
+        raise UserError(f"{target}: no run has begun there; give the folder of one, such as runs/demo")
+    open_ = [folder for folder in begun if not (folder / "model").exists()]
+    if not open_:
+        raise UserError(f"{target}: the run is finished; a reset comes in the middle of one")
+    return open_[0]

@@ -1,0 +1,202 @@
+"""Which problems come when.
+
+    uniform      every problem once per epoch, each epoch in an order of its own
+    sequential   one level after the other, easiest first
+    mixture      levels by fixed weights
+    adaptive     levels by how much there is to learn: p (1 - p) of the observed pass rate p, the variance of a right
+                 or wrong answer (Foster & Foerster, arXiv:2502.12272)
+
+Within a level, too, every problem comes once per epoch. What is drawn depends on the seed, the step and the state: how
+far each level has been read, and its pass rate. The state is in every checkpoint.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+import numpy as np
+
+from hone.base.settings import UserError
+from hone.recipe.sections.algo import CurriculumConfig
+from hone.types import VERIFIER_FAILURES, Group, Problem
+
+EVERYTHING = ""  # the pool of uniform draws; the others are levels
+
+
+class Course:
+    """The problems of a run, in the order of its curriculum. Raises UserError for levels that the task has not."""
+
+    def __init__(self, problems: Sequence[Problem], seed: int, config: CurriculumConfig | None = None) -> None:
+        if not problems:
+            raise ValueError("there are no training problems")
+        self.problems = problems
+        self.seed = seed
+        self._levels: dict[str, list[Problem]] = {}
+        for problem in problems:
+            self._levels.setdefault(problem.level, []).append(problem)
+        self._levels = {level: self._levels[level] for level in sorted(self._levels, key=natural)}
+        self._drawn: dict[str, int] = {}  # problems taken from a pool so far
+        self._steps: dict[str, int] = {}  # steps of a sequential curriculum on a level so far
+        self._pass_rates: dict[str, float] = {}  # moving averages
+        self._before: dict[int, tuple[dict[str, int], dict[str, int]]] = {}  # step -> the two above before its draw
+        self._rounds: dict[int, list[list[str]]] = {}  # step -> ids of what was drawn for it, round by round
+        self.shares: dict[str, float] = {}  # level -> share of the step that was drawn last; of uniform, none
+        self.configure(config or CurriculumConfig())
+
+    def configure(self, config: CurriculumConfig) -> None:
+        """Go on with another curriculum; what has been read and observed stays."""
+        self.check(config)
+        self.config = config
+
+    def check(self, config: CurriculumConfig) -> None:
+        """Raises UserError for a curriculum that these problems cannot have."""
+        if config.kind != "uniform" and len(self._levels) == 1:
+            raise UserError(f"curriculum.kind {config.kind}: the training problems have one level only; use uniform")
+        unknown = sorted(set(config.weights) - self._levels.keys())
+        if config.kind == "mixture" and unknown:
+            raise UserError(
+                f"curriculum.weights: no training problem has level {', '.join(unknown)}; levels: "
+                f"{', '.join(self._levels)}"
+            )
+
+    # --- drawing ------------------------------------------------------------------------------
+
+    def draw(self, step: int, count: int) -> list[Problem]:
+        """The `count` problems of step `step`; to be called once for each step."""
+        self._before = {s: kept for s, kept in self._before.items() if s >= step - 1}
+        self._before[step] = dict(self._drawn), dict(self._steps)
+        problems = self._draw(step, count)
+        self._rounds[step] = [[problem.id for problem in problems]]
+        return problems
+
+    def _draw(self, step: int, count: int) -> list[Problem]:
+        if self.config.kind == "uniform":
+            self.shares = {}
+            return self._next(EVERYTHING, self.problems, count)
+        self.shares = self._shares()
+        if self.config.kind == "sequential":
+            (level,) = self.shares
+            self._steps[level] = self._steps.get(level, 0) + 1
+        counts = deal(count, self.shares, np.random.default_rng((self.seed, step, 0)).random())
+        return [problem for level, n in counts.items() for problem in self._next(level, self._levels[level], n)]
+
+    def draw_others(self, step: int, round: int, count: int, without: Collection[str]) -> list[Problem]:
+        """Up to `count` problems at random whose ids are not among `without`, to replace some of the step's.
+
+        They come from the levels of the step, in the same shares.
+        """
+        rng = np.random.default_rng((self.seed, step, round))
+        order = rng.permutation(len(self.problems))
+        if self.shares:
+            weights = [self.shares.get(p.level, 0.0) / len(self._levels[p.level]) for p in self.problems]
+            # Efraimidis & Spirakis, Weighted random sampling with a reservoir, 2006: sort by -log(u) / weight.
+            keys = rng.exponential(size=len(weights)) / np.maximum(weights, 1e-300)
+            order = np.asarray([i for i in np.argsort(keys) if weights[i] > 0], dtype=np.int64)
+        others = (self.problems[i] for i in order if self.problems[i].id not in without)
+        found = list(islice(others, count))
+        self._rounds.setdefault(step, []).append([problem.id for problem in found])
+        return found
+
+    def taken(self, step: int) -> list[list[str]]:
+        """Ids of what was drawn for a step, round by round; to be asked once."""
+        return self._rounds.pop(step)
+
+    def _shares(self) -> dict[str, float]:
+        """Level -> share of the problems of the next step, of those that come at all."""
+        levels = list(self._levels)
+        if self.config.kind == "sequential":
+            return {next((level for level in levels[:-1] if not self._finished(level)), levels[-1]): 1.0}
+        if self.config.kind == "mixture":
+            weights, floor = {level: self.config.weights.get(level, 0.0) for level in levels}, 0.0
+        else:
+            weights = {level: learnable(self._pass_rates.get(level, 0.5)) for level in levels}
+            floor = self.config.floor
+        total = sum(weights.values())
+        if not total:  # every level is solved, or hopeless
+            return {level: 1.0 / len(levels) for level in levels}
+        shares = {level: floor / len(levels) + (1.0 - floor) * w / total for level, w in weights.items()}
+        return {level: share for level, share in shares.items() if share}
+
+    def _finished(self, level: str) -> bool:
+        """Whether a sequential curriculum is over with a level."""
+        if self.config.steps_per_level is not None:
+            return self._steps.get(level, 0) >= self.config.steps_per_level
+        return self._drawn.get(level, 0) >= len(self._levels[level])
+
+    def _next(self, pool: str, problems: Sequence[Problem], count: int) -> list[Problem]:
+        """The next `count` problems of a pool."""
+        size, start = len(problems), self._drawn.get(pool, 0)
+        places = range(start, start + count)
+        orders = {epoch: self._order(pool, epoch, size) for epoch in {place // size for place in places}}
+        self._drawn[pool] = start + count
+        return [problems[orders[place // size][place % size]] for place in places]
+
+    def _order(self, pool: str, epoch: int, size: int) -> np.ndarray:
+        key = (self.seed, epoch) if pool == EVERYTHING else (self.seed, epoch, 1, zlib.crc32(pool.encode()))
+        return np.random.default_rng(key).permutation(size)
+
+    # --- observing ----------------------------------------------------------------------------
+
+    def observe(self, groups: Sequence[Group]) -> None:
+        """Take in how often the levels of a step were solved; samples whose verifier failed do not count."""
+        seen = []
+        for group in groups:
+            graded = [r.verdict == "correct" for r in group.rewards if r.verdict not in VERIFIER_FAILURES]
+            seen.append((group.problem.level, sum(graded), len(graded)))
+        self.count(seen)
+
+    def count(self, seen: Iterable[tuple[str, int, int]]) -> None:
+        """The same from (level, right answers, answers) of each group."""
+        totals: dict[str, tuple[int, int]] = {}
+        for level, right, answers in seen:
+            before = totals.get(level, (0, 0))
+            totals[level] = before[0] + right, before[1] + answers
+        for level, (right, answers) in totals.items():
+            if answers:
+                rate, memory = right / answers, self.config.memory
+                self._pass_rates[level] = memory * self._pass_rates.get(level, rate) + (1.0 - memory) * rate
+
+    def metrics(self) -> dict[str, float]:
+        """Shares of the levels in the step that was drawn last; none of a uniform curriculum."""
+        return {f"curriculum/{level}": share for level, share in self.shares.items()}
+
+    # --- state --------------------------------------------------------------------------------
+
+    def state(self, step: int | None = None) -> dict[str, Any]:
+        """For the checkpoint: plain numbers, exact in JSON. What was drawn for `step` already does not count: a run
+        that begins with it draws it again."""
+        drawn, steps = (
+            self._before.get(step, (self._drawn, self._steps)) if step is not None else (self._drawn, self._steps)
+        )
+        return {"drawn": dict(drawn), "steps": dict(steps), "pass_rates": dict(self._pass_rates)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Back to what `state` said."""
+        self._drawn, self._steps = dict(state["drawn"]), dict(state["steps"])
+        self._pass_rates = dict(state["pass_rates"])
+        self._before, self._rounds = {}, {}
+
+
+def learnable(pass_rate: float) -> float:
+    """p (1 - p): at most 1/4, where right and wrong are even; 0 for a level that is solved or hopeless."""
+    return pass_rate * (1.0 - pass_rate)
+
+
+def deal(count: int, shares: Mapping[str, float], u: float) -> dict[str, int]:
+    """`count` places over levels: each level within one of its share, on average exactly it. `u` in [0, 1) is the luck.
+
+    Systematic sampling: level k gets the whole numbers between its two ends on a line of length `count`, moved by u.
+    """
+    ends = np.cumsum([0.0, *shares.values()])
+    marks = np.floor(ends / ends[-1] * count + u).astype(int)
+    marks[-1] = marks[0] + count  # the line is exactly as long, whatever its parts round to
+    return dict(zip(shares, np.diff(marks).tolist()))
+
+
+def natural(level: str) -> tuple[tuple[int, str], ...]:
+    """Sort key: `2` before `10`, text by its letters."""
+    return tuple((int(part), "") if part.isdecimal() else (-1, part) for part in re.split(r"(\d+)", level) if part)

@@ -1,9 +1,0 @@
-"""What the workers that grade reasoning-gym answers import: the package with it, before any deadline runs."""
-
-from __future__ import annotations
-
-from hone.tasks.gym_package import reasoning_gym_package, score
-
-__all__ = ["score"]
-
-reasoning_gym_package()

@@ -1,0 +1,272 @@
+"""Knights and knaves: who tells the truth? Generated puzzles with exactly one solution.
+
+One problem in the brief wording::
+
+    Zoey says: Oliver is a knave.
+    Oliver says: Zoey is a knight and Oliver is a knight.
+
+and its answer `(1) Zoey is a knight` / `(2) Oliver is a knave`. The wording of the public rows
+(`quiz: full`), their files and Logic-RL's (arXiv:2502.14768) scores are those of the K-and-K
+benchmark (arXiv:2410.23123).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterable, Sequence
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
+
+from hone.base.settings import Section, UserError
+from hone.grade.parse import parse
+from hone.tasks.knights.logic import (
+    MAX_PEOPLE,
+    OPERATORS,
+    Operator,
+    Puzzle,
+    canonical_form,
+    parse_statements,
+    random_puzzles,
+    solve,
+)
+from hone.tasks.knights.rows import puzzle_of, roles_said, row_of
+from hone.tasks.knights.text import NAMES, answer_text, brief_quiz, full_quiz, is_brief, read_roles, swapped
+from hone.tasks.knights.trace import Search, careful, careful_steps, hasty
+from hone.tasks.rows.files import Row, read_rows
+from hone.tasks.splits import SHARES, even_shares, split_of, warn_of_overlap
+from hone.types import Example, Grade, Problem, Split
+
+SYSTEM = (
+    "You are a helpful assistant. First think about the problem inside <think> </think>, then give the final "
+    "answer inside <answer> </answer>. You are given a puzzle about knights, who always tell the truth, and "
+    "knaves, who always lie. In the answer, state the role of every person on a line of its own, for example: "
+    "<answer>(1) Zoey is a knight\n(2) Oliver is a knave</answer>"
+)
+
+
+_JOINING = ", ".join(OPERATORS[1:])
+
+#: Consecutive tries without a new puzzle after which a split is taken to be exhausted.
+MAX_TRIES = 50_000
+
+
+class KnightsConfig(Section):
+    """Sizes are totals, shared evenly between the numbers in `people`, which take turns in the order of
+    the problems. A split given as a file of public rows is that file's rows, all of them."""
+
+    name: Literal["knights"] = "knights"
+    people: tuple[int, ...] = Field(default=(3,), min_length=1)
+    train: NonNegativeInt = 1000
+    validation: NonNegativeInt = 100
+    test: NonNegativeInt = 100
+    seed: NonNegativeInt = 0  # training puzzles also depend on the recipe's seed, the others do not
+    names: PositiveInt | tuple[str, ...] = len(NAMES)  # so many of the built-in ones, or a list
+    depth: PositiveInt = 2  # levels of a statement; a plain "X is a knight" is one
+    width: int = Field(default=2, ge=2)  # most operands of `and` and `or`
+    operators: tuple[Operator, ...] = OPERATORS  # each is drawn as often as a plain claim
+    quiz: Literal["full", "brief"] = "full"  # the public wording, or one bare line per person
+    search: Search = "depth_first"  # of the careful worked answers; exhaustive: longer, of simpler steps
+    repeats: bool = False  # training only: a form may come again with other names and wording
+    train_file: str | None = None
+    validation_file: str | None = None
+    test_file: str | None = None
+
+    @model_validator(mode="after")
+    def _possible(self) -> KnightsConfig:
+        if not all(2 <= n <= MAX_PEOPLE for n in self.people) or len(set(self.people)) < len(self.people):
+            raise ValueError(f"people: {self.people}: distinct numbers from 2 to {MAX_PEOPLE} are possible")
+        pool = self.name_pool
+        if len(pool) < max(self.people) or (isinstance(self.names, int) and self.names > len(NAMES)):
+            raise ValueError(
+                f"names: {self.names}: give at least {max(self.people)} (the most people of a puzzle), "
+                f"as a list or as a number up to {len(NAMES)}"
+            )
+        if len({name.casefold() for name in pool}) < len(pool) or not all(name.strip() == name != "" for name in pool):
+            raise ValueError(f"names: {pool}: names must be distinct in any case, without blanks around them")
+        if any("knight" in name.casefold() or "knave" in name.casefold() for name in pool):
+            raise ValueError(f"names: {pool}: no name may hold the word knight or knave")
+        if len(set(self.operators)) < len(self.operators) or not set(self.operators) - {"not"}:
+            raise ValueError(
+                f"operators: {list(self.operators)}: give distinct ones, and one that joins claims ({_JOINING}): from "
+                "single claims alone, everybody's role could be exchanged, so no puzzle would have just one solution"
+            )
+        if "width" in self.model_fields_set and not {"and", "or"} & set(self.operators):
+            raise ValueError("width: has no effect without the operators `and` and `or`; remove it")
+        for split in SHARES:
+            if getattr(self, f"{split}_file") and split in self.model_fields_set:
+                raise ValueError(f"{split}: has no effect beside {split}_file, whose rows are all used; remove one")
+        return self
+
+    @property
+    def name_pool(self) -> tuple[str, ...]:
+        return tuple(NAMES[: self.names]) if isinstance(self.names, int) else self.names
+
+
+class KnightsTask:
+    """A `TracedTask`; see `hone.tasks.base`."""
+
+    name = "knights"
+    system = SYSTEM
+    trace_styles: tuple[str, ...] = ("careful", "hasty")
+
+    def __init__(self, config: KnightsConfig, seed: int = 0) -> None:
+        self.config, self.seed = config, seed
+        self._problems: dict[Split, list[Problem]] = {}
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """Generated (or read) once. Raises UserError if there are not enough distinct puzzles."""
+        if split not in self._problems:
+            puzzles = self._from_file(split) if split in self._files else self._generated(split)
+            self._problems[split] = _distinct_ids(puzzles)
+        return self._problems[split]
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        """`malformed` without a complete answer block that gives each person exactly one role."""
+        answer = parse(text).answer
+        if not answer:
+            return Grade("malformed")
+        roles = read_roles(answer, problem.answer["names"])
+        if roles is None:
+            return Grade("malformed", answer[:500])
+        correct = list(roles) == list(problem.answer["solution"])
+        return Grade("correct" if correct else "wrong", answer_text(problem.answer["names"], roles))
+
+    def trace(self, problem: Problem, style: str, seed: int) -> Example:
+        """A worked answer. Raises UserError for an unknown style."""
+        puzzle = puzzle_of_problem(problem)
+        if style == "careful":
+            return Example(problem, worked(puzzle, self.config.search), style)
+        if style == "hasty":
+            return Example(problem, hasty(puzzle, random.Random(f"hasty/{seed}/{problem.id}")), style)
+        raise UserError(f"knights: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
+
+    # --- where puzzles come from -----------------------------------------------------------
+
+    @cached_property
+    def _files(self) -> dict[Split, list[tuple[Puzzle, str]]]:
+        """Puzzles and quizzes of the splits that are files."""
+        paths: dict[Split, str | None] = {split: getattr(self.config, f"{split}_file") for split in SHARES}
+        return {split: _read(path) for split, path in paths.items() if path}
+
+    @cached_property
+    def _file_forms(self) -> dict[Split, set[str]]:
+        """Canonical forms of the files; generated splits keep clear of them."""
+        return {s: {canonical_form(puzzle.statements) for puzzle, _ in rows} for s, rows in self._files.items()}
+
+    def _from_file(self, split: Split) -> list[Problem]:
+        warn_of_overlap(self._file_forms, split)
+        brief = self.config.quiz == "brief"
+        rows = self._files[split]
+        quizzes = [brief_quiz(p) if brief and not is_brief(quiz, p) else quiz for p, quiz in rows]
+        return [problem_of(p, quiz, self.config.search) for (p, _), quiz in zip(rows, quizzes, strict=True)]
+
+    def _generated(self, split: Split) -> list[Problem]:
+        people = self.config.people
+        shares = even_shares(getattr(self.config, split), len(people))
+        levels = [self._level(split, n, share) for n, share in zip(people, shares)]
+        return [level[k] for k in range(max(shares)) for level in levels if k < len(level)]
+
+    def _level(self, split: Split, people: int, count: int) -> list[Problem]:
+        config = self.config
+        source = f"{config.seed}/{self.seed}" if split == "train" else f"{config.seed}"
+        rng = random.Random(f"knights/{source}/{split}/{people}")
+        taken = set().union(*self._file_forms.values())
+        quizzes: set[str] = set()
+        problems: list[Problem] = []
+        tries = 0
+        for statements in random_puzzles(rng, people, config.depth, config.width, config.operators):
+            if len(problems) == count:
+                break
+            tries += 1
+            if tries > MAX_TRIES:
+                raise UserError(_exhausted(split, people, count, len(problems)))
+            if statements is None:
+                continue
+            form = canonical_form(statements)
+            if form in taken or split_of(form) != split:
+                continue
+            puzzle = Puzzle(tuple(rng.sample(config.name_pool, people)), statements, solve(statements)[0])
+            quiz = full_quiz(puzzle, rng) if config.quiz == "full" else brief_quiz(puzzle)
+            if quiz in quizzes:
+                continue
+            quizzes.add(quiz)
+            if not (split == "train" and config.repeats):
+                taken.add(form)
+            problems.append(problem_of(puzzle, quiz, config.search))
+            tries = 0
+        return problems
+
+
+def _read(path: str) -> list[tuple[Puzzle, str]]:
+    """Rows of a file, each with the one solution that its statements lead to."""
+    result = []
+    for number, row in enumerate(read_rows(path), start=1):
+        try:
+            puzzle = puzzle_of(row)
+        except ValueError as error:
+            raise UserError(f"{path}: row {number}: {error}") from error
+        if solve(puzzle.statements) != [puzzle.solution]:
+            raise UserError(f"{path}: row {number}: its statements do not lead to its solution, or not only to it")
+        result.append((puzzle, str(row["quiz"])))
+    return result
+
+
+def _exhausted(split: Split, people: int, wanted: int, found: int) -> str:
+    repeats = " or set repeats: true" if split == "train" else ""
+    return (
+        f"knights: found {found} distinct puzzles of {people} people for the {split} split, {wanted} were asked for "
+        f"(no new one in {MAX_TRIES} tries). Ask for at most {found}, allow more depth or width{repeats}."
+    )
+
+
+def problem_of(puzzle: Puzzle, quiz: str, search: Search = "depth_first") -> Problem:
+    """The record of one puzzle; its id is a digest of the quiz, the same in every run."""
+    people = len(puzzle.names)
+    digest = hashlib.sha256(quiz.encode()).hexdigest()[:12]
+    answer: dict[str, Any] = {"names": list(puzzle.names), "solution": list(roles_said(puzzle))}
+    # The task's own system prompt says that knights tell the truth.
+    system = ({"role": "system", "content": swapped(SYSTEM)},) if puzzle.flipped else ()
+    return Problem(
+        id=f"knights-{people}-{digest}",
+        task="knights",
+        messages=(*system, {"role": "user", "content": quiz}),
+        answer=answer,
+        level=str(people),
+        reference=worked(puzzle, search),
+        extra={"statements": repr(puzzle.statements), **({"flipped": True} if puzzle.flipped else {})},
+    )
+
+
+def worked(puzzle: Puzzle, search: Search = "depth_first") -> str:
+    """The careful answer, in the puzzle's own words."""
+    return swapped(careful(puzzle, search)) if puzzle.flipped else careful(puzzle, search)
+
+
+def row_of_problem(problem: Problem, index: int) -> Row:
+    """A problem of this task in the public row format."""
+    puzzle = puzzle_of_problem(problem)
+    return row_of(puzzle, problem.messages[-1]["content"], careful_steps(puzzle), index)
+
+
+def puzzle_of_problem(problem: Problem) -> Puzzle:
+    """The puzzle behind a record of this task."""
+    statements = parse_statements(problem.extra["statements"])
+    flipped = bool(problem.extra.get("flipped"))
+    truthful = tuple(role != flipped for role in problem.answer["solution"])
+    return Puzzle(tuple(problem.answer["names"]), statements, truthful, flipped)
+
+
+def _distinct_ids(problems: Iterable[Problem]) -> list[Problem]:
+    """A file may hold a row twice; ids stay unique."""
+    seen: dict[str, int] = {}
+    result = []
+    for problem in problems:
+        seen[problem.id] = count = seen.get(problem.id, 0) + 1
+        if count > 1:
+            fields = {name: getattr(problem, name) for name in Problem.__dataclass_fields__}
+            problem = Problem(**{**fields, "id": f"{problem.id}-{count}"})
+        result.append(problem)
+    return result

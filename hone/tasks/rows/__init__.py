@@ -1,0 +1,1 @@
+"""Problems from rows: GSM8K, MATH, any dataset."""

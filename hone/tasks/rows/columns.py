@@ -1,0 +1,212 @@
+"""Which column of a row is what: question, answer, worked solution, level, domain.
+
+    recognise(rows).describe()        # 'question = problem, answer = answer, solution = solution, level = level'
+
+Names in use are tried in order; columns that say the same in every row count as one. A column inside another is
+written with a dot, as in `reward_model.ground_truth`.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, get_args
+
+from hone.base.settings import UserError
+from hone.tasks.rows.files import Row
+
+Role = Literal["question", "messages", "answer", "solution", "level", "domain"]
+ROLES: tuple[Role, ...] = get_args(Role)
+
+#: Usual names. `prompt` is a question or messages, by what is in it.
+NAMES: Mapping[Role, tuple[str, ...]] = {
+    "question": ("question", "problem", "prompt", "query", "instruction", "input"),
+    "messages": ("messages", "prompt", "conversations", "conversation"),
+    "answer": (
+        *("answer", "final_answer", "ground_truth", "expected_answer", "gold_answer", "gold", "target", "label"),
+        *("reward_model.ground_truth", "output", "response"),
+    ),
+    "solution": ("solution", "worked_solution", "rationale", "reasoning", "cot", "explanation", "extra_info.answer"),
+    "level": ("level", "difficulty", "extra_info.level"),
+    "domain": ("subject", "domain", "category", "type", "topic", "extra_info.subject"),
+}
+
+SAMPLE = 200  # rows that are looked at
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The column of each role that has one; `kind` knights or countdown: rows of that task."""
+
+    kind: Literal["text", "knights", "countdown"]
+    of: Mapping[Role, str] = field(default_factory=dict)
+
+    def describe(self) -> str:
+        if self.kind != "text":
+            return f"rows of the task {self.kind}"
+        return ", ".join(f"{role} = {column}" for role, column in self.of.items())
+
+    def get(self, row: Mapping[str, Any], role: Role) -> Any:
+        """The value, or None."""
+        return value(row, self.of[role]) if role in self.of else None
+
+
+def value(row: Mapping[str, Any], column: str) -> Any:
+    """The value of a column, with dots for one inside another; None if it is missing."""
+    if column in row:
+        return row[column]
+    found: Any = row
+    for part in column.split("."):
+        if not isinstance(found, Mapping) or part not in found:
+            return None
+        found = found[part]
+    return found
+
+
+def recognise(rows: Sequence[Row], given: Mapping[Role, str] | None = None, need_answer: bool = True) -> Columns:
+    """The mapping of columns; what is `given` counts, the rest is recognised.
+
+    Raises UserError that lists the candidates if there is more than one or none, and says how to choose.
+    """
+    given = given or {}
+    sample = rows[:: max(1, len(rows) // SAMPLE)]
+    if not sample:
+        raise UserError("there are no rows, so no columns")
+    present = _present(sample)
+    for role, column in given.items():
+        if column not in present:
+            raise UserError(f"task.columns.{role}: no column {column!r}; there are {', '.join(sorted(present))}")
+    if not given:
+        if {"quiz", "names", "solution", "statements"} <= present:
+            return Columns("knights")
+        if {"nums", "target"} <= present and isinstance(value(sample[0], "nums"), list):
+            return Columns("countdown")
+    found: dict[Role, str] = {}
+    for role in ROLES:
+        if role in given:
+            found[role] = given[role]
+        elif not (role == "messages" and "question" in given) and not (role == "question" and "messages" in given):
+            chosen = _choose(role, sample, present - set(given.values()))
+            if chosen is not None:
+                found[role] = chosen
+    if "question" in found and "messages" in found and found.keys() - given.keys() >= {"question", "messages"}:
+        _same_prompt(found, sample)
+        del found["messages"]
+    lacking: list[Role] = [] if "question" in found or "messages" in found else ["question"]
+    if need_answer and not found.keys() & {"answer", "solution", "messages"}:
+        lacking.append("answer")
+    if lacking:
+        raise _missing(lacking, present, sample)
+    return Columns("text", found)
+
+
+def _present(rows: Sequence[Row]) -> set[str]:
+    """Columns, and those one level below, that hold something in some row."""
+    names: set[str] = set()
+    for row in rows:
+        for key, inner in row.items():
+            if inner is not None:
+                names.add(str(key))
+            if isinstance(inner, Mapping):
+                names.update(f"{key}.{k}" for k, v in inner.items() if v is not None)
+    return names
+
+
+def is_messages(found: Any) -> bool:
+    """A list of {"role", "content"} (or ShareGPT's {"from", "value"})."""
+    return isinstance(found, list) and all(isinstance(m, Mapping) and ({"role", "from"} & m.keys()) for m in found)
+
+
+def read_messages(found: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+    """Messages as {"role", "content"}. Raises ValueError for one that holds something else than text."""
+    roles = {"human": "user", "gpt": "assistant"}
+    made = []
+    for message in found:
+        role = str(message.get("role") or message.get("from"))
+        content = message.get("content") if "content" in message else message.get("value")
+        made.append({"role": roles.get(role, role), "content": _content_text(content)})
+    return made
+
+
+def _content_text(content: Any) -> str:
+    """What a message says: text, or a list of parts such as {"type": "text", "text": ...}."""
+    parts = content if isinstance(content, list) else [content or ""]
+    texts = []
+    for part in parts:
+        text = part.get("text") if isinstance(part, Mapping) else part
+        if not isinstance(text, str):
+            raise ValueError(f"a message holds {repr(part)[:80]}; only text can be read")
+        texts.append(text)
+    return "".join(texts)
+
+
+def _fits(role: Role, found: Any) -> bool:
+    if role == "messages":
+        return is_messages(found)
+    if role == "question":
+        return isinstance(found, str)
+    if role == "answer":
+        return isinstance(found, str | int | float) or (isinstance(found, list) and len(found) == 1)
+    return isinstance(found, str | int | float) and not isinstance(found, bool)
+
+
+def _choose(role: Role, rows: Sequence[Row], present: set[str]) -> str | None:
+    """The one candidate. Several that are the same in every row count as the first."""
+    candidates = []
+    for name in NAMES[role]:
+        cells = [value(row, name) for row in rows] if name in present else []
+        if any(cell is not None for cell in cells) and all(cell is None or _fits(role, cell) for cell in cells):
+            candidates.append((name, [_plain(cell) for cell in cells]))
+    if role in ("question", "answer") and candidates:
+        others = [name for name, cells in candidates[1:] if not _agree(candidates[0][1], cells)]
+        others = [name for name in others if "." not in name]  # what lies inside is a copy, or of another kind
+        if others:
+            names = ", ".join([candidates[0][0], *others])
+            raise UserError(
+                f"which column is the {role}? It may be {names}; choose with task.columns.{role}={candidates[0][0]}"
+            )
+    return candidates[0][0] if candidates else None
+
+
+def _plain(cell: Any) -> str:
+    """For comparison: what stands after #### or in a box is the answer of a longer text."""
+    text = str(cell[0] if isinstance(cell, list) and len(cell) == 1 else cell)
+    return re.sub(r"[\s,$]+", "", text.rsplit("####", 1)[-1])
+
+
+def _agree(a: Sequence[str], b: Sequence[str]) -> bool:
+    return all(x == y or x == "None" or y == "None" for x, y in zip(a, b))
+
+
+def _same_prompt(found: Mapping[Role, str], rows: Sequence[Row]) -> None:
+    """A question and messages in one row have to say the same."""
+    for row in rows:
+        question, messages = (value(row, found[role]) for role in ("question", "messages"))
+        said = " ".join(str(m.get("content") or m.get("value") or "") for m in messages or ())
+        if question and messages and question.strip() not in said:
+            raise UserError(
+                f"which column is the prompt? {found['question']} and {found['messages']} differ; choose with "
+                f"task.columns.question={found['question']} or task.columns.messages={found['messages']}"
+            )
+
+
+def _missing(roles: Sequence[Role], present: set[str], rows: Sequence[Row]) -> UserError:
+    """Which names would have been known, what there is, and why a column of such a name does not do."""
+    lines = []
+    for role in roles:
+        lines.append(f"no column is known to be the {role} (known: {', '.join(NAMES[role])})")
+        for name in (name for name in NAMES[role] if name in present):
+            cell = next(cell for row in rows if (cell := value(row, name)) is not None and not _fits(role, cell))
+            lines.append(f"  {name} is there, but {_WANTED[role]}; it holds {repr(cell)[:80]}")
+    lines.append(f"there are {', '.join(sorted(present)) or 'no columns that hold anything'}")
+    lines.append("say which with " + " ".join(f"task.columns.{role}=NAME" for role in roles))
+    if "answer" in roles:
+        lines.append("or give task.grading=none if only your own reward needs the answer")
+    return UserError("\n".join(lines))
+
+
+_WANTED: Mapping[Role, str] = {
+    "question": "a question is text, or a list of messages",
+    "answer": "an answer is text, a number or a list of one of them",
+}

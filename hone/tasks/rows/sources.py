@@ -1,0 +1,104 @@
+"""Where rows come from: a file, a folder, or the Hugging Face hub; and which split they belong to.
+
+    read_source("data/gsm8k")                  # {"train": [...], "test": [...]}: data/gsm8k/train.jsonl, test.jsonl
+    read_source("openai/gsm8k", "main")        # the hub's, through the package datasets
+
+Splits are known by the names of files and folders (`train-00000-of-00002.parquet`, `test_v2.jsonl`); what names none is
+the split "all". There the names `dev` and `valid` mean validation, and `eval` test.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from hone.base.settings import UserError
+from hone.tasks.rows.files import SUFFIXES, Row, read_rows
+
+SPLIT_NAMES = {
+    **dict.fromkeys(("train", "training"), "train"),
+    **dict.fromkeys(("validation", "valid", "val", "dev"), "validation"),
+    **dict.fromkeys(("test", "testing", "eval"), "test"),
+}
+
+#: Files of the package datasets and of the hub that hold no rows.
+DESCRIPTIONS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
+
+Rows = dict[str, list[Row]]  # by split: train, validation, test or all
+
+
+def read_source(source: str, subset: str | None = None) -> Rows:
+    """Rows by split. Raises UserError if there is nothing that can be read, saying what there is."""
+    path = Path(source).expanduser()
+    if path.is_dir():
+        return _read_folder(path, subset)
+    if path.is_file() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
+        if subset is not None:
+            raise UserError(f"subset: {subset}: has no effect, since {source} is a file; remove it")
+        return {split_of_name(path.stem) or "all": read_rows(path)}
+    return _read_hub(source, subset)
+
+
+def split_of_name(stem: str) -> str | None:
+    """The split that the name of a file says: the last of its words that names one."""
+    words = re.findall(r"[a-z]+", stem.lower())
+    return next((SPLIT_NAMES[word] for word in reversed(words) if word in SPLIT_NAMES), None)
+
+
+def _read_folder(folder: Path, subset: str | None) -> Rows:
+    place = folder / subset if subset else folder
+    files = sorted(p for p in place.rglob("*") if p.suffix.lower() in SUFFIXES and not _hidden(p.relative_to(place)))
+    files = [file for file in files if file.name not in DESCRIPTIONS]
+    if not files:
+        inside = ", ".join(sorted(p.name for p in folder.iterdir())[:10]) or "nothing"
+        arrow = next(place.rglob("*.arrow"), None)
+        remedy = "; write .arrow files anew with to_parquet or to_json of the package datasets" if arrow else ""
+        raise UserError(f"{place}: no {', '.join(SUFFIXES)} file below it; {folder} holds {inside}{remedy}")
+    rows: Rows = {}
+    for file in files:
+        named = split_of_name(file.stem) or split_of_name(file.parent.name if file.parent != place else "") or "all"
+        rows.setdefault(named, []).extend(read_rows(file))
+    if "all" in rows and len(rows) > 1:
+        unnamed = [str(f.relative_to(place)) for f in files if split_of_name(f.stem) is None]
+        raise UserError(
+            f"{place}: which split are {', '.join(unnamed[:5])}? Name them train, validation or test, move them away, "
+            "or give task.train_file, task.validation_file and task.test_file"
+        )
+    return rows
+
+
+def _hidden(path: Path) -> bool:
+    return any(part.startswith((".", "_")) for part in path.parts)
+
+
+def _read_hub(source: str, subset: str | None) -> Rows:
+    if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
+        raise UserError(f"source: {source}: no such file or folder, and no hub id (owner/name)")
+    try:
+        from datasets import load_dataset
+    except ImportError:
+        raise UserError(
+            f"source: {source}: no such file or folder here; to read it from the hub: pip install 'hone-rl[data]'"
+        ) from None
+    try:
+        loaded = load_dataset(source, subset)
+    except (OSError, ValueError, RuntimeError) as error:  # not there, no access, no network, a subset is needed
+        raise UserError(f"source: {source} cannot be read from the hub: {_first_lines(error)}") from error
+    rows: Rows = {}
+    for name, split in loaded.items():
+        named = SPLIT_NAMES.get(str(name))
+        if named is not None:
+            rows.setdefault(named, []).extend(dict(row) for row in split)
+    if not rows:
+        only = list(loaded)
+        if len(only) > 1:
+            raise UserError(f"source: {source} has the splits {', '.join(map(str, only))}, none of them train or test")
+        rows["all"] = [dict(row) for row in loaded[only[0]]]
+    return rows
+
+
+def _first_lines(error: Exception, most: int = 3) -> str:
+    """The beginning of a message; one about a missing subset names those that there are."""
+    lines: Sequence[str] = str(error).strip().splitlines() or [type(error).__name__]
+    return " ".join(line.strip() for line in lines[:most])[:500]

@@ -1,0 +1,352 @@
+"""Problems from your own data: a hub id, a folder, or a JSONL, JSON, CSV or parquet file.
+
+    task: {name: dataset, source: data/physics}      # train.jsonl and test.jsonl there
+    task: {name: dataset, source: my/questions.csv, columns: {question: text, answer: result}}
+
+The usual columns are recognised (`hone.tasks.rows.columns`) and printed; splits are the source's own, what is missing is cut
+from train (`hone.tasks.rows.corpus`). One row of a JSONL file: {"question": "How many legs have 3 cats?", "answer": "12"}.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Literal
+
+from pydantic import Field, NonNegativeInt, model_validator
+
+from hone.base.settings import Section, UserError
+from hone.grade.extract import boxed, extract
+from hone.grade.maths import Maths
+from hone.tasks.countdown.task import CountdownConfig, CountdownTask, numbers_of
+from hone.tasks.countdown.task import canonical_form as countdown_form
+from hone.tasks.knights.logic import canonical_form as knights_form
+from hone.tasks.knights.logic import parse_statements
+from hone.tasks.knights.rows import puzzle_of
+from hone.tasks.knights.task import KnightsConfig, KnightsTask, problem_of
+from hone.tasks.rows.columns import Columns, Role, read_messages, recognise
+from hone.tasks.rows.corpus import Corpus, build, canonical_text, question_of
+from hone.tasks.rows.files import Row, read_rows
+from hone.tasks.rows.sources import Rows, read_source
+from hone.types import Example, Grade, Problem, Split
+
+SYSTEM = "Solve the problem step by step. Give the final answer on the last line, in the form Answer: \\boxed{...}"
+SYSTEM_TEXT = "Think about the question step by step. Give the final answer on the last line, in the form Answer: ..."
+
+SPLITS: tuple[Split, ...] = ("train", "validation", "test")
+
+
+class RowsConfig(Section):
+    """Settings of every task whose problems are rows. Sizes: None is all there are; a split that the source lacks is
+    cut from train, by default a tenth and at most 500. A split given as a file is that file's rows."""
+
+    source: str | None = None  # a file, a folder, or a hub id
+    subset: str | None = None  # the hub's configuration, or a folder below the source
+    columns: dict[Role, str] = {}  # where the usual names do not do
+    train: NonNegativeInt | None = None
+    validation: NonNegativeInt | None = None
+    test: NonNegativeInt | None = None
+    train_file: str | None = None
+    validation_file: str | None = None
+    test_file: str | None = None
+    domain_file: str | None = None  # JSONL rows of {"id" or "question", "domain"}
+    extraction: Literal["flexible", "strict"] = "flexible"  # strict: only a marked answer counts
+
+    @model_validator(mode="after")
+    def _possible(self) -> RowsConfig:
+        if self.source is None and not (self.train_file or self.test_file):
+            raise ValueError("source: none is given; name a file, a folder or a hub id, or give train_file")
+        if self.subset is not None and self.source is None:
+            raise ValueError("subset: has no effect without source; remove it")
+        if self.train_file and self.validation_file and self.test_file and "source" in self.model_fields_set:
+            raise ValueError("source: has no effect beside the files of all three splits; remove it or them")
+        return self
+
+
+class DatasetConfig(RowsConfig):
+    """`grading`: maths (numbers, LaTeX, words; math-verify for the rest), exact (without math-verify: what cannot be
+    decided is wrong), text (the same words), none (only your own reward judges; every verdict is `wrong`)."""
+
+    name: Literal["dataset"] = "dataset"
+    grading: Literal["maths", "exact", "text", "none"] = "maths"
+    levels: tuple[str, ...] = Field(default=(), description="only these; none: all")
+
+
+@dataclass(frozen=True)
+class Read:
+    """Rows as they were read."""
+
+    rows: Mapping[str, list[tuple[Row, Problem]]]  # by split: train, validation, test or all
+    faults: tuple[str, ...]  # what is wrong with each row that is no problem
+    report: tuple[str, ...]  # how the columns were recognised
+
+
+class RowsTask:
+    """A `TracedTask` and a `BatchTask` over rows; tasks of known data sets derive from it."""
+
+    name = "dataset"
+    trace_styles: tuple[str, ...] = ("worked", "answer")
+    grading: Literal["maths", "exact", "text", "none"] = "maths"
+
+    def __init__(self, config: RowsConfig, seed: int = 0) -> None:
+        self.config = config
+        self._other: KnightsTask | CountdownTask | None = None
+        self._system = ""
+        if self.grading in ("maths", "exact"):
+            self._maths = Maths(library=self.grading == "maths")
+
+    @property
+    def system(self) -> str:
+        """Messages of the data say for themselves what is wanted."""
+        self.corpus  # noqa: B018
+        return self._system
+
+    def problems(self, split: Split) -> Sequence[Problem]:
+        """Read once; what was recognised and counted is printed then. Raises UserError for rows that do not fit."""
+        return self.corpus.splits[split]
+
+    def grade(self, problem: Problem, text: str) -> Grade:
+        return self.grade_all([(problem, text)])[0]
+
+    def grade_all(self, items: Sequence[tuple[Problem, str]]) -> list[Grade]:
+        """Grades of many answers at once, so that the verifier's workers are all busy."""
+        if self._other is not None:
+            return [self._other.grade(problem, text) for problem, text in items]
+        strict = self.config.extraction == "strict"
+        if self.grading in ("maths", "exact"):
+            return self._maths.grades([(problem.answer, text) for problem, text in items], strict)
+        found = [extract(text, strict) for _, text in items]
+        return [_same_words(problem, answer, self.grading) for (problem, _), answer in zip(items, found)]
+
+    def trace(self, problem: Problem, style: str, seed: int) -> Example:
+        """`worked`: the solution and the answer; `answer`: that alone. Raises UserError for a row without."""
+        if style not in RowsTask.trace_styles:
+            raise UserError(f"{self.name}: no trace style {style!r}; there are {', '.join(RowsTask.trace_styles)}")
+        if self._other is not None:
+            return self._other.trace(problem, self._other.trace_styles[0], seed)
+        answer = f"\\boxed{{{problem.answer}}}" if self.grading in ("maths", "exact") else str(problem.answer)
+        if style == "answer":
+            return Example(problem, f"Answer: {answer}", style)
+        if problem.reference is None:
+            raise UserError(
+                f"{self.name}: {problem.id} has no worked solution to learn from; name its column with "
+                "task.columns.solution=NAME, or take style answer"
+            )
+        return Example(problem, f"{problem.reference}\nAnswer: {answer}", style)
+
+    # --- from rows to problems ---------------------------------------------------------------
+
+    @cached_property
+    def corpus(self) -> Corpus:
+        """All problems. Raises UserError for a row that is none, saying how many there are."""
+        read = self.read()
+        if read.faults:
+            more = f"\n(and {len(read.faults) - 1} more rows; hone data check lists them)" if read.faults[1:] else ""
+            raise UserError(f"{self.name}: {self.config.source or ''} {read.faults[0]}; repair or remove it{more}")
+        problems = {split: [problem for _, problem in found] for split, found in read.rows.items()}
+        config = self.config
+        corpus = build(
+            self.name, problems, canonical, train=config.train, validation=config.validation, test=config.test
+        )
+        if not corpus.splits["train"] and problems.keys() == {"test"} and config.train != 0:
+            note = f"{self.name}: by its name all this is test, none train; rename it, or give task.train_file"
+            corpus = replace(corpus, report=(*corpus.report, note))
+        if not all(problem.reference for problem in corpus.splits["train"]):
+            self.trace_styles = ("answer",)
+        print("\n".join([*read.report, *corpus.report]), file=sys.stderr)
+        return corpus
+
+    def read(self) -> Read:
+        """Every row with its problem, as they are: duplicates and all. Raises UserError if the columns are unknown."""
+        rows = {split: found for split, found in self.rows().items() if found}
+        if not rows:
+            raise UserError(f"{self.name}: {self.config.source}: no rows")
+        every = [row for found in rows.values() for row in found]
+        columns = recognise(every, self.config.columns, self.grading != "none")
+        self._other = _task_of(columns)
+        self._system = self._system_of(columns)
+        domains = _domains(self.config.domain_file)
+        made: dict[str, list[tuple[Row, Problem]]] = {split: [] for split in rows}
+        faults = []
+        for split, found in rows.items():
+            for number, row in enumerate(found, start=1):
+                try:
+                    problem = _labelled(self._problem(row, columns), domains)
+                except (ValueError, KeyError, TypeError) as error:  # a cell that is missing or of another kind
+                    place = "row" if split == "all" else f"{split} row"
+                    faults.append(f"{place} {number}: {error}")
+                    continue
+                if self.wanted(problem):
+                    made[split].append((row, problem))
+        lines = [f"{self.name}: columns: {columns.describe()}"]
+        bare = sum(not problem.domain for found in made.values() for _, problem in found) if domains else 0
+        if bare:
+            lines.append(f"{self.name}: {bare} problems have no label in {self.config.domain_file}")
+        return Read(made, tuple(faults), tuple(lines))
+
+    def rows(self) -> Rows:
+        """Rows by split: of the files given, and else of the source."""
+        files = self.files()
+        if self.config.source is None or len(files) == len(SPLITS):
+            return files
+        return {**read_source(self.config.source, self.config.subset), **files}
+
+    def files(self) -> Rows:
+        """Rows of the splits that are given as files."""
+        paths = {split: getattr(self.config, f"{split}_file") for split in SPLITS}
+        return {split: read_rows(path) for split, path in paths.items() if path}
+
+    def wanted(self, problem: Problem) -> bool:
+        """Whether a problem is one of those asked for."""
+        return True
+
+    def _system_of(self, columns: Columns) -> str:
+        if self._other is not None:
+            return self._other.system
+        if "messages" in columns.of:
+            return ""
+        return SYSTEM_TEXT if self.grading == "text" else "" if self.grading == "none" else SYSTEM
+
+    def _problem(self, row: Row, columns: Columns) -> Problem:
+        if columns.kind == "knights":
+            return problem_of(puzzle_of(row), str(row["quiz"]))
+        if isinstance(self._other, CountdownTask):
+            problem = self._other.problem_of(*numbers_of(row), messages=row.get("messages"))
+            return replace(
+                problem, extra={key: cell for key, cell in row.items() if key != "messages" and _is_json(cell)}
+            )
+        return self._text_problem(row, columns)
+
+    def _text_problem(self, row: Row, columns: Columns) -> Problem:
+        messages, said = _messages(row, columns)
+        solution = columns.get(row, "solution") or said
+        recorded = columns.get(row, "answer")
+        if self.grading == "none":
+            answer: Any = recorded
+        else:
+            answer, worked = answer_of(recorded, solution)
+            solution = solution or worked
+        level, domain = (columns.get(row, role) for role in ("level", "domain"))
+        asked = "\n".join(m["content"] for m in messages if m["role"] == "user")
+        used = {column.split(".")[0] for column in columns.of.values()}
+        return Problem(
+            id=f"{self.name}-{hashlib.sha256(canonical_text(asked).encode()).hexdigest()[:12]}",
+            task=self.name,
+            messages=messages,
+            answer=answer,
+            level=re.sub(r"(?i)^level\s*(?=\d)", "", str(level)).strip() if level is not None else "",
+            domain=str(domain) if domain is not None else "",
+            reference=_plain_solution(str(solution)) if solution else None,
+            extra={key: cell for key, cell in row.items() if key not in used and _is_json(cell)},
+        )
+
+
+class DatasetTask(RowsTask):
+    """Your own rows."""
+
+    config: DatasetConfig
+
+    def __init__(self, config: DatasetConfig, seed: int = 0) -> None:
+        self.grading = config.grading
+        super().__init__(config, seed)
+
+    def wanted(self, problem: Problem) -> bool:
+        return not self.config.levels or problem.level in self.config.levels
+
+
+def canonical(problem: Problem) -> str:
+    """The form by which problems are the same: of puzzles what they mean, else the words of the question."""
+    if problem.task == "knights":
+        return knights_form(parse_statements(problem.extra["statements"]))
+    if problem.task == "countdown":
+        return countdown_form(**problem.answer)
+    return canonical_text(question_of(problem))
+
+
+def _task_of(columns: Columns) -> KnightsTask | CountdownTask | None:
+    """The task that these rows are of, if they are of a known one."""
+    if columns.kind == "knights":
+        return KnightsTask(KnightsConfig())
+    return CountdownTask(CountdownConfig()) if columns.kind == "countdown" else None
+
+
+def answer_of(recorded: Any, solution: Any = None) -> tuple[str, str | None]:
+    """(the answer, the worked solution that stood before it) of the cells of a row.
+
+    After `####` comes the answer (GSM8K); else the last box is it (MATH); else the cell is. Raises ValueError if there
+    is none.
+    """
+    if isinstance(recorded, list) and len(recorded) == 1:
+        recorded = recorded[0]
+    if recorded is None:
+        recorded = solution
+        if isinstance(recorded, str) and "####" not in recorded and boxed(recorded) is None:
+            raise ValueError("no answer: the solution has neither #### nor \\boxed{}")
+    if isinstance(recorded, bool) or not isinstance(recorded, str | int | float):
+        raise ValueError(f"the answer is {repr(recorded)[:80]}, and has to be text or a number")
+    if isinstance(recorded, float) and not math.isfinite(recorded):
+        raise ValueError(f"the answer is {recorded}, which is no number")
+    text = str(recorded).strip()
+    worked, mark, last = text.rpartition("####")
+    inside = boxed(text)
+    answer = last.strip() if mark else inside.strip() if inside is not None else text
+    if not answer:
+        raise ValueError(f"the answer is empty: {text[-80:]!r}")
+    return answer, (worked.strip() or None) if mark else text if inside is not None and text != answer else None
+
+
+def _messages(row: Row, columns: Columns) -> tuple[tuple[Mapping[str, str], ...], str | None]:
+    """The prompt, and what the assistant says at the end of the messages of the row, if it does."""
+    if "messages" not in columns.of:
+        question = columns.get(row, "question")
+        if not isinstance(question, str) or not question.strip():
+            raise ValueError(f"column {columns.of['question']}: {question!r} is no question")
+        return ({"role": "user", "content": question.strip()},), None
+    made = read_messages(columns.get(row, "messages") or ())
+    said = made.pop()["content"] if made and made[-1]["role"] == "assistant" else None
+    if not any(m["role"] == "user" and m["content"].strip() for m in made):
+        raise ValueError(f"column {columns.of['messages']}: no message of the user")
+    return tuple(made), said
+
+
+def _plain_solution(text: str) -> str:
+    """Without GSM8K's calculator notes (<<48/2=24>>) and its last line."""
+    text = re.sub(r"<<[^<>\n]*>>", "", text)
+    return (text.rpartition("####")[0] if "####" in text else text).strip()
+
+
+def _same_words(problem: Problem, answer: str | None, grading: str) -> Grade:
+    if answer is None:
+        return Grade("malformed")
+    same = grading == "text" and canonical_text(answer) == canonical_text(str(problem.answer))
+    return Grade("correct" if same else "wrong", answer)
+
+
+def _domains(path: str | None) -> dict[str, str]:
+    """Labels by problem id, or by the canonical form of the question."""
+    labels: dict[str, str] = {}
+    for number, row in enumerate(read_rows(path) if path else (), start=1):
+        key = row.get("id") or row.get("question") or row.get("problem")
+        if not isinstance(key, str) or not row.get("domain"):
+            raise UserError(f"{path}: row {number}: expected domain, and id or question; found {', '.join(row)}")
+        labels[key if row.get("id") else canonical_text(key)] = str(row["domain"])
+    return labels
+
+
+def _labelled(problem: Problem, domains: Mapping[str, str]) -> Problem:
+    label = domains.get(problem.id) or domains.get(canonical_text(question_of(problem)))
+    return replace(problem, domain=label) if label else problem
+
+
+def _is_json(cell: Any) -> bool:
+    try:
+        json.dumps(cell)
+    except (TypeError, ValueError):
+        return False
+    return True

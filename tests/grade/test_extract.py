@@ -1,0 +1,100 @@
+"""Which answer a text gives: one reader for training and evaluation."""
+
+import time
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hone.grade.extract import boxed, extract
+
+
+@pytest.mark.parametrize(
+    "text, flexible, strict",
+    [
+        ("72", "72", None),
+        ("\\frac{14}{3}", "\\frac{14}{3}", None),
+        ("\\cot x", "\\cot x", None),
+        ("Evelyn", "Evelyn", None),
+        ("She sold 72 clips.", "72", None),
+        ("First 48 and then 24, which makes 72 clips altogether.", "72", None),
+        ("From 3 and 4 we get $\\$32,\\!348$.", "\\$32,\\!348", None),
+        ("It costs $18.", "$18", None),
+        ("It is -7.5% lower than before", "-7.5%", None),
+        ("The answer is $\\frac{1}{2}$.", "$\\frac{1}{2}$", None),
+        ("The answer is 3.5 cm. That is all.", "3.5 cm", None),
+        ("The answer is 5 because 2 + 3 is 5, not 6", "5", None),
+        ("The answer is 3. No, the answer is 4.", "4", None),
+        ("Answer: 5", "5", "5"),
+        ("**Answer:** 5", "5", "5"),
+        ("**Final Answer: 5**", "5", "5"),
+        ("Answer:\n5", "5", "5"),
+        ("Answer: \\boxed{7}", "7", "7"),
+        ("so \\boxed{6} and later Answer: 7", "7", "7"),
+        ("Answer: 7. Or rather \\boxed{6}", "6", "6"),
+        ("#### 1,000\n", "1,000", "1,000"),
+        ("#### 5\n#### 6", "6", "6"),
+        ("\\boxed{\\frac{1}{2}}", "\\frac{1}{2}", "\\frac{1}{2}"),
+        ("\\boxed{1} \\boxed{2}", "2", "2"),
+        ("\\box{5}", "5", "5"),
+        ("\\boxed {5}", "5", "5"),
+        ("\\boxed{\\boxed{5}}", "5", "5"),
+        ("\\boxed{\\{1,2\\}}", "\\{1,2\\}", "\\{1,2\\}"),
+        ("\\boxed{3} then \\boxed{4", "3", "3"),  # the last is not closed
+        ("<answer>5</answer>", "5", "5"),
+        ("<answer>5</answer> \\boxed{6} <answer>7</answer>", "7", "7"),
+        ("<answer>The answer is \\boxed{7}.</answer>", "7", "7"),
+        ("<think>\\boxed{3}</think> the answer is 4.", "4", None),
+        ("<think>\\boxed{3}</think>", None, None),
+        ("<think>\\boxed{3}</think><answer></answer>", None, None),
+        ("<think>3 + 4 = 7", None, None),  # cut off: thoughts are no answer
+        ("<think>so \\boxed{7}", "7", "7"),
+        ("", None, None),
+        ("\\boxed{}", None, None),
+        ("Answer:", None, None),
+        ("I do not know how to solve this one.", None, None),
+    ],
+)
+def test_answers(text, flexible, strict):
+    assert extract(text) == flexible
+    assert extract(text, strict=True) == strict
+
+
+def test_role_words_of_a_conversation_change_nothing():
+    assert extract("Assistant: User: Answer: 5") == "5"
+
+
+@given(st.text(alphabet="ab{}\\", max_size=30))
+def test_what_stands_in_a_box_is_balanced(text):
+    inside = boxed("\\boxed{" + text + "}")
+    if inside is not None:
+        plain = inside.replace("\\\\", "").replace("\\{", "").replace("\\}", "")
+        assert plain.count("{") == plain.count("}")
+
+
+PIECES = (
+    *("<think>", "</think>", "<answer>", "</answer>", "\\boxed{", "}", "{", "####", "Answer:", "answer is ", "5", "$"),
+    *(" ", "\n", ".", "\\(", "so "),
+)
+
+
+@settings(deadline=None)
+@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
+def test_any_text_is_read(text):
+    for strict in (False, True):
+        found = extract(text, strict)
+        assert found is None or (found and found == found.strip())
+    if extract(text, strict=True) is not None:
+        assert extract(text) is not None
+
+
+@pytest.mark.parametrize("piece", ["\\boxed{", "}", "#### ", "Answer: ", "the answer is ", "<answer>", "$", "1", "\\("])
+def test_long_texts_are_quick(piece):
+    text = piece * (200_000 // len(piece))
+    extract("5")
+    took = []
+    for _ in range(3):
+        start = time.process_time()
+        extract(text)
+        took.append(time.process_time() - start)
+    assert min(took) < 0.2

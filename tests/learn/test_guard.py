@@ -1,0 +1,168 @@
+"""What is not finite is skipped, kept and named; what pulls too hard is named."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from hone.base import jsonl
+from hone.base.world import World
+from hone.learn.batches import Batch, prepare
+from hone.learn.policy import Policy
+from hone.recipe.sections.algo import AlgoConfig, KLConfig, WatchConfig
+from hone.recipe.sections.optim import CheckpointConfig, OptimConfig
+from hone.runs.writer import Run
+from hone.stages.guard import NonFiniteUpdate, guard, read_batches, skipped_in_a_row, usual_grad_norm
+from hone.types import StepStats
+from tests.learn.policies import REWARDS, SAMPLING, load, make_groups, packer
+
+WATCH = WatchConfig(max_skipped=3, window=3)
+
+
+def batch_of(policy: Policy, scale: float = 1.0, sample: int = 5) -> Batch:
+    """Where the tokens of one sample have `scale` times their advantage."""
+    batch = prepare(make_groups(REWARDS), policy, None, AlgoConfig(), SAMPLING, packer(60))
+
+    def scaled(m):  # type: ignore[no-untyped-def]
+        of_sample = m.samples == (m.sample_ids.index(sample) if sample in m.sample_ids else -1)
+        return replace(m, advantages=torch.where(of_sample, m.advantages * scale, m.advantages))
+
+    return Batch(batch.samples, tuple(tuple(scaled(m) for m in update) for update in batch.minibatches))
+
+
+def take_step(run: Run, step: int, policy: Policy, batch: Batch) -> StepStats:
+    stats = policy.update(batch.minibatches, AlgoConfig(), 1.0)
+    run.log(step, {"grad_norm": stats.grad_norm, **stats.metrics}, {})
+    guard(run, step, stats, batch.minibatches, batch.samples, WATCH)
+    return stats
+
+
+def test_a_batch_that_is_not_finite_is_skipped_kept_and_in_the_end_stops(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
+    policy = load(folder)
+    batch = batch_of(policy)
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = float("nan")
+    before = [p.clone() for p in policy.parameters]
+    take_step(run, 0, policy, batch)
+    for p, b in zip(policy.parameters, before, strict=True):
+        torch.testing.assert_close(p, b, equal_nan=True, rtol=0, atol=0)
+    (event,) = jsonl.read(tmp_path / "events.jsonl")
+    assert event["kind"] == "update_skipped"
+    assert "Not finite in 16 of 16 samples: p0 (sample 1), " in event["message"]
+    assert event["message"] in capsys.readouterr().err
+    kept = read_batches(tmp_path / event["file"])
+    for ours, theirs in zip(batch.minibatches[0], kept[0], strict=True):
+        assert ours.layout == theirs.layout
+        assert ours.sample_ids == theirs.sample_ids
+        for name in ("inputs", "sources", "targets", "advantages", "weights"):
+            assert torch.equal(getattr(ours, name), getattr(theirs, name))
+    take_step(run, 1, policy, batch)
+    with pytest.raises(NonFiniteUpdate, match=r"3 steps in a row .*lower optim\.lr"):
+        take_step(run, 2, policy, batch)
+
+
+def test_one_bad_sample_is_the_one_that_is_named(folder: Path, tmp_path: Path) -> None:
+    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
+    policy = load(folder, OptimConfig(lr=1e-9))
+    good, bad = batch_of(policy), batch_of(policy, 3e22)  # the gradient's square is more than a float32 can hold
+    take_step(run, 0, policy, bad)
+    (event,) = jsonl.read(tmp_path / "events.jsonl")
+    assert "Not finite in 1 of 16 samples: p1 (sample 6)" in event["message"]
+    assert not policy.optimizer.state, "a skipped update must not reach the moments"
+    take_step(run, 1, policy, good)  # training goes on, and the count begins anew
+    assert skipped_in_a_row(run.history) == 0
+
+
+@pytest.mark.parametrize(
+    "algo",
+    [
+        AlgoConfig(updates_per_rollout=2),
+        AlgoConfig(advantage="gae"),
+        AlgoConfig(kl=KLConfig(coef=0.1, place="reward")),
+        AlgoConfig(advantage="gae", updates_per_rollout=2, kl=KLConfig(coef=0.1, place="reward")),
+    ],
+)
+def test_what_the_model_says_before_the_update_may_be_nan_too(folder: Path, algo: AlgoConfig) -> None:
+    """Old log-probs, values and KL come from the same forward pass: the update is skipped, nothing is raised."""
+    policy = load(folder, value=algo.value if algo.advantage == "gae" else None)
+    reference = load(folder).model if algo.kl.coef else None
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = float("nan")
+    batch = prepare(make_groups(REWARDS), policy, reference, algo, SAMPLING, packer(60))
+    before = [p.clone() for p in policy.masters]
+    stats = policy.update(batch.minibatches, algo, 1.0)
+    assert stats.metrics["skipped"] == algo.updates_per_rollout
+    for p, b in zip(policy.masters, before, strict=True):
+        torch.testing.assert_close(p, b, equal_nan=True, rtol=0, atol=0)
+
+
+def test_only_the_first_process_writes_what_was_skipped(folder: Path, tmp_path: Path) -> None:
+    policy = load(folder)
+    batch = batch_of(policy)
+    with torch.no_grad():
+        policy.model.model.norm.weight[0] = float("nan")
+    run = Run.open(tmp_path / "run", {}, CheckpointConfig(), 0, World(1, 2))
+    take_step(run, 0, policy, batch)
+    assert not (tmp_path / "run").exists()
+
+
+def test_of_several_updates_only_those_that_were_taken_are_in_the_means(folder: Path, tmp_path: Path) -> None:
+    policy = load(folder, OptimConfig(lr=1e-9))
+    algo = AlgoConfig(updates_per_rollout=2)
+    batch = prepare(make_groups(REWARDS), policy, None, algo, SAMPLING, packer(10_000))
+    good, bad = batch.minibatches
+    bad = tuple(replace(m, advantages=m.advantages * 3e38) for m in bad)
+    stats = policy.update([good, bad], algo, 1.0)
+    alone = load(folder, OptimConfig(lr=1e-9)).update([good], algo, 1.0)
+    assert stats.metrics["skipped"] == 1
+    assert stats.metrics["entropy"] == pytest.approx(alone.metrics["entropy"])
+    assert stats.loss == pytest.approx(alone.loss)
+    assert not math.isfinite(stats.grad_norm)
+    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
+    run.log(0, {"grad_norm": stats.grad_norm, **stats.metrics}, {})
+    guard(run, 0, stats, [good, bad], batch.samples, WATCH)
+    (event,) = jsonl.read(tmp_path / "events.jsonl")
+    assert "1 of 2 updates had a loss or gradient that is not finite" in event["message"]
+
+
+def test_a_step_without_an_update_does_not_break_a_row_of_skipped_ones() -> None:
+    skipped, dull = {"skipped": 1.0, "trained_tokens": 5}, {"skipped": 0.0, "trained_tokens": 0}
+    taken = {"skipped": 0.0, "trained_tokens": 5}
+    assert skipped_in_a_row([taken, skipped, dull, skipped]) == 2
+    assert skipped_in_a_row([skipped, taken, dull]) == 0
+
+
+def test_a_spike_names_the_largest_share(folder: Path, tmp_path: Path) -> None:
+    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
+    policy = load(folder, OptimConfig(lr=1e-9))
+    good = batch_of(policy)
+    for step in range(3):
+        take_step(run, step, policy, good)
+    assert not (tmp_path / "events.jsonl").exists()
+    stats = take_step(run, 3, policy, batch_of(policy, 300.0))
+    (event,) = jsonl.read(tmp_path / "events.jsonl")
+    assert event["kind"] == "grad_spike"
+    assert event["message"].split("Largest shares: ")[1].startswith(("p1 (sample 6) 100%", "p1 (sample 6) 99%"))
+    assert max(stats.grad_norms, key=stats.grad_norms.__getitem__) == 5
+
+
+def test_shares_are_those_of_the_gradient_at_the_last_hidden_states(folder: Path) -> None:
+    """Twice the advantage, twice the gradient of that sample, and of no other."""
+    once, twice = (load(folder, OptimConfig(lr=1e-9)) for _ in range(2))
+    a = once.update(batch_of(once).minibatches, AlgoConfig(), 1.0).grad_norms
+    b = twice.update(batch_of(twice, 2.0).minibatches, AlgoConfig(), 1.0).grad_norms
+    for i in range(16):
+        assert b[i] == pytest.approx(a[i] * (2 if i == 5 else 1), rel=1e-5)
+
+
+def test_the_usual_norm_leaves_out_what_says_nothing() -> None:
+    history = [{"grad_norm": x} for x in (1.0, None, 0.0, 3.0, 2.0)]
+    assert usual_grad_norm(history, WATCH) == 2.0
+    assert usual_grad_norm(history[:-1], WATCH) is None

@@ -1,0 +1,365 @@
+"""`hone check`: what it says of a sound recipe, and of each fault that it is there to find."""
+
+import json
+
+import numpy as np
+import pytest
+from transformers import PreTrainedTokenizerFast
+
+from hone.base.settings import UserError
+from hone.model.tiny import TAGS, create, train_tokenizer
+from hone.preflight.check.base import judge_base, measured
+from hone.preflight.check.findings import Finding, distinct, lines
+from hone.preflight.check.probes import Probe, Probed, judge_scores, probes, score
+from hone.preflight.check.run import check, cli_check, dry_run
+from hone.preflight.check.template import check_template
+from hone.recipe.load import load
+from hone.recipe.sections.model import TinyConfig
+from hone.recipe.sections.prompt import PromptConfig
+from hone.rewards import make_reward
+from hone.rewards.config import RewardConfig
+from hone.rollout.prompts import Renderer
+from hone.tasks.countdown.task import CountdownConfig, CountdownTask
+from hone.tasks.knights.task import KnightsConfig, KnightsTask
+from hone.types import Grade, Group, Problem, Reward, Rollout, Turn
+
+KNIGHTS = KnightsTask(KnightsConfig(people=(2,), train=8))
+
+RECIPE = """
+name: small
+runs: {runs}
+task: {{name: knights, people: [2], train: 12, validation: 0, test: 4, quiz: brief}}
+prompt: {{style: raw, system: "", template: "Puzzle: {{user}}\\n"}}
+model: {{path: tiny, tiny: {{hidden_size: 32, layers: 1, heads: 2, kv_heads: 1, mlp_size: 32}}}}
+samples_per_prompt: 4
+sampling: {{max_tokens: 24}}
+stages:
+  - {{stage: sft, sft: {{examples: 64}}}}
+  - {{stage: rl, steps: 2}}
+"""
+
+
+@pytest.fixture
+def recipe(tmp_path):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(RECIPE.format(runs=tmp_path / "runs"))
+    return path
+
+
+def levels(findings):
+    return {f.name: f.level for f in findings}
+
+
+def rows(config, task=KNIGHTS):
+    problem = task.problems("train")[0]
+    return score(problem, probes(task, problem, task.problems("train")[1:]), make_reward(config, task), len)
+
+
+# --- probes ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("task", [KNIGHTS, CountdownTask(CountdownConfig(train=8))])
+def test_probes_are_what_they_are_called(task):
+    for problem in task.problems("train"):
+        found = {p.name: p for p in probes(task, problem, task.problems("train"))}
+        verdicts = {name: task.grade(problem, p.text).verdict for name, p in found.items()}
+        assert all((verdicts[name] == "correct") == (p.kind == "right") for name, p in found.items()), verdicts
+        assert verdicts["wrong answer"] == "wrong"
+        assert [len(p.text) for name, p in found.items() if name in ("100 kB of words", "100 kB of tags")] >= [
+            90_000
+        ] * 2
+
+
+def test_sound_rewards_pass():
+    for config in (RewardConfig(), RewardConfig(parts={"outcome": 1.0, "thinking": 0.2})):
+        assert {f.level for f in judge_scores(rows(config)) if f.name != "time"} == {"pass"}
+
+
+def test_format_that_pays_for_a_wrong_answer_is_a_warning_and_more_than_a_right_one_a_failure():
+    assert levels(judge_scores(rows(RewardConfig(parts={"logic_rl": 1.0}))))["shape"] == "warn"
+    tamed = RewardConfig(parts={"logic_rl": 1.0, "thinking": 1.0})
+    assert levels(judge_scores(rows(tamed)))["shape"] == "pass"
+    long = RewardConfig(parts={"outcome": 1.0, "overlong": -9.0}, overlong={"max_tokens": 90_000, "buffer": 80_000})
+    found = list(judge_scores(rows(long)))
+    assert "fail" in {f.level for f in found if f.name == "hack"}  # a negative weight pays for length
+
+
+def test_a_reward_that_asks_a_model_is_judged_by_its_best_right_answer():
+    kinds = [("worked solution", "right", 0.9), ("gold answer", "right", 0.4), ("wrong answer", "wrong", 0.4),
+             ("empty", "none", 0.0), ("dummy thinking, wrong", "hack", 0.1)]  # fmt: skip
+    made = [Probed(Probe(n, k, ""), Reward(t, {}, "correct" if k == "right" else "wrong"), 9.0) for n, k, t in kinds]
+    assert levels(judge_scores(made))["hack"] == "fail"
+    assert levels(judge_scores(made, by_model=True)) == {"gold": "pass", "hack": "pass", "shape": "pass"}
+
+
+def test_a_grader_that_takes_the_first_answer_is_caught():
+    class First(KnightsTask):
+        def grade(self, problem, text):
+            return super().grade(problem, text.split("</answer>")[0] + "</answer>")
+
+    found = [f for f in judge_scores(rows(RewardConfig(), First(KNIGHTS.config))) if f.level == "fail"]
+    assert [f.message.split(" is graded")[0] for f in found] == ["gold, then wrong"]
+
+
+def test_a_grader_that_looks_for_the_answer_anywhere_is_caught():
+    class Anywhere(CountdownTask):
+        def grade(self, problem, text):
+            gold = str(problem.reference).split("<answer>")[1].split("</answer>")[0]
+            return Grade("correct" if gold in text else "wrong", text[:10])
+
+    task = Anywhere(CountdownConfig(train=8))
+    failed = {f.message.split(" is graded")[0] for f in judge_scores(rows(RewardConfig(), task)) if f.level == "fail"}
+    assert {"gold, then wrong", "both at once", "answer in the thinking"} <= failed
+
+
+def test_a_task_that_refuses_its_own_gold_answer():
+    class Never(KnightsTask):
+        def grade(self, problem, text):
+            return Grade("wrong")
+
+    task = Never(KNIGHTS.config)
+    with pytest.raises(UserError, match="is graded correct in none of the shapes tags, boxed, hashes, plain"):
+        probes(task, task.problems("train")[0], [])
+
+
+def failing(verdict, note, names):
+    """Probes of which those named have no score."""
+    return [
+        Probed(p.probe, Reward(0.0, {}, verdict, note=note), 0.0) if p.probe.name in names else p
+        for p in rows(RewardConfig())
+    ]
+
+
+def test_an_answer_without_a_score_is_no_answer_that_scores_0():
+    """Of a right one it is a failure that says why; of others it may be meant. Neither is a hack, or a punishment."""
+    found = list(judge_scores(failing("verifier_error", "f: IndexError", {"gold answer", "empty", "tags only"})))
+    told = {(f.level, f.subject): f.message for f in found if f.name == "scored"}
+    assert told["fail", "right"].startswith("no score for gold answer, which training would leave out: verifier_error")
+    assert "f: IndexError; repair the reward" in told["fail", "right"]
+    assert told["warn", "other"].startswith("no score for empty, tags only, ")
+    assert levels(found)["hack"] == levels(found)["gold"] == "pass"
+    everything = {p.probe.name for p in rows(RewardConfig())}
+    found = list(judge_scores(failing("verifier_timeout", "no result within 1 s", everything)))
+    assert [f.name for f in found] == ["scored", "scored"]
+
+
+def test_a_task_that_grades_nothing_is_judged_by_its_reward(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(50, 70)]
+    (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "mine.py").write_text(
+        "def last(completions, answer):\n"
+        "    return [float(c.split()[-1:] == [str(a)]) for c, a in zip(completions, answer)]\n"
+        "def anywhere(completions, answer): return [float(str(a) in c) for c, a in zip(completions, answer)]\n"
+    )
+    (tmp_path / "r.yaml").write_text(
+        "name: r\nruns: runs\nmodel: {path: tiny}\ntask: {name: dataset, source: rows.jsonl, grading: none}\n"
+        "reward: {parts: {mine.py:NAME: 1.0}}\nsteps: 1\nsampling: {max_tokens: 32}\n"
+    )
+    text = (tmp_path / "r.yaml").read_text()
+    results = {}
+    for name in ("last", "anywhere"):
+        (tmp_path / "r.yaml").write_text(text.replace("NAME", name))
+        results[name] = check(load("r.yaml"), with_model=False)
+    assert not results["last"].failed, results["last"].findings
+    assert {f.name for f in results["anywhere"].findings if f.level == "fail"} == {"hack"}
+    assert any(f.message.startswith("task.grading is none") for f in results["last"].findings)
+
+
+def test_what_is_slow_or_not_finite_is_said():
+    good = Probed(Probe("gold answer", "right", ""), Reward(1.0, {}, "correct"), 0.001)
+    others = [
+        Probed(Probe(n, "none", ""), Reward(0.0, {}, "wrong"), 0.001)
+        for n in ("empty", "wrong answer", "dummy thinking, wrong")
+    ]
+    slow = Probed(Probe("long", "none", ""), Reward(0.0, {}, "wrong"), 0.2)
+    assert levels(judge_scores([good, *others]))["time"] == "pass"
+    assert levels(judge_scores([good, *others, slow]))["time"] == "warn"
+    assert levels(judge_scores([good, *others, slow], by_model=True)).get("time") is None
+    hang = Probed(slow.probe, slow.reward, 3.0)
+    assert levels(judge_scores([good, *others, hang]))["time"] == "fail"
+    odd = Probed(slow.probe, Reward(float("nan"), {}, "wrong"), 0.0)
+    assert levels(judge_scores([good, *others, odd])) == {"finite": "fail"}
+
+
+# --- template --------------------------------------------------------------------------------
+
+TEXTS = [p.messages[0]["content"] + str(p.reference) for p in KNIGHTS.problems("train")]
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ CONTENT }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+def chat(content="m['content']", template=CHATML, **more):
+    tokenizer = train_tokenizer(TEXTS, 400)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    tokenizer.chat_template = template.replace("CONTENT", content)
+    for name, value in more.items():
+        setattr(tokenizer, name, value)
+    return tokenizer
+
+
+def found(tokenizer, max_tokens=400, longest=2048, **prompt):
+    renderer = Renderer(tokenizer, PromptConfig(**prompt), "Think.")
+    problems = KNIGHTS.problems("train")
+    return {
+        f.name: f for f in check_template(renderer, problems, max_tokens, [str(p.reference) for p in problems], longest)
+    }
+
+
+def test_a_sound_chat_template_passes():
+    results = found(chat(eos_token="<|im_end|>"))
+    assert {f.level for f in results.values()} == {"pass"}
+    assert "'<|im_start|>assistant\\n'" in results["generation"].message
+    assert {"prompt", "tags", "opening", "generation", "thinking", "stop", "length"} <= set(results)
+
+
+def test_a_template_that_drops_thinking_is_said():
+    dropped = chat("m['content'].split('</think>')[-1]", eos_token="<|im_end|>")
+    assert found(dropped)["thinking"].level == "warn"
+
+
+def test_a_turn_that_ends_otherwise_than_the_text_is_said():
+    result = found(chat())["turn"]
+    assert result.level == "warn"
+    assert "'<|im_end|>', the tokenizer with '<|endoftext|>'" in result.message
+
+
+def test_a_template_without_a_generation_prompt_is_said():
+    bare = "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    assert found(chat(template=bare))["generation"].level == "warn"
+
+
+def test_the_opening_tag_is_named():
+    opened = chat(template=CHATML.replace("assistant\n", "assistant\n<think>\n"), eos_token="<|im_end|>")
+    assert "every prompt ends in <think>" in found(opened)["opening"].message
+    assert "the model has to write it" in found(chat())["opening"].message
+    assert "every prompt ends in <think>" in found(chat(), open_think=True)["opening"].message
+
+
+def test_tags_that_are_special_tokens_vanish():
+    tokenizer = chat()
+    tokenizer.add_tokens(list(TAGS), special_tokens=True)
+    result = found(tokenizer)["tags"]
+    assert result.level == "fail"
+    assert "<think>, </think>, <answer>, </answer> vanish" in result.message
+
+
+def test_a_prompt_that_the_tokenizer_cannot_write():
+    inner = train_tokenizer(TEXTS, 400)
+    tokens = inner.backend_tokenizer
+    from tokenizers import normalizers
+
+    tokens.normalizer = normalizers.Lowercase()
+    broken = PreTrainedTokenizerFast(tokenizer_object=tokens, eos_token="<|endoftext|>", pad_token="<|pad|>")
+    result = found(broken, style="raw")["prompt"]
+    assert result.level == "fail"
+    assert "does not survive the tokenizer" in result.message
+
+
+def test_lengths_that_do_not_fit():
+    assert found(chat(), max_tokens=2000, longest=2048)["length"].level == "fail"
+    assert found(chat(), max_tokens=8)["room"].level == "warn"
+    assert "room" not in found(chat())
+
+
+# --- the base model --------------------------------------------------------------------------
+
+
+def group(totals, verdict="wrong", finish="stop", text="x"):
+    ids = np.zeros(3, dtype=np.int64)
+    turn = Turn(ids, ids, np.zeros(3, dtype=np.float32), finish, 0)
+    answers = tuple(Rollout("p", i, (turn,), text) for i in range(len(totals)))
+    rewards = tuple(Reward(t, {}, "correct" if t == 1 else verdict) for t in totals)
+    return Group(Problem("p", "t", (), 1), answers, rewards)
+
+
+def test_the_share_of_groups_that_teach():
+    dull, telling, solved = group([0, 0, 0, 0]), group([0, 1, 0, 0]), group([1, 1, 1, 1])
+    assert measured([dull, telling, solved])["groups_with_gradient"] == pytest.approx(1 / 3)
+    assert measured([dull, telling, solved])["solve_rate"] == pytest.approx(5 / 12)
+    assert levels(judge_base([dull, telling], False))["gradient"] == "pass"
+    assert levels(judge_base([telling, *[dull] * 9], False))["gradient"] == "warn"
+    assert levels(judge_base([telling, *[dull] * 9], True))["gradient"] == "pass"  # others take their place
+    nothing = list(judge_base([dull] * 3, True))
+    assert levels(nothing)["gradient"] == "fail"
+    assert "easier problems" in nothing[0].message
+    assert "harder problems" in next(judge_base([solved], False)).message
+
+
+def test_unreadable_and_cut_off_answers_are_shown():
+    babble = [group([0, 1], "malformed", "length", "and then and then")]
+    assert levels(judge_base([*babble, group([0, 0], "malformed", text="and so")], False))["readable"] == "warn"
+    assert levels(judge_base(babble, False))["cut off"] == "warn"
+    assert levels(judge_base([group([0, 1])], False))["readable"] == "pass"
+    failed = [group([0, 1], "verifier_timeout")]
+    assert levels(judge_base(failed, False))["verifier"] == "fail"
+    assert measured(failed)["solve_rate"] == 1.0  # the other one was not graded
+
+
+# --- the whole -------------------------------------------------------------------------------
+
+
+def test_without_a_model(recipe, capsys):
+    assert cli_check(load(recipe), 2, False, None, False) == 0
+    out = capsys.readouterr().out
+    assert "100 kB of words" in out
+    assert "gold answers are read and graded correct" in out
+    assert out.strip().endswith("0 fail")
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_a_test_split_that_there_are_not_enough_puzzles_for(recipe):
+    """Otherwise a run says so at its first evaluation, after the warm-up."""
+    with pytest.raises(UserError, match=r"distinct puzzles of 2 people for the test split, \d+ were asked for"):
+        check(load(recipe, ["task.people=[2]", "task.names=2", "task.test=5000"]), with_model=False)
+
+
+def test_json_and_the_exit_code(recipe, capsys):
+    assert cli_check(load(recipe, ["sampling.max_tokens=2040"]), 2, False, None, True) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["failed"]
+    assert [f["name"] for f in result["findings"] if f["level"] == "fail"] == ["length"]
+    assert result["scores"][0]["verdict"] == "correct"
+    assert result["base"] is None
+
+
+def test_with_a_model_that_knows_nothing(recipe, tmp_path):
+    assert "train them" in {f.name: f for f in check(load(recipe)).findings}["model"].message
+    create(tmp_path / "base", TinyConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=32), TEXTS, 0)
+    result = check(load(recipe), problems=2, checkpoint=tmp_path / "base")
+    assert result.base["samples"] == 8
+    assert result.base["solve_rate"] == 0.0
+    assert levels(result.findings)["gradient"] == "fail"
+    assert result.failed
+    with pytest.raises(UserError, match=r"no config\.json"):
+        check(load(recipe), checkpoint=tmp_path)
+
+
+def test_a_reward_that_asks_a_model(recipe, tmp_path):
+    overrides = ["stages.rl.reward.parts={perplexity: 1.0}"]
+    without = check(load(recipe, overrides), with_model=False)
+    assert (levels(without.findings)["reward"], without.scores) == ("warn", [])
+    create(tmp_path / "base", TinyConfig(hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=32), TEXTS, 0)
+    result = check(load(recipe, overrides), problems=2, checkpoint=tmp_path / "base")
+    assert {row["probe"]: row["parts"]["leak"] for row in result.scores}["answer in the thinking"] == 1.0
+    assert "gold_ppl" in result.scores[0]["parts"]
+
+
+def test_dry_run_shows_stages_prompts_and_the_reward(recipe, capsys):
+    dry_run(load(recipe))
+    out = capsys.readouterr().out
+    assert "stage rl (rl)" in out
+    assert out.count("prompt of knights-2-") == 2
+    assert "gold answer" in out
+    assert not (recipe.parent / "runs").exists()
+
+
+def test_findings_of_several_problems():
+    some = [Finding("pass", "a", "1"), Finding("pass", "a", "2"), Finding("pass", "b", "1"), Finding("fail", "b", "2")]
+    assert distinct(some) == [some[0], some[3]]
+    hacks = [Finding("fail", "hack", f"{s} scores {n}", s) for n in range(3) for s in ("junk", "empty")]
+    assert distinct(hacks) == hacks[:2]
+    assert lines(distinct(some)).splitlines() == ["pass  a  1", "FAIL  b  2", "1 pass, 0 warn, 1 fail"]

@@ -1,0 +1,297 @@
+"""Recipes once read: stages, notices, the resolved form, presets."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from hone.base.settings import ConfigError, UserError
+from hone.recipe.load import find, load, load_for_task, presets, schema
+from hone.recipe.recipe import Pipeline, Recipe, resolved
+from hone.recipe.rules import notices
+from hone.tasks import TASKS
+
+MINIMAL = "name: x\ntask: {name: knights}\n"
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def write(text: str, name: str = "r.yaml") -> str:
+        path = Path(name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+        return name
+
+    return write
+
+
+def problems(*arguments, **options) -> list[str]:
+    with pytest.raises(ConfigError) as caught:
+        load(*arguments, **options)
+    return list(caught.value.lines)
+
+
+# --- notices ---------------------------------------------------------------------------------------------------------
+
+
+def test_a_clip_that_cannot_bite_is_said_and_allowed(write):
+    assert any("clip_low, clip_high and dual_clip" in line for line in notices(load(write(MINIMAL))))
+    assert any("clip_high" in line for line in notices(load(write(MINIMAL + "algo: {clip_high: 0.28}"))))
+    assert notices(load(write(MINIMAL + "algo: {updates_per_rollout: 2}"))) == []
+
+
+def test_settings_of_another_kind_of_stage_are_said(write):
+    assert notices(load(write(MINIMAL + "stage: sft\nsteps: 5\nalgo: {loss: gspo}"))) == [
+        "algo has no effect in a stage of kind sft",
+        "steps has no effect in a stage of kind sft",
+    ]
+    recipe = load(write(MINIMAL + "model: {path: o/m, tiny: {layers: 2}}\nalgo: {updates_per_rollout: 2}"))
+    assert notices(recipe) == ["model.tiny has no effect: model.path is o/m"]
+
+
+def recipe(**settings) -> Recipe:
+    return Recipe.model_validate({"name": "x", "task": {"name": "knights"}, **settings})
+
+
+OFF_POLICY = {"updates_per_rollout": 2}
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"steps": 5, "watch": {"max_skipped": 1}}, None),
+        ({"algo": {"kl": {"coef": 0.1, "estimator": "k2", "place": "reward"}}, "watch": {"kl": 0.5}}, None),
+        ({"algo": {"kl": {"estimator": "k3", "place": "loss"}, "correction": {"cap": 2.0}}}, None),  # as by default
+        ({"algo": {"correction": {"kind": "tis", "cap": 3.0}, "dual_clip": 3.0}}, None),
+        ({"algo": {"advantage": "gae", "value": {"clip": 0.5}}}, None),
+        (
+            {"algo": {"loss": "cispo", "clip_low": 1.0}},
+            "algo.clip_low 1: no ratio is below 0, so there is no lower bound,",
+        ),
+        ({"algo": {"kl": {"estimator": "k1"}}}, "algo.kl.estimator: no effect while kl.coef is 0"),
+        (
+            {"algo": {"kl": {"estimator": "k1", "place": "reward"}}},
+            "algo.kl.estimator and algo.kl.place: no effect while kl.coef is 0",
+        ),
+        (
+            {"algo": {"kl": {"coef": 0.1, "estimator": "k1"}}},
+            "algo.kl.estimator k1 in the loss: on-policy its gradient",
+        ),
+        ({"algo": {"correction": {"cap": 3.0}}}, "algo.correction.cap: no effect while correction.kind is none"),
+        ({"steps": 5, "optim": {"warmup_steps": 10}}, "optim.warmup_steps 10: the full learning rate is never reached"),
+        ({"steps": 5, "optim": {"warmup_steps": 9}}, None),
+        ({"steps": 5, "eval": {"every": 6}}, "eval.every 6: more than steps (5)"),
+        ({"steps": 5, "eval": {"every": 5}}, None),
+        ({"watch": {"kl": 0.5}}, "watch.kl: no effect while algo.kl.coef is 0"),
+        ({"watch": {"clip_fraction": 0.5}}, None),
+        ({"steps": 9, "watch": {"window": 4}}, None),
+        ({"steps": 7, "watch": {"window": 4}}, "watch.window 4: changes since the start are seen after two windows"),
+        (
+            {"reward": {"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"max_tokens": 320, "buffer": 64}}},
+            "reward.parts.overlong: no effect, since it begins above 256 tokens",
+        ),
+        ({"reward": {"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"max_tokens": 256}}}, None),
+    ],
+)
+def test_what_has_no_effect_is_said_and_nothing_else(settings, expected):
+    settings = {**settings, "algo": {**OFF_POLICY, **settings.get("algo", {})}}
+    found = notices(recipe(**settings))
+    assert [line.startswith(expected) for line in found] == [True] if expected else found == []
+
+
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, None),
+        ({"algo": {"advantage": "gae", "value": {"lr": 0.1}}}, None),
+        ({"algo": {"advantage": "gae", "value": {"clip": None}}}, None),
+        ({"algo": {"advantage": "gae", "value": {"clip": 0.5}}}, "algo.value.clip: no effect with one update"),
+        ({"watch": {"clip_fraction": 0.5}}, "watch.clip_fraction: no effect with one update per rollout"),
+    ],
+)
+def test_what_one_update_leaves_idle(settings, expected):
+    clip, *rest = notices(recipe(**settings))
+    assert clip.startswith("algo.updates_per_rollout is 1")
+    assert [line.startswith(expected) for line in rest] == [True] if expected else rest == []
+
+
+def test_a_supervised_stage_watches_nothing_but_skipped_updates():
+    assert notices(recipe(stage="sft", watch={"max_skipped": 5})) == []
+    (line,) = notices(recipe(stage="sft", watch={"kl": 0.5}))
+    assert line == "watch: of its settings only max_skipped has an effect in a stage of kind sft"
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
+
+STAGED = """\
+name: two
+task: knights
+optim: {lr: 1e-4}
+stages:
+  - stage: sft
+    sft: {epochs: 2}
+    optim: {grad_clip: 0.5}
+  - name: later
+    optim: {lr: 1e-5}
+    steps: 30
+"""
+
+
+def test_stages_share_the_top_level(write):
+    pipeline = load(write(STAGED))
+    assert isinstance(pipeline, Pipeline)
+    first, second = pipeline.stages
+    assert (first.name, first.stage, first.optim.lr, first.optim.grad_clip) == ("sft", "sft", 1e-4, 0.5)
+    assert (second.name, second.stage, second.optim.lr, second.optim.grad_clip) == ("later", "rl", 1e-5, 1.0)
+    assert (pipeline.name, pipeline.runs, first.runs, second.steps) == ("two", "runs", "runs/two", 30)
+
+
+def test_a_stage_is_no_key_of_an_override(write):
+    file = write(STAGED)
+    assert problems(file, ["later.steps=1"]) == [
+        "override 'later.steps=1': later is a stage; write stages.later.steps=1"
+    ]
+    assert load(file, ["stages.later.steps=1", "sft.examples_per_step=9"]).stages[1].steps == 1  # sft is a section too
+
+
+def test_a_data_file_that_is_not_there(write):
+    file = write("name: r\ntask: {name: dataset, source: gone.jsonl}\n")
+    assert problems(file) == [f"r.yaml:2: task.source: no file gone.jsonl; paths are relative to {Path.cwd()}"]
+
+
+def test_the_name_of_a_task_that_is_nearly_right(write):
+    with pytest.raises(UserError, match=r"kights: no such task, recipe or data; did you mean knights?"):
+        load_for_task("kights")
+
+
+def test_overrides_of_stages(write):
+    file = write(STAGED)
+    everywhere = load(file, ["optim.lr=1", "model=o/m", "name=n", "runs=r"])
+    assert [s.optim.lr for s in everywhere.stages] == [1.0, 1.0]  # over what the stages say themselves
+    assert [s.model.path for s in everywhere.stages] == ["o/m", "o/m"]
+    assert [(s.name, s.runs) for s in everywhere.stages] == [("sft", "r/n"), ("later", "r/n")]
+    for one in ("stages.later.optim.lr=1", "stages.1.optim.lr=1"):
+        assert [s.optim.lr for s in load(file, [one]).stages] == [1e-4, 1.0]
+    assert problems(file, ["stages.rl.steps=1"]) == [
+        "override 'stages.rl.steps=1': there is no stage rl; stages: sft, later"
+    ]
+    parts = load(write(STAGED + "reward: {parts: {logic_rl: 1.0}}"), ["reward.parts.well_formed=0.1"]).stages[1].reward
+    assert parts.parts == {"logic_rl": 1.0, "well_formed": 0.1}
+
+
+@pytest.mark.parametrize(
+    "old, new, lines",
+    [
+        ("    steps: 30", "    stpes: 30", ["r.yaml:10: stpes: unknown key; did you mean steps?"]),
+        (
+            "{epochs: 2}",
+            "{epochs: two}",
+            ["r.yaml:6: sft.epochs: 'two' is not allowed; give a whole number > 0 (default 1)"],
+        ),
+        (
+            "task: knights",
+            "task: knight",
+            [f"r.yaml:2: task.name: 'knight' is not allowed; did you mean knights? give one of {', '.join(TASKS)}"],
+        ),  # said once
+        ("name: later", "name: sft", ["r.yaml:8: stages.1.name: two stages are called sft; give one another name"]),
+        (
+            "    steps: 30",
+            "    runs: r",
+            ["r.yaml:10: stages.1.runs: belongs to the whole recipe; move it to the top level"],
+        ),
+        (
+            "    steps: 30",
+            "    model: {tiny: {layers: 2}}",
+            [
+                "r.yaml:10: stages.1.model.tiny: has no effect: the stage goes on with the model of stage sft; "
+                "remove it, or begin anew with model.path"
+            ],
+        ),
+        (
+            "    steps: 30",
+            "    model: stages.nobody",
+            [
+                "r.yaml:10: stages.1.model.path: stages.nobody is no earlier stage that leaves a model; there are sft",
+            ],
+        ),
+        ("name: two", "nmae: two", ["r.yaml:1: name: required, and not given; add it"]),
+        (
+            STAGED[STAGED.index("  - ") :],
+            "  warmup: {}\n",
+            ["r.yaml:4: stages: give a list with one mapping per stage, as in `- stage: sft`"],
+        ),
+    ],
+)
+def test_what_is_wrong_in_stages(write, old, new, lines):
+    assert problems(write(STAGED.replace(old, new))) == lines
+
+
+# --- resolved --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        MINIMAL,
+        STAGED,
+        "name: x\ntask: {name: countdown, train_file: rows.jsonl}\noptim: {lr: 3e-7, betas: [0.9, 0.999]}",
+        MINIMAL + 'prompt: {template: "{user}\\n\\t\\u00e9\\U0001F600: \'"}\nreward: {parts: {logic_rl: 0.3}}',
+    ],
+)
+def test_a_resolved_recipe_is_read_back_equal(write, text):
+    write("", "rows.jsonl")
+    recipe = load(write(text))
+    values = json.loads(json.dumps(resolved(recipe)))
+    folder = f"{recipe.runs}/{recipe.name}"
+    write(json.dumps(values), f"{folder}/config.resolved.json")
+    again = load(folder)
+    assert again == recipe
+    assert resolved(again) == values
+
+
+def test_a_run_folder_is_that_run_wherever_it_has_been_moved_to(write):
+    write(json.dumps(resolved(load(write(MINIMAL)))), "elsewhere/renamed/config.resolved.json")
+    moved = load("elsewhere/renamed")
+    assert (moved.name, moved.runs) == ("renamed", "elsewhere")
+
+
+def test_a_resolved_recipe_holds_the_defaults(write):
+    values = resolved(load(write(MINIMAL)))
+    assert values["optim"]["eps"] == 1e-8
+    assert values.keys() == Recipe.model_fields.keys()
+
+
+def test_a_resolved_recipe_can_be_overridden(write):
+    write(json.dumps(resolved(load(write(STAGED)))), "run/config.resolved.json")
+    assert load("run", ["stages.later.steps=3"]).stages[1].steps == 3
+
+
+# --- around ----------------------------------------------------------------------------------------------------------
+
+
+def test_presets_are_valid():
+    assert "demo" in presets()
+    for name, file in presets().items():
+        assert find(name) == file
+        load(name, check_files=False)
+
+
+def test_the_name_of_a_task_is_a_recipe_of_defaults(write):
+    assert load_for_task("countdown", ["task.max_target=50"]).task.max_target == 50
+    assert load_for_task(write(MINIMAL)).task.name == "knights"
+
+
+def test_the_schema_knows_the_keys_of_files():
+    keys = schema()["properties"]
+    assert {"extends", "stages", *Recipe.model_fields} == keys.keys()
+    assert {"type": "string"} in keys["model"]["anyOf"]
+    assert schema()["additionalProperties"] is False
+
+
+def test_recipes_are_frozen(write):
+    recipe = load(write(MINIMAL))
+    with pytest.raises(ValueError, match="frozen"):
+        recipe.seed = 2
