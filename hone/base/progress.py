@@ -33,9 +33,18 @@ class Clock:
         self._start += now - self._last
         self._last = now
 
-    def beside(self, parts: Mapping[str, float]) -> None:
-        """What another thread did meanwhile, by part; no time of this one."""
+    def count(self, parts: Mapping[str, float]) -> None:
+        """Adds parts that this thread spent its time on, and that were measured elsewhere."""
         self._parts |= parts
+        self._start -= sum(parts.values())
+
+    def beside(self, parts: Mapping[str, float]) -> None:
+        """Adds parts that another thread worked on meanwhile; they are not in the sum."""
+        self._parts |= parts
+
+    @property
+    def parts(self) -> dict[str, float]:
+        return dict(self._parts)
 
     def seconds(self) -> dict[str, float]:
         return {"seconds": time.perf_counter() - self._start, **self._parts}

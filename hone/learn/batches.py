@@ -5,8 +5,8 @@ groups -> samples -> (reference and old log-probs) -> advantages -> mini-batches
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,6 +37,7 @@ class Batch:
 
     samples: tuple[Sample, ...]  # [S] of all groups in order, with advantages
     minibatches: tuple[tuple[MicroBatch, ...], ...]  # one per update; samples that cannot teach are left out
+    metrics: Mapping[str, float] = field(default_factory=dict)  # what the signal adds to the step's row
 
 
 def prepare(
@@ -86,46 +87,50 @@ def prepare(
     samples = with_advantages(samples, [np.full_like(a, np.nan) if i in broken else a for i, a in enumerate(flat)])
     if several and old is None:  # of samples that are left out nobody asks them
         given["old_logprobs"] = scored_by(policy.model, [i for i, s in enumerate(samples) if s.advantages.any()])
-    updates = minibatches(groups, samples, algo, sampling.max_tokens, packer, **given)
+    members = updates_of(groups, algo)
+    updates = minibatches(members, samples, algo, sampling.max_tokens, packer, **given)
     return Batch(tuple(samples), tuple(tuple(u) for u in updates))
 
 
-def counted(group: Group, index: int, algo: AlgoConfig) -> bool:
-    """Whether a sample is part of the batch at all.
+def updates_of(groups: Sequence[Group], algo: AlgoConfig, graded: bool = True) -> list[list[int]]:
+    """The numbers of the samples of each update; whole groups, dealt out in turn.
 
-    Out are samples whose verifier failed, and truncated ones where `mask_truncated` says so.
+    Samples whose verifier failed are no part of the batch where their grade matters (`graded`), and truncated ones are
+    not where `mask_truncated` says so.
     """
-    masked = algo.mask_truncated and group.rollouts[index].finish == "length"
-    return not masked and group.rewards[index].verdict not in VERIFIER_FAILURES
+    places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.rollouts))]
+    updates: list[list[int]] = [[] for _ in range(algo.updates_per_rollout)]
+    for i, (p, g) in enumerate(places):
+        masked = algo.mask_truncated and groups[p].rollouts[g].finish == "length"
+        failed = graded and groups[p].rewards[g].verdict in VERIFIER_FAILURES
+        if not masked and not failed:
+            updates[p % algo.updates_per_rollout].append(i)
+    return updates
 
 
 def minibatches(
-    groups: Sequence[Group],
+    updates: Sequence[Sequence[int]],
     samples: Sequence[Sample],
     algo: AlgoConfig,
     max_tokens: int,
     packer: Packer,
     **per_token: PerSample | None,
 ) -> list[list[MicroBatch]]:
-    """One list of micro-batches per update; whole groups, dealt out in turn.
+    """One list of micro-batches per update, of the samples with these numbers.
 
-    Denominators are those of the whole update: they count the samples that carry no gradient too,
-    so that leaving those out of the computation changes nothing.
+    Denominators are those of the whole update: they count the samples that carry no gradient too, so that leaving
+    those out of the computation changes nothing.
     """
-    # A zero advantage gives a zero policy gradient.
-    places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.rollouts))]
-    updates = []
-    for u in range(algo.updates_per_rollout):
-        members = [
-            i for i, (p, g) in enumerate(places) if p % algo.updates_per_rollout == u and counted(groups[p], g, algo)
-        ]
+    packed = []
+    for members in updates:
         lengths = [int(samples[i].trained.sum()) for i in members]
         weights = dict(zip(members, token_weights(lengths, algo.reduction, max_tokens), strict=True))
+        # A zero advantage gives a zero policy gradient.
         kept = [i for i in members if algo.needs_every_sample or samples[i].advantages.any()]
         given = {name: [values[i] for i in kept] for name, values in per_token.items() if values is not None}
         if kept:
-            updates.append(packer([samples[i] for i in kept], [weights[i] for i in kept], ids=kept, **given))
-    return updates
+            packed.append(packer([samples[i] for i in kept], [weights[i] for i in kept], ids=kept, **given))
+    return packed
 
 
 def per_sample(

@@ -99,7 +99,7 @@ def _listed(folder: Path) -> list[Path]:
 
 def presets() -> dict[str, Path]:
     """Recipes that come with hone, by name: of the checkout, or of the installed package."""
-    package = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parents[1]
     for folder in (package.parent / "recipes", package / "recipes"):
         files = sorted(folder.glob("*/recipe.yaml"))
         if files:

@@ -13,7 +13,7 @@ import contextlib
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import Any
@@ -27,7 +27,6 @@ from hone.base.world import World
 from hone.model import tiny
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.recipe import Pipeline, Recipe, resolved
-from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import MODELLESS, beside
 from hone.runs import card
 from hone.runs.retention import best_validated
@@ -35,12 +34,10 @@ from hone.runs.sinks import check_installed, copying
 from hone.stages import examples as sft
 from hone.stages import generate as distil
 from hone.stages import loop as rl
-from hone.stages import prefetch as rl_async
-from hone.stages import teacher as onpolicy
 from hone.tasks import make_task
 from hone.tasks.base import TracedTask
 
-STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": onpolicy.train}
+STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}
 
 #: What a stage writes last, in one step: it is there when the stage is complete.
 OUTPUT = {**dict.fromkeys(STAGES, "model"), "generate": distil.DATASET}
@@ -86,7 +83,7 @@ def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Pat
     sinks = stage.sinks if world.main else ()
     name = f"{recipe.name}-{sub}" if sub.parts else recipe.name
     with copying(folder / sub, sinks, name), explained(stage, folder / sub, world):
-        loop(stage)(stage, folder / sub, stage.model.at(model))
+        STAGES[stage.stage](stage, folder / sub, stage.model.at(model))
 
 
 def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
@@ -112,10 +109,6 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
         jsonl.replace(folder / "stages.json", json.dumps(rows, indent=1))
         jsonl.replace(folder / "config.resolved.json", json.dumps(resolved(recipe), indent=1))
     return len(done)
-
-
-def loop(stage: Recipe) -> Callable[[Recipe, Path, ModelConfig], None]:
-    return rl_async.train if stage.stage == "rl" and stage.rollout.ahead else STAGES[stage.stage]
 
 
 def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:

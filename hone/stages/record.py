@@ -1,16 +1,85 @@
-"""What a step's rollouts look like, as flat numbers for metrics.jsonl."""
+"""What is recorded of a step: one row of numbers, every sample, and events for what looks wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import get_args
 
 import numpy as np
 
 from hone.grade.parse import parse
 from hone.learn.advantages import group_rewards, is_zero_variance
+from hone.learn.batches import Batch
+from hone.learn.samples import to_samples
+from hone.learn.watch import collapse_warnings
 from hone.measure.stats import reflection
-from hone.types import VERIFIER_FAILURES, Group, Verdict
+from hone.rollout.prompts import Renderer
+from hone.runs.writer import Run
+from hone.stages.guard import guard, guard_rewards
+from hone.stages.source import Sampled
+from hone.types import VERIFIER_FAILURES, Group, StepStats, Verdict
+
+
+@dataclass(frozen=True, slots=True)
+class StepLog:
+    """All that is known of a step once its update is done."""
+
+    sampled: Sampled
+    batch: Batch
+    stats: StepStats
+    metrics: Mapping[str, float | str]  # the columns of metrics.jsonl
+    seconds: Mapping[str, float]  # by part
+
+    @classmethod
+    def of(
+        cls,
+        sampled: Sampled,
+        batch: Batch,
+        stats: StepStats,
+        state: Mapping[str, float],
+        seconds: Mapping[str, float],
+    ) -> StepLog:
+        """`state`: where the run stands, such as the check of the weights and the hard resets before the step.
+
+        Rewards, verdicts and lengths are those of all groups: without the replaced ones they would be biased.
+        """
+        staleness = {} if sampled.staleness is None else {"staleness": float(sampled.staleness)}
+        metrics = {
+            "phase": sampled.settings.stage,
+            "trained_tokens": stats.num_tokens,
+            **rollout_metrics(sampled.everyone),
+            "groups/replaced": float(len(sampled.replaced)),
+            "loss": stats.loss,
+            "grad_norm": stats.grad_norm,
+            **stats.metrics,
+            **state,
+            **sampled.shares,
+            **batch.metrics,
+            **staleness,
+        }
+        return cls(sampled, batch, stats, metrics, seconds)
+
+
+def record(run: Run, log: StepLog, renderer: Renderer) -> None:
+    """Writes down what the step did, and warns of what looks wrong."""
+    sampled, batch, stats = log.sampled, log.batch, log.stats
+    step, settings = sampled.step, sampled.settings
+    run.log_prompts(step, sampled.drawn, sampled.groups, sampled.replaced)
+    run.log(step, log.metrics, log.seconds)
+    prompts = [renderer.prompt_text(group.problem) for group in sampled.everyone]
+    samples = [*batch.samples, *(sample for group in sampled.replaced for sample in to_samples(group))]
+    run.log_rollouts(step, sampled.everyone, prompts, samples, stats, renderer.piece)
+    if sampled.replaced and len(sampled.groups) < settings.prompts_per_step:
+        kept = f"{len(sampled.groups)} of {settings.prompts_per_step} groups have a reward difference"
+        run.event("refill_bound", f"after {settings.algo.refill_rounds} rounds of refill {kept}", step)
+    if not batch.minibatches:
+        run.event("no_signal", "no group had a reward difference: nothing was learned in this step", step)
+    guard_rewards(run, step, sampled.everyone, settings.watch)
+    guard(run, step, stats, batch.minibatches, batch.samples, settings.watch)
+    for warning in collapse_warnings(run.history, settings.watch):
+        run.event("collapse", str(warning), step, name=warning.name)
+    run.log_costs(step, sampled.costs)
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

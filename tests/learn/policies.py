@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from hone.learn.batches import Batch, Packer, minibatches, per_sample, prepare
+from hone.learn.batches import Batch, Packer, minibatches, per_sample, prepare, updates_of
 from hone.learn.pack import pack
 from hone.learn.policy import Policy, frozen_logprobs
 from hone.learn.totals import split_by_sample
@@ -66,7 +66,9 @@ def gradient(
         token = {name: by_sample(batch, name) for name in ("old_values", "value_targets")}
         given |= {name: [values[i] for i in range(len(batch.samples))] for name, values in token.items()}
     move(policy, 0.02, seed=2)
-    updates = minibatches(groups, batch.samples, algo, SAMPLING.max_tokens, packer(budget, share), **given)
+    updates = minibatches(
+        updates_of(groups, algo), batch.samples, algo, SAMPLING.max_tokens, packer(budget, share), **given
+    )
     return gradient_of(policy, updates, algo)
 
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.learn import batches, checkpoint
-from hone.learn.batches import minibatches, per_sample, prepare
+from hone.learn.batches import minibatches, per_sample, prepare, updates_of
 from hone.learn.master import master_weights
 from hone.learn.policy import Policy, split_by_sample
 from hone.learn.totals import Totals
@@ -267,7 +267,7 @@ def test_totals_are_those_of_each_micro_batch_read_at_once() -> None:
 def minibatches_of(policy: Policy, algo: AlgoConfig) -> list[list]:  # type: ignore[type-arg]
     groups = make_groups(REWARDS)
     batch = prepare(groups, policy, None, algo, SAMPLING, packer(10_000))
-    return minibatches(groups, batch.samples, algo, 16, packer(10_000))
+    return minibatches(updates_of(groups, algo), batch.samples, algo, 16, packer(10_000))
 
 
 def test_a_restored_policy_continues_bit_for_bit(folder: Path, tmp_path: Path) -> None:

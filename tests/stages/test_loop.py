@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import ALONE
+from hone.learn.policy import Policy
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.algo import AlgoConfig
-from hone.stages import loop as rl
+from hone.stages import source
+from hone.stages.source import Sampler, step_seed
+from hone.stages.stage import load_frozen
 from hone.tasks.curriculum import Course
 from hone.tasks.knights.task import KnightsConfig
 from hone.types import Group, Problem, Reward, Rollout, Turn
@@ -23,7 +26,7 @@ PROBLEMS = [Problem(f"p{i}", "t", ({"role": "user", "content": "?"},), None) for
 
 @pytest.fixture
 def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`rl.collect` where the problem's number decides: the reward differs within a group for multiples of `useful`."""
+    """`Sampler.sample` where the problem's number decides: the reward differs within a group for multiples of `useful`."""
     seeds: list[int] = []
 
     def run(refill_rounds: int, useful: int, step: int = 0) -> tuple[list[Group], list[Group], list[int]]:
@@ -36,7 +39,7 @@ def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
             differs = int(problem.id[1:]) % useful == 0
             return [Reward(float(differs and g == 0), {}, "wrong") for g in range(len(group))]
 
-        monkeypatch.setattr(rl, "rollouts", rollouts)
+        monkeypatch.setattr(source, "rollouts", rollouts)
         recipe = Recipe(
             name="x",
             task=KnightsConfig(name="knights"),
@@ -45,9 +48,11 @@ def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
             samples_per_prompt=2,
         )
         other: Any = None
-        track = type("Track", (), {"inner": None})()
-        groups, replaced = rl.collect(recipe, step, Course(PROBLEMS, 0), other, other, reward, track, Clock(), ALONE)
-        return groups, replaced, seeds
+        policy = cast(Policy, SimpleNamespace(resets=[]))
+        sampler = Sampler(Phases(recipe), policy, Course(PROBLEMS, 0), other, other, lambda _: reward, ALONE)
+        reward.costs = dict  # type: ignore[attr-defined]
+        sampled = sampler.sample(step, other)
+        return sampled.groups, sampled.replaced, seeds
 
     return run
 
@@ -92,7 +97,7 @@ def test_a_refill_is_the_same_for_the_same_step_and_another_for_another() -> Non
 
 
 def test_no_two_steps_or_rounds_share_random_numbers() -> None:
-    seeds = {rl.step_seed(seed, step, round) for seed in range(5) for step in range(50) for round in range(4)}
+    seeds = {step_seed(seed, step, round) for seed in range(5) for step in range(50) for round in range(4)}
     assert len(seeds) == 1000
 
 
@@ -100,4 +105,4 @@ def test_phases_that_name_different_answerers_are_refused_before_anything_is_loa
     lines = [{"at": n, "reward": {"parts": {"perplexity": 1.0}, "perplexity": {"answerer": f"m{n}"}}} for n in (1, 2)]
     recipe = Recipe(name="x", task=KnightsConfig(name="knights"), steps=4, schedule=lines)
     with pytest.raises(UserError, match="answerer is m1 and then m2"):
-        rl.load_frozen(Phases(recipe), recipe.model, "")
+        load_frozen(Phases(recipe), recipe.model, "")

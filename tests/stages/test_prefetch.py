@@ -7,18 +7,20 @@ import json
 import threading
 import time
 from pathlib import Path
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from hone.base.settings import ConfigError, UserError
 from hone.learn.policy import Policy
 from hone.recipe.load import load
+from hone.recipe.recipe import Recipe
 from hone.recipe.sections.rollout import RolloutConfig
 from hone.rollout.native import NativeEngine
 from hone.stages import audit as runs
-from hone.stages import pipeline
-from hone.stages import prefetch as rl_async
+from hone.stages import pipeline, stage
+from hone.stages.source import Prefetch, Sampled, Sampler
 
 RECIPE = """
 name: ahead
@@ -72,7 +74,7 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         made.append(Served(policy))
         return made[-1]
 
-    monkeypatch.setattr(rl_async, "make_engine", make)
+    monkeypatch.setattr(stage, "make_engine", make)
 
     def run(*overrides: str, resume: bool = False) -> tuple[Served, list[dict[str, Any]]]:
         folder = pipeline.run(load("recipe.yaml", overrides), resume=resume)
@@ -103,14 +105,14 @@ def test_the_next_step_is_sampled_while_the_policy_learns(ahead: Any, monkeypatc
         ahead.made[-1].started.clear()
         return update(self, *arguments)
 
-    begin = rl_async.Ahead.begin
+    settle = Prefetch.settle
 
-    def begun(self: rl_async.Ahead, *arguments: Any) -> None:
+    def settled(self: Prefetch) -> None:
+        settle(self)
         ahead.made[-1].started.clear()
-        begin(self, *arguments)
 
     monkeypatch.setattr(Policy, "update", waits_for_sampling)
-    monkeypatch.setattr(rl_async.Ahead, "begin", begun)
+    monkeypatch.setattr(Prefetch, "settle", settled)
     ahead()
     assert overlapped == [True] * 4
 
@@ -123,7 +125,7 @@ def test_what_fails_ahead_is_raised_and_the_run_goes_on_from_its_checkpoint(ahea
         return served
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(rl_async, "make_engine", fails)
+        patch.setattr(stage, "make_engine", fails)
         with pytest.raises(UserError, match="the server is gone"):
             ahead("checkpoint.every=1")
     assert ahead.made[-1].closed
@@ -135,12 +137,17 @@ def test_what_fails_ahead_is_raised_and_the_run_goes_on_from_its_checkpoint(ahea
 
 
 def test_a_wait_has_a_bound_and_a_name() -> None:
-    waiting = rl_async.Ahead(0.05)
-    with waiting:
-        waiting.begin("the rollouts of step 7", lambda: time.sleep(0.3))  # type: ignore[arg-type, return-value]
+    def sample(step: int, _: Any) -> Sampled:
+        time.sleep(0.3 * (step == 7))
+        return Sampled(step, cast(Recipe, None), [], [], [], {}, {}, {})
+
+    curriculum = SimpleNamespace(observe=lambda groups: None)
+    sampler = cast(Sampler, SimpleNamespace(sample=sample, curriculum=curriculum))
+    with Prefetch(sampler, cast(Any, None), steps=9, timeout=0.05) as source:
+        source.settle()  # nothing is in flight: returns at once
+        assert source.groups(6).step == 6
         with pytest.raises(UserError, match=r"the rollouts of step 7 did not come within 0 s"):
-            waiting.take()
-    assert rl_async.Ahead(1.0).take() is None
+            source.settle()
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
 from hone.recipe.rules import notices
 from hone.recipe.sections.model import ModelConfig
+from hone.runs.writer import Run
 from hone.stages import loop as rl
 from hone.stages import pipeline
 from hone.stages import reset as resets
@@ -157,11 +158,11 @@ def cut(monkeypatch: pytest.MonkeyPatch, where: str, step: int) -> None:
         return call
 
     if where == "before the reset":
-        monkeypatch.setattr(rl, "record", dies(rl.record, lambda run, recipe, now, *_: now == step))
+        monkeypatch.setattr(rl, "record", dies(rl.record, lambda run, log, *_: log.sampled.step == step))
     elif where == "inside the reset":  # merged, and the new base written, but no checkpoint yet
         monkeypatch.setattr(resets, "keep_model", dies(resets.keep_model, lambda *_: True))
     else:
-        monkeypatch.setattr(rl.Run, "checkpoint", dies(rl.Run.checkpoint, lambda run, now, *_: now == step + 1))
+        monkeypatch.setattr(Run, "checkpoint", dies(Run.checkpoint, lambda run, now, *_: now == step + 1))
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_advantages_are_teacher_less_student(folders: tuple[Path, Path], tempera
     student, teacher = (load(folder) for folder in folders)
     groups = make_groups([[0.0, 1.0], [0.0, 0.0]])
     sampling = SAMPLING.model_copy(update={"temperature": temperature})
-    batch, kl = onpolicy.prepare(groups, student, teacher.model, AlgoConfig(), sampling, packer(64))
+    batch = onpolicy.teacher_batch(groups, student, teacher.model, AlgoConfig(), sampling, packer(64))
     every = []
     for sample in batch.samples:
         first, n = sample.prompt_len - 1, len(sample.token_ids) - sample.prompt_len
@@ -59,7 +59,7 @@ def test_advantages_are_teacher_less_student(folders: tuple[Path, Path], tempera
         p, q = (logprobs(m.model, sample.token_ids, temperature)[0][at, chosen].detach() for m in (student, teacher))
         np.testing.assert_allclose(sample.advantages[sample.trained], (q - p).numpy(), atol=2e-5)
         every += (p - q).tolist()
-    assert kl == pytest.approx(np.mean(every), abs=1e-5)
+    assert batch.metrics["teacher/kl"] == pytest.approx(np.mean(every), abs=1e-5)
     assert np.std(every) > 0.1
     # Every answer is trained on, whatever its reward, and the loss is -mean(A): the ratio is 1.
     assert sum(len(b.targets) for u in batch.minibatches for b in u) == len(every)
@@ -82,7 +82,7 @@ def test_the_expected_gradient_is_that_of_the_reverse_kl(folders: tuple[Path, Pa
     rollouts = tuple(Rollout("p", v, (turn,), "") for v, turn in enumerate(turns))
     problem = Problem("p", "t", ({"role": "user", "content": "?"},), None)
     group = Group(problem, rollouts, tuple(Reward(0.0, {}, "wrong") for _ in rollouts))
-    batch, _ = onpolicy.prepare([group], student, teacher.model, AlgoConfig(), SAMPLING, packer(10_000))
+    batch = onpolicy.teacher_batch([group], student, teacher.model, AlgoConfig(), SAMPLING, packer(10_000))
     probability = log_p[-1].detach().exp()
     (updates,) = batch.minibatches
     weighted = [replace(b, weights=probability[b.targets]) for b in updates]
@@ -121,7 +121,7 @@ def test_a_student_learns_its_teacher(folders: tuple[Path, Path]) -> None:
             rollouts.append(tuple(Rollout(f"p{at}", g, (turn,), "") for g, turn in enumerate(turns)))
         problem = Problem("p", "t", ({"role": "user", "content": "?"},), None)
         groups = [Group(problem, r, tuple(Reward(0.0, {}, "wrong") for _ in r)) for r in rollouts]
-        batch, _ = onpolicy.prepare(groups, student, teacher, AlgoConfig(), SAMPLING, packer(4096))
+        batch = onpolicy.teacher_batch(groups, student, teacher, AlgoConfig(), SAMPLING, packer(4096))
         student.update(batch.minibatches, AlgoConfig(), 1.0)
     assert exact() < 0.8 * before
 
@@ -129,7 +129,7 @@ def test_a_student_learns_its_teacher(folders: tuple[Path, Path]) -> None:
 def test_several_updates_have_ratios(folders: tuple[Path, Path]) -> None:
     student, teacher = (load(folder) for folder in folders)
     algo = AlgoConfig(updates_per_rollout=2)
-    batch, _ = onpolicy.prepare(make_groups([[0.0], [1.0]]), student, teacher.model, algo, SAMPLING, packer(64))
+    batch = onpolicy.teacher_batch(make_groups([[0.0], [1.0]]), student, teacher.model, algo, SAMPLING, packer(64))
     assert len(batch.minibatches) == 2
     assert all(b.old_logprobs is not None for u in batch.minibatches for b in u)
 

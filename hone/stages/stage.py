@@ -1,0 +1,114 @@
+"""What a training stage is made of: loaded from its recipe once, before the loop begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from hone.base.settings import UserError
+from hone.base.world import World
+from hone.learn.policy import Policy
+from hone.recipe.recipe import Recipe
+from hone.recipe.schedule import Phases
+from hone.recipe.sections.model import ModelConfig
+from hone.rewards import make_reward
+from hone.rewards.base import Composed
+from hone.rewards.config import RewardConfig
+from hone.rewards.perplexity import Answerer
+from hone.rollout import make_engine
+from hone.rollout.answerer import load_answerer
+from hone.rollout.identity import Verified
+from hone.rollout.prompts import Renderer
+from hone.rollout.together import Together
+from hone.runs.writer import Run
+from hone.stages.signals import Signal, make_signal
+from hone.stages.source import Sampler
+from hone.tasks import make_task
+from hone.tasks.base import Task
+from hone.tasks.curriculum import Course
+
+
+@dataclass(frozen=True)
+class Stage:
+    """The parts of a stage that samples (`rl`, `distil`)."""
+
+    recipe: Recipe
+    phases: Phases[Recipe]
+    world: World
+    task: Task
+    curriculum: Course
+    policy: Policy
+    renderer: Renderer
+    signal: Signal
+    run: Run
+    engine: Verified | Together
+    sampler: Sampler
+
+    @classmethod
+    def load(cls, recipe: Recipe, folder: Path, model: ModelConfig) -> Stage:
+        """Everything that can be wrong with a recipe shows here, before the first step."""
+        phases = Phases(recipe)
+        start = phases.at(0, 0)
+        world = World.from_env(recipe.parallel)
+        task = make_task(recipe.task, recipe.seed)
+        curriculum = Course(task.problems("train"), recipe.seed, start.curriculum)
+        policy = load_policy(phases, model, curriculum, world)
+        signal = make_signal(recipe, folder, policy)
+        renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
+        answerer = load_frozen(phases, model, task.system) if recipe.stage == "rl" else None
+        run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+        engine = make_engine(recipe.rollout, policy, run.folder, run.event)
+
+        def reward(settings: RewardConfig) -> Composed:
+            # A teacher's log-probs teach, not rewards: they are only recorded.
+            return make_reward(settings if recipe.stage == "rl" else RewardConfig(), task, answerer)
+
+        sampler = Sampler(phases, policy, curriculum, renderer, engine, reward, world)
+        sampler.reward_of(start)
+        return cls(recipe, phases, world, task, curriculum, policy, renderer, signal, run, engine, sampler)
+
+    @property
+    def title(self) -> str:
+        return "RL" if self.recipe.stage == "rl" else self.recipe.stage
+
+    def state(self, synced: Mapping[str, float]) -> dict[str, float]:
+        """Where the run stands in a step: the check of the weights, and the hard resets before it."""
+        resets = {"reset": float(len(self.policy.resets))} if self.recipe.stage == "rl" else {}
+        return {**synced, **resets}
+
+
+def load_policy(phases: Phases[Recipe], model: ModelConfig, curriculum: Course, world: World) -> Policy:
+    """The policy that a run starts with; a reference is kept if any of its phases has a KL penalty.
+
+    Raises UserError if a later phase asks for layers, targets or levels that are not there.
+    """
+    start, all_phases = phases.at(0, 0), [phases.merged(lines) for lines in phases.sets()]
+    for phase in all_phases:
+        curriculum.check(phase.curriculum)
+    policy = Policy.load(
+        model,
+        start.optim,
+        start.updates or 0,
+        start.algo.value if start.algo.advantage == "gae" else None,
+        lora=start.lora,
+        layers=start.layers,
+        reference=any(phase.algo.kl.coef for phase in all_phases),
+        seed=start.seed,
+        world=world,
+    )
+    for phase in all_phases:
+        policy.check(phase.layers, phase.lora)
+    return policy
+
+
+def load_frozen(phases: Phases[Recipe], model: ModelConfig, system: str) -> Answerer | None:
+    """The answerer of the perplexity reward, if any phase has that. Raises UserError if they name different ones."""
+    rewards = [phases.merged(lines).reward for lines in phases.sets()]
+    asking = {r.perplexity.answerer: r for r in rewards if "perplexity" in r.parts}
+    if len(asking) > 1:
+        raise UserError(
+            f"schedule: reward.perplexity.answerer is {' and then '.join(asking)}; one run has one answerer: name the "
+            "same in every line, or make two stages"
+        )
+    return load_answerer(next(iter(asking.values()), rewards[0]), model, phases.recipe.prompt, system)
