@@ -15,7 +15,7 @@ from hone.measure.store import stored
 from hone.report import curves, page, story, tables
 from hone.report.compare import assemble, build_evaluations, distinct, evaluations_of, model_sections, run_sections
 from hone.report.figures import Panel, key_figure, level_figure
-from hone.report.read import Run, load_run, stream
+from hone.report.read import RunRecord, load_run, stream
 from hone.report.sheet import Sheet, write
 from hone.report.svg import render
 from hone.report.text import escape, plain_ascii_key
@@ -30,19 +30,19 @@ def build(folders: Path | Sequence[Path], out: Path | None = None) -> Path:
     `out` is the folder to write to (default: `report` in the run folder; with several runs `comparison` beside the
     first), or a name ending in .html.
     """
-    given = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
-    repeated = {str(folder) for folder in given if given.count(folder) > 1}
+    paths = [Path(folders)] if isinstance(folders, (str, Path)) else [Path(folder) for folder in folders]
+    repeated = {str(folder) for folder in paths if paths.count(folder) > 1}
     if repeated:
         raise UserError(f"report: {', '.join(sorted(repeated))} is given twice")
-    evaluations = len(given) == 1 and bool(stored(given[0]))
-    loaded = [] if evaluations else [load_run(folder) for folder in given]
-    default = given[0] / "report" if len(given) == 1 else given[0].parent / "comparison"
+    evaluations = len(paths) == 1 and bool(stored(paths[0]))
+    loaded = [] if evaluations else [load_run(folder) for folder in paths]
+    default = paths[0] / "report" if len(paths) == 1 else paths[0].parent / "comparison"
     target = Path(out) if out is not None else default
     path = target if target.suffix == ".html" else target / "report.html"
     path.parent.mkdir(parents=True, exist_ok=True)
     sheet = Sheet(path.parent)
     if evaluations:
-        write(path, build_evaluations(given[0], sheet))
+        write(path, build_evaluations(paths[0], sheet))
     elif len(loaded) == 1:
         write(path, _Report(loaded[0], sheet).html())
     else:
@@ -50,14 +50,14 @@ def build(folders: Path | Sequence[Path], out: Path | None = None) -> Path:
     return path
 
 
-def _several(runs: Sequence[Run], sheet: Sheet) -> str:
+def _several(runs: Sequence[RunRecord], sheet: Sheet) -> str:
     unit = _unit(runs[0])
-    found = distinct([model for run in runs for model in evaluations_of(run.folder)])
-    title, said, sections = run_sections(sheet, runs, unit, found)
-    return assemble(f"{len(runs)} runs", title, said, sections)
+    measured = distinct([model for run in runs for model in evaluations_of(run.folder)])
+    title, sentences, sections = run_sections(sheet, runs, unit, measured)
+    return assemble(f"{len(runs)} runs", title, sentences, sections)
 
 
-def _unit(run: Run) -> str:
+def _unit(run: RunRecord) -> str:
     tasks = [stage.config.get("task") for stage in run.stages]
     names = [str(task.get("name")) for task in tasks if isinstance(task, dict)]
     return page.LEVEL_UNITS.get(names[0] if names else "", "level")
@@ -66,10 +66,10 @@ def _unit(run: Run) -> str:
 class _Report:
     """One page in the making; figures and tables are written as they are placed."""
 
-    def __init__(self, run: Run, sheet: Sheet) -> None:
+    def __init__(self, run: RunRecord, sheet: Sheet) -> None:
         self.run, self.sheet = run, sheet
         self.story = story.tell(run)
-        self.line = curves.course(run.reinforced() or [s for s in run.line() if s.kind == "rl" and s.evals])
+        self.line = curves.timeline(run.reinforced() or [s for s in run.line() if s.kind == "rl" and s.evals])
 
     def html(self) -> str:
         sections = [
@@ -99,10 +99,10 @@ class _Report:
             (s.config["task"].get("name") for s in self.run.stages if isinstance(s.config.get("task"), dict)), None
         )
         eyebrow = f"Run {self.run.name}" + (f" · task {task}" if task else "")
-        said = list(story.sentences(self.run, self.story))
+        sentences = list(story.sentences(self.run, self.story))
         return (
             f"<header>{page.paragraph(eyebrow, 'eyebrow')}<h1>{escape(story.headline(self.run, self.story))}</h1>"
-            f"{page.paragraph(' '.join(said[:2]), 'lead')}{page.paragraph(' '.join(said[2:]))}"
+            f"{page.paragraph(' '.join(sentences[:2]), 'lead')}{page.paragraph(' '.join(sentences[2:]))}"
             f"{page.unfinished(self.run)}</header>{page.tiles(self.story)}"
         )
 
@@ -162,11 +162,11 @@ class _Report:
             return ""
         cells = [(label, label, [tables.to_interval(by_level.get(n)) for n in names]) for label, by_level in rows]
         title = f"Accuracy by {unit}"
-        said = "; ".join(
+        sentences = "; ".join(
             f"{label} " + ", ".join(f"{n}: {100 * c.value:.0f}%" for n, c in zip(names, row, strict=True) if c)
             for label, _, row in cells
         )
-        rendered = render(level_figure(names, cells, title, unit), "levels", title, f"{title}. {said}.")
+        rendered = render(level_figure(names, cells, title, unit), "levels", title, f"{title}. {sentences}.")
         self.sheet.save(rendered, "levels")
         return f'<div class="wide">{page.figure(rendered.inline)}</div>'
 
@@ -181,8 +181,8 @@ class _Report:
 
     def models(self) -> list[tuple[str, str, str]]:
         """What `hone eval` found, if it was used on this run."""
-        found = distinct(evaluations_of(self.run.folder))
-        return model_sections(self.sheet, found, _unit(self.run)) if found else []
+        measured = distinct(evaluations_of(self.run.folder))
+        return model_sections(self.sheet, measured, _unit(self.run)) if measured else []
 
     def samples(self) -> str:
         shown = page.samples(self.story)
@@ -194,9 +194,9 @@ class _Report:
 
     def first_seen(self) -> str:
         files = next((files for stage in self.line.stages if (files := stage.rollout_files())), [])
-        found = reflection.first_occurrences(stream(files, FIRST_SEEN_BYTES))
-        kinds = f"{len(found)} of {len(reflection.KINDS)} kinds of phrase were found"
+        occurrences = reflection.first_occurrences(stream(files, FIRST_SEEN_BYTES))
+        kinds = f"{len(occurrences)} of {len(reflection.KINDS)} kinds of phrase were found"
         caption = f"The first training samples with each kind of reflection phrase ({kinds})."
-        if found and found[0].step == 0:
+        if occurrences and occurrences[0].step == 0:
             caption += " Those of step 0 were there before RL had changed anything."
-        return self.sheet.table(page.first_seen(found, caption))
+        return self.sheet.table(page.first_seen(occurrences, caption))

@@ -9,7 +9,7 @@ from hone.base.settings import UserError
 from hone.measure.stats.measured import Measured, compare
 from hone.measure.store import read_measured, stored
 from hone.report import models, page, runs
-from hone.report.read import Run
+from hone.report.read import RunRecord
 from hone.report.runs import Condition
 from hone.report.sheet import Sheet
 from hone.report.tables import Cell, Table, level_order
@@ -24,17 +24,17 @@ Section = tuple[str, str, str]  # key, title, what is inside
 
 def evaluations_of(folder: Path) -> list[Measured]:
     """The evaluations in a folder of them, or in a run's. Labels are made different where two are alike."""
-    found: list[Measured] = []
+    measured: list[Measured] = []
     for path in stored(folder) or stored(folder / "evaluations"):
-        found.append(read_measured(path))
-    return found
+        measured.append(read_measured(path))
+    return measured
 
 
-def distinct(found: Sequence[Measured]) -> list[Measured]:
+def distinct(measured: Sequence[Measured]) -> list[Measured]:
     """Two models of one name are told apart by a number."""
     seen: dict[str, int] = {}
     renamed = []
-    for model in found:
+    for model in measured:
         seen[model.label] = n = seen.get(model.label, 0) + 1
         renamed.append(relabel(model, f"{model.label} ({n})") if n > 1 else model)
     return renamed
@@ -46,51 +46,53 @@ def relabel(model: Measured, label: str) -> Measured:
     return replace(model, label=label)
 
 
-def model_sections(sheet: Sheet, found: Sequence[Measured], unit: str = "level") -> list[Section]:
+def model_sections(sheet: Sheet, measured: Sequence[Measured], unit: str = "level") -> list[Section]:
     """Every table and figure that these models have data for."""
-    letters = lettered([model.label for model in found])
-    short = [relabel(model, letters[model.label]) for model in found]
+    letters = lettered([model.label for model in measured])
+    short = [relabel(model, letters[model.label]) for model in measured]
     colours, key = models.colours_of([model.label for model in short]), legend(letters)
     notes = [page.paragraph(f"The figures show the first {len(models.COLOURS)} models; the tables all.", "quiet")] \
-        if len(found) > len(models.COLOURS) else []  # fmt: skip
+        if len(measured) > len(models.COLOURS) else []  # fmt: skip
     panels = [models.pass_panel(short, colours, "models-pass", "pass@k"), models.histogram_panel(short, colours)]
     parts = [
-        sheet.table(models.summary(found)), sheet.table(models.differences(found)), key,
-        sheet.flow(panel for panel in panels if panel), *notes, sheet.table(models.published_pass(found)),
+        sheet.table(models.summary(measured)), sheet.table(models.differences(measured)), key,
+        sheet.flow(panel for panel in panels if panel), *notes, sheet.table(models.published_pass(measured)),
     ]  # fmt: skip
     sections = [("models", "Models compared", "\n".join(part for part in parts if part))]
-    if table := sheet.table(models.knights(found)):
+    if table := sheet.table(models.knights(measured)):
         sections.append(("knights", "Knights and knaves", table))
-    if table := sheet.table(models.gold(found)):
+    if table := sheet.table(models.gold(measured)):
         sections.append(("gold", "Gold answers", table))
-    sections += _splits(sheet, found, short, unit, key)
+    sections += _splits(sheet, measured, short, unit, key)
     return sections
 
 
-def _splits(sheet: Sheet, found: Sequence[Measured], short: Sequence[Measured], unit: str, key: str) -> list[Section]:
+def _splits(
+    sheet: Sheet, measured: Sequence[Measured], short: Sequence[Measured], unit: str, key: str
+) -> list[Section]:
     sections = []
     colours = models.colours_of([model.label for model in short])
     for column, name, title in (("levels", unit, f"By {unit}"), ("domains", "domain", "By domain")):
-        table = models.grouped(found, column, f"models-{column}", f"Accuracy by {name}, with 95% intervals.", name)
+        table = models.grouped(measured, column, f"models-{column}", f"Accuracy by {name}, with 95% intervals.", name)
         if table is None:
             continue
-        values = level_order({value for model in found for value in model.by(column)})
+        values = level_order({value for model in measured for value in model.by(column)})
         panels = []
         for i, value in enumerate(values if len(values) <= SPLITS_SHOWN else ()):
             parts = [part for model in short if (part := model.by(column).get(value)) is not None]
             panels.append(models.pass_panel(parts, colours, f"pass-{column}-{i}", f"pass@k, {name} {value}"))
         inside = [sheet.table(table), flow := sheet.flow(panel for panel in panels if panel), key if flow else ""]
         if column == "domains":
-            fit, notes = models.regression(found)
+            fit, notes = models.regression(measured)
             inside += [sheet.table(fit), *(page.paragraph(note, "quiet") for note in notes)]
         sections.append((f"by-{column}", title, "\n".join(part for part in inside if part)))
     caption = "Accuracy by the form of the gold answer. A model that overfits to integers falls on the others."
-    if table := models.grouped(found, "formats", "models-formats", caption, "format"):
+    if table := models.grouped(measured, "formats", "models-formats", caption, "format"):
         rest = models.not_integer(short) if short else []
         panel = models.pass_panel(rest, colours, "pass-not-integer", "pass@k, answer not an integer") if rest else None
         inside = [sheet.table(table), sheet.flow([panel] if panel else [])]
         sections.append(("by-format", "By form of the answer", "\n".join(part for part in inside if part)))
-    if ability := models.new_ability(found, {}):
+    if ability := models.new_ability(measured, {}):
         graphs = models.new_ability(short, colours)  # the same under the names that have room in a figure
         inside = [sheet.table(ability[0]), sheet.flow(graphs[1] if graphs else []), key]
         sections.append(("ability", "New ability", "\n".join(part for part in inside if part)))
@@ -101,26 +103,26 @@ def _splits(sheet: Sheet, found: Sequence[Measured], short: Sequence[Measured], 
 
 
 def run_sections(
-    sheet: Sheet, given: Sequence[Run], unit: str, evaluated: Sequence[Measured]
+    sheet: Sheet, folders: Sequence[RunRecord], unit: str, evaluated: Sequence[Measured]
 ) -> tuple[str, list[str], list[Section]]:
     """Headline, lead sentences and sections of a comparison of runs; `evaluated`: what `hone eval` found in them."""
-    found = runs.conditions(given)
-    letters = lettered([condition.label for condition in found])
-    short = [Condition(letters[c.label], c.runs, c.lines) for c in found]
-    seeds = max(len(condition.runs) for condition in found)
+    conditions = runs.conditions(folders)
+    letters = lettered([condition.label for condition in conditions])
+    short = [Condition(letters[c.label], c.runs, c.lines) for c in conditions]
+    seeds = max(len(condition.runs) for condition in conditions)
     note = (
         "Curves are means over steps" + ("; bands reach from the least to the greatest seed" if seeds > 1 else "") + "."
     )
-    if len(found) > len(models.COLOURS):
+    if len(conditions) > len(models.COLOURS):
         note += f" The first {len(models.COLOURS)} conditions are drawn; the tables hold all."
     curves = legend(letters) + sheet.flow(runs.overlays(short)) + page.paragraph(note, "quiet")
-    after = [model for condition in found if (model := runs.pooled(condition)) is not None]
-    outcome = [sheet.table(runs.outcome_table(found)), sheet.table(run_differences(found, after))]
+    after = [model for condition in conditions if (model := runs.pooled(condition)) is not None]
+    outcome = [sheet.table(runs.outcome_table(conditions)), sheet.table(run_differences(conditions, after))]
     sections = [
         ("outcome", "What came out", "\n".join(part for part in outcome if part)),
         ("curves", "Training", curves),
     ]
-    if settings := sheet.table(runs.different_settings(found)):
+    if settings := sheet.table(runs.different_settings(conditions)):
         sections.append(("settings", "What differs", settings))
     if evaluated:  # the better measurement of the two: their tables have the same names
         sections += model_sections(sheet, evaluated, unit)
@@ -130,29 +132,33 @@ def run_sections(
         knights = sheet.table(models.knights(after))
         sections += [("knights", "Knights and knaves", knights)] if knights else []
         sections += _splits(sheet, after, drawn, unit, legend(letters))
-    sections.append(("runs", "The runs", sheet.table(runs_table(found))))
-    return headline(found, after), lead(found, after), sections
+    sections.append(("runs", "The runs", sheet.table(runs_table(conditions))))
+    return headline(conditions, after), lead(conditions, after), sections
 
 
-def headline(found: Sequence[Condition], after: Sequence[Measured]) -> str:
-    if len(found) < 2:
-        return f"{found[0].label}: {len(found[0].runs)} seeds"
-    names = f"{found[0].label} against {found[1].label}" if len(found) == 2 else f"{len(found)} conditions compared"
-    if len(found) == 2 and len(after) == 2:
+def headline(conditions: Sequence[Condition], after: Sequence[Measured]) -> str:
+    if len(conditions) < 2:
+        return f"{conditions[0].label}: {len(conditions[0].runs)} seeds"
+    names = (
+        f"{conditions[0].label} against {conditions[1].label}"
+        if len(conditions) == 2
+        else f"{len(conditions)} conditions compared"
+    )
+    if len(conditions) == 2 and len(after) == 2:
         return (
             f"{names}: {percent(after[0].rates().mean(), 0)} and {percent(after[1].rates().mean(), 0)} after training"
         )
     return names
 
 
-def lead(found: Sequence[Condition], after: Sequence[Measured]) -> list[str]:
+def lead(conditions: Sequence[Condition], after: Sequence[Measured]) -> list[str]:
     """Only what the intervals support."""
-    said = []
-    for condition in found:
+    sentences = []
+    for condition in conditions:
         values = [float(row["accuracy"]["value"]) for _, row in condition.sides("after")]
         over = runs.over_runs(values)
         if over:
-            said.append(
+            sentences.append(
                 f"{condition.label}: {percent(over.value)} after training, mean of {over.n} seeds "
                 f"(95% interval over seeds {percent(over.low)} to {percent(over.high)})."
             )
@@ -164,19 +170,19 @@ def lead(found: Sequence[Condition], after: Sequence[Measured]) -> list[str]:
             word = ("higher than" if d.value > 0 else "lower than") if clear else "not measurably different from"
             points = f"{100 * d.value:+.1f} points ({100 * d.low:+.1f} to {100 * d.high:+.1f})"
             points = points.replace("-", "\N{MINUS SIGN}")
-            said.append(
+            sentences.append(
                 f"{model.label} is {word} {after[0].label} on the same {d.n:,} problems: {points}, "
                 f"{p_value(result.p_value)}."
             )
-    return said
+    return sentences
 
 
-def run_differences(found: Sequence[Condition], after: Sequence[Measured]) -> Table | None:
+def run_differences(conditions: Sequence[Condition], after: Sequence[Measured]) -> Table | None:
     """Over problems (would other problems show it too?) and over seeds (would other runs?)."""
     table = models.differences(after) if len(after) > 1 else None
     if table is None:
         return None
-    by_label = {condition.label: condition for condition in found}
+    by_label = {condition.label: condition for condition in conditions}
     body, values = [], []
     for row, value in zip(table.rows, table.values, strict=True):
         over = runs.seed_difference(by_label[str(value[1])], by_label[str(value[0])])
@@ -192,9 +198,9 @@ def run_differences(found: Sequence[Condition], after: Sequence[Measured]) -> Ta
     return Table(table.key, caption, columns, tuple(body), tuple(values), names)
 
 
-def runs_table(found: Sequence[Condition]) -> Table:
+def runs_table(conditions: Sequence[Condition]) -> Table:
     body, values = [], []
-    for condition in found:
+    for condition in conditions:
         for run in condition.runs:
             stage = run.stages[-1]
             seed = stage.manifest.get("seed", stage.config.get("seed", "–"))
@@ -229,10 +235,10 @@ def legend(letters: dict[str, str]) -> str:
     return f'<ul class="legend">{rows}</ul>'
 
 
-def assemble(eyebrow: str, title: str, said: Sequence[str], sections: Sequence[Section]) -> str:
+def assemble(eyebrow: str, title: str, lead: Sequence[str], sections: Sequence[Section]) -> str:
     placed = [section for section in sections if section[2]]
     links = "".join(f'<li><a href="#{key}">{escape(name)}</a></li>' for key, name, _ in placed)
-    head = f"{page.paragraph(eyebrow, 'eyebrow')}<h1>{escape(title)}</h1>{page.paragraph(' '.join(said), 'lead')}"
+    head = f"{page.paragraph(eyebrow, 'eyebrow')}<h1>{escape(title)}</h1>{page.paragraph(' '.join(lead), 'lead')}"
     body = [f"<header>{head}</header>", f'<nav aria-label="Sections"><ul>{links}</ul></nav>']
     body += [page.section(key, name, inside) for key, name, inside in placed]
     body.append(
@@ -244,10 +250,10 @@ def assemble(eyebrow: str, title: str, said: Sequence[str], sections: Sequence[S
 
 def build_evaluations(folder: Path, sheet: Sheet) -> str:
     """The page of a folder that `hone eval` wrote."""
-    found = distinct(evaluations_of(folder))
-    if not found:
+    measured = distinct(evaluations_of(folder))
+    if not measured:
         raise UserError(f"report: {folder} holds no run and no evaluation")
-    best = " and ".join(f"{m.label} {percent(m.rates().mean(), 0)}" for m in found[:2])
-    title = best if len(found) <= 2 else f"{len(found)} models on the same problems"
-    unit = page.LEVEL_UNITS.get(str(found[0].facts.get("task")), "level")
-    return assemble(f"Evaluations in {folder.name}", title, [], model_sections(sheet, found, unit))
+    best = " and ".join(f"{m.label} {percent(m.rates().mean(), 0)}" for m in measured[:2])
+    title = best if len(measured) <= 2 else f"{len(measured)} models on the same problems"
+    unit = page.LEVEL_UNITS.get(str(measured[0].facts.get("task")), "level")
+    return assemble(f"Evaluations in {folder.name}", title, [], model_sections(sheet, measured, unit))

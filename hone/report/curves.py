@@ -10,7 +10,7 @@ import numpy as np
 
 from hone.measure.stats import passk, reflection
 from hone.report.figures import Array, Curve, Mark, Panel, smoothing_width
-from hone.report.read import Row, Run, Stage, rows, spread
+from hone.report.read import Row, RunRecord, StageRecord, rows, spread
 from hone.report.story import Side
 
 #: Enough to see a trend, few enough to read in a second whatever the length of the run.
@@ -23,10 +23,10 @@ _VERDICT_COLOURS = {"correct": "train", "wrong": "before", "malformed": "extra",
 
 
 @dataclass(frozen=True)
-class Course:
+class Timeline:
     """RL stages laid end to end; `offsets[i]` is where stage i starts."""
 
-    stages: tuple[Stage, ...]
+    stages: tuple[StageRecord, ...]
     offsets: tuple[int, ...]
     steps: Array
 
@@ -42,37 +42,37 @@ class Course:
 
     def evals(self, label: str) -> list[tuple[float, Row]]:
         """(step on the common axis, row) of the evaluations with that label."""
-        found = []
+        rows_at = []
         for stage, offset in zip(self.stages, self.offsets, strict=True):
-            found += [(offset + float(row.get("step", 0)), row) for row in stage.evals if row.get("label") == label]
-        return sorted(found, key=lambda pair: pair[0])
+            rows_at += [(offset + float(row.get("step", 0)), row) for row in stage.evals if row.get("label") == label]
+        return sorted(rows_at, key=lambda pair: pair[0])
 
     def names(self, prefix: str) -> list[str]:
         return sorted({n for stage in self.stages for n in stage.metrics.columns if n.startswith(prefix)})
 
 
-def course(stages: Sequence[Stage]) -> Course:
+def timeline(stages: Sequence[StageRecord]) -> Timeline:
     offsets, at, steps = [], 0, []
     for stage in stages:
         offsets.append(at)
         steps += [at + step for step in stage.metrics.steps]
         at += (stage.metrics.steps[-1] + 1) if stage.metrics.steps else 0
-    return Course(tuple(stages), tuple(offsets), np.array(steps, dtype=np.float64))
+    return Timeline(tuple(stages), tuple(offsets), np.array(steps, dtype=np.float64))
 
 
-def marks(line: Course) -> tuple[Mark, ...]:
+def marks(line: Timeline) -> tuple[Mark, ...]:
     """Where stages begin, where a schedule began a new phase, and where optimizer, reference or adapter were reset."""
-    found = [Mark(at, stage.name) for stage, at in zip(line.stages, line.offsets, strict=True) if at]
+    all_marks = [Mark(at, stage.name) for stage, at in zip(line.stages, line.offsets, strict=True) if at]
     for stage, at in zip(line.stages, line.offsets, strict=True):
-        found += [
+        all_marks += [
             Mark(at + float(e["step"]), str(e["kind"]))
             for e in stage.events
             if e.get("kind") in ("reset", "phase") and isinstance(e.get("step"), int)
         ]
-    return tuple(sorted(found, key=lambda mark: (mark.x, mark.label)))
+    return tuple(sorted(all_marks, key=lambda mark: (mark.x, mark.label)))
 
 
-def _eval_dots(line: Course, label: str, colour: str, field: str) -> list[Curve]:
+def _eval_dots(line: Timeline, label: str, colour: str, field: str) -> list[Curve]:
     """The held-out measurement before or after training, as a dot."""
     points = line.evals(label)
     curves = []
@@ -87,7 +87,7 @@ def _eval_dots(line: Course, label: str, colour: str, field: str) -> list[Curve]
     return curves
 
 
-def _validation(line: Course) -> list[Curve]:
+def _validation(line: Timeline) -> list[Curve]:
     points = line.evals("validation")
     if not points:
         return []
@@ -98,7 +98,7 @@ def _validation(line: Course) -> list[Curve]:
     return [Curve(x, y, "validation", "valid", "band", low, high)]
 
 
-def key_panels(line: Course) -> list[Panel]:
+def key_panels(line: Timeline) -> list[Panel]:
     """Accuracy, response length and reflection over RL steps: the story of a run."""
     wanted = (
         ("accuracy", "Accuracy", "accuracy", "accuracy", True),
@@ -116,7 +116,7 @@ def key_panels(line: Course) -> list[Panel]:
     return panels
 
 
-def training_panels(line: Course) -> list[Panel]:
+def training_panels(line: Timeline) -> list[Panel]:
     """Everything else that RL logs, each only if it was logged."""
     panels = [
         _single(line, "reward/mean", "reward", "Reward", "Mean over the samples of a step."),
@@ -147,14 +147,14 @@ def training_panels(line: Course) -> list[Panel]:
     return [panel for panel in panels if panel is not None]
 
 
-def _single(line: Course, column: str, key: str, title: str, note: str, share: bool = False) -> Panel | None:
+def _single(line: Timeline, column: str, key: str, title: str, note: str, share: bool = False) -> Panel | None:
     unused = column in ("kl", "groups/replaced") and not np.nansum(np.abs(line.column(column)))
     if not line.has(column) or unused:  # always logged, and 0 unless asked for
         return None
     return Panel(key, title, "RL step", (Curve(line.steps, line.column(column)),), marks(line), share, note=note)
 
 
-def _lengths(line: Course) -> Panel | None:
+def _lengths(line: Timeline) -> Panel | None:
     if not line.has("length/mean"):
         return None
     curves = [Curve(line.steps, line.column("length/mean"), "mean")]
@@ -165,7 +165,7 @@ def _lengths(line: Course) -> Panel | None:
     return Panel("lengths", "Response length (tokens)", "RL step", tuple(curves), marks(line), note=note)
 
 
-def _grad_norm(line: Course, key: str, x_label: str = "RL step") -> Panel | None:
+def _grad_norm(line: Timeline, key: str, x_label: str = "RL step") -> Panel | None:
     if not line.has("grad_norm"):
         return None
     y = line.column("grad_norm")
@@ -176,7 +176,7 @@ def _grad_norm(line: Course, key: str, x_label: str = "RL step") -> Panel | None
     return Panel(key, "Gradient norm", x_label, (Curve(line.steps, y),), marks(line), log=log, note="Before clipping.")
 
 
-def _verdicts(line: Course) -> Panel | None:
+def _verdicts(line: Timeline) -> Panel | None:
     curves = []
     for name in line.names("verdict/"):
         y, short = line.column(name), name.removeprefix("verdict/")
@@ -188,7 +188,7 @@ def _verdicts(line: Course) -> Panel | None:
     return Panel("verdicts", "Verdicts", "RL step", tuple(curves), marks(line), share=True, note=note)
 
 
-def sampled_rollouts(line: Course) -> Iterator[tuple[int, list[str]]]:
+def sampled_rollouts(line: Timeline) -> Iterator[tuple[int, list[str]]]:
     """Texts of some training samples at evenly spaced steps of the whole course."""
     files = [
         (at + step, path)
@@ -206,7 +206,7 @@ def sampled_rollouts(line: Course) -> Iterator[tuple[int, list[str]]]:
             yield step, texts
 
 
-def reflection_kinds(line: Course) -> Panel | None:
+def reflection_kinds(line: Timeline) -> Panel | None:
     """How the kinds of reflection phrases came up, from the stored rollouts."""
     steps, shares = [], []
     for step, texts in sampled_rollouts(line):
@@ -230,9 +230,9 @@ def reflection_kinds(line: Course) -> Panel | None:
     )
 
 
-def sft_panels(stage: Stage, key: str) -> list[Panel]:
+def sft_panels(stage: StageRecord, key: str) -> list[Panel]:
     """Loss and gradient norm of one supervised stage."""
-    line = course([stage])
+    line = timeline([stage])
     panels = []
     if line.has("loss"):
         curves = [Curve(line.steps, line.column("loss"), "training" if line.has("validation_loss") else "")]
@@ -254,7 +254,7 @@ def pass_at_k(side: Side) -> list[Curve]:
     return [Curve(np.array(ks, dtype=np.float64), y, side.label, side.label, "band", low, high)]
 
 
-def smoothing_note(run: Run) -> str:
+def smoothing_note(run: RunRecord) -> str:
     """What the two weights of line mean, said once."""
     longest = max((stage.steps_done for stage in run.stages), default=0)
     width = smoothing_width(longest)

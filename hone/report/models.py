@@ -76,13 +76,13 @@ def differences(models: Sequence[Measured], key: str = "differences") -> Table |
     body, values = [], []
     first = models[0]
     for model in models[1:]:
-        if (found := compare(first, model)) is None:
+        if (comparison := compare(first, model)) is None:
             continue
-        d = found.difference
-        p = Cell(bare_p(found.p_value))
-        row = (Cell(f"{model.label} − {first.label}"), difference_cell(d), p, Cell(str(d.n)), Cell(found.method))
+        d = comparison.difference
+        p = Cell(bare_p(comparison.p_value))
+        row = (Cell(f"{model.label} − {first.label}"), difference_cell(d), p, Cell(str(d.n)), Cell(comparison.method))
         body.append(row)
-        values.append((model.label, first.label, d.value, d.low, d.high, found.p_value, found.method, d.n))
+        values.append((model.label, first.label, d.value, d.low, d.high, comparison.p_value, comparison.method, d.n))
     if not body:
         return None
     caption = (
@@ -272,28 +272,28 @@ def ability_base(models: Sequence[Measured]) -> tuple[Measured, Measured, list[M
 def new_ability(models: Sequence[Measured], colours: Mapping[str, str]) -> tuple[Table, list[Panel]] | None:
     """What the base never solved: solved by the others, and by the base itself when sampled again."""
     sampled = ability_base(models)
-    found = ability.new_ability(*sampled) if sampled else None
-    if found is None or sampled is None:
+    result = ability.new_ability(*sampled) if sampled else None
+    if result is None or sampled is None:
         return None
     base, again, others = sampled
     body, values = [], []
-    for row in found.rows:
+    for row in result.rows:
         gain = row.gain.difference if row.gain else None
         p = bare_p(row.gain.p_value) if row.gain else "–"
         name = Cell(row.label, "the base, sampled again" if row.gain is None else "")
         body.append((name, *(interval_cell(point, 1) for point in row.solved),
                      difference_cell(gain) if gain else Cell("–"), Cell(p)))  # fmt: skip
-        for k, point in zip(found.ks, row.solved, strict=True):
+        for k, point in zip(result.ks, row.solved, strict=True):
             values.append((row.label, k, point.value, point.low, point.high, point.n))
     caption = (
-        f"New ability: the {len(found.problems):,} of {found.of:,} problems that {base.label} never solved in "
-        f"{found.tries} samples. The first row is the same model with other random numbers, which is what luck alone "
-        f"gives; gains are over it, at k = {found.ks[-1]}."
+        f"New ability: the {len(result.problems):,} of {result.of:,} problems that {base.label} never solved in "
+        f"{result.tries} samples. The first row is the same model with other random numbers, which is what luck alone "
+        f"gives; gains are over it, at k = {result.ks[-1]}."
     )
-    columns = ("", *(f"pass@{k}" for k in found.ks), "Gain", "p")
+    columns = ("", *(f"pass@{k}" for k in result.ks), "Gain", "p")
     table = Table("new-ability", caption, columns, tuple(body), tuple(values),
                   ("model", "k", "pass_at_k", "low", "high", "problems"))  # fmt: skip
-    chosen = set(found.problems)
+    chosen = set(result.problems)
     kept = [m.where(np.array([i in chosen for i in m.problems], dtype=bool)) for m in (again, *others)]
     note = "On the problems that the base never solved in its first sample."
     panels = [

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hone.measure.stats import reflection
-from hone.report.read import Row, Run, Stage
+from hone.report.read import Row, RunRecord, StageRecord
 from hone.report.story import Side, Story, sample_problems
 from hone.report.style import CSS
 from hone.report.tables import Cell, Table
@@ -82,8 +82,8 @@ def samples(story: Story) -> str:
         about += f" – {why}" if why else ""
         columns = "".join(_sample(side, side.shown[key]) for side in chosen)
         summary = f'Problem {escape(key)}<span class="quiet">{escape(about)}</span>'
-        asked = str(first.get("prompt") or "")
-        prompt = f"<h4>Prompt</h4><pre>{marked(asked, ())}</pre>" if asked else ""
+        prompt_text = str(first.get("prompt") or "")
+        prompt = f"<h4>Prompt</h4><pre>{marked(prompt_text, ())}</pre>" if prompt_text else ""
         opened = " open" if i < 2 else ""
         parts.append(
             f'<details{opened}><summary>{summary}</summary><div class="inside">{prompt}'
@@ -105,10 +105,10 @@ def _sample(side: Side, record: Row) -> str:
     )
 
 
-def first_seen(found: Iterable[reflection.Occurrence], looked_at: str) -> Table | None:
+def first_seen(occurrences: Iterable[reflection.Occurrence], looked_at: str) -> Table | None:
     """When each kind of reflection was first seen in training."""
     rows, values = [], []
-    for o in found:
+    for o in occurrences:
         before = f"… {o.before}"
         span = (len(before), len(before) + len(o.phrase))
         quote = Cell(f"{before}{o.phrase}{o.after} …", marked=span)
@@ -120,7 +120,7 @@ def first_seen(found: Iterable[reflection.Occurrence], looked_at: str) -> Table 
     return Table("first-seen", looked_at, columns, tuple(rows), tuple(values), names, prose=(3,))
 
 
-def made(run: Run) -> str:
+def made(run: RunRecord) -> str:
     """Settings, seeds, versions, hardware, time: what it takes to do it again."""
     facts: list[tuple[str, str]] = []
     results = run.results
@@ -147,7 +147,7 @@ def made(run: Run) -> str:
     return "\n".join(part for part in parts if part)
 
 
-def _stage_facts(stage: Stage) -> list[tuple[str, str]]:
+def _stage_facts(stage: StageRecord) -> list[tuple[str, str]]:
     c, m = stage.config, stage.manifest
     wanted = {
         "Task": _first(c, "task.name"), "Model": _first(c, "model.path"),
@@ -164,7 +164,7 @@ def _stage_facts(stage: Stage) -> list[tuple[str, str]]:
     return [(name, str(value)) for name, value in wanted.items() if value not in (None, "", {}, [])]
 
 
-def _batch(stage: Stage) -> str:
+def _batch(stage: StageRecord) -> str:
     c, done = stage.config, f"{stage.steps_done:,} steps"
     if stage.kind == "rl" and c.get("prompts_per_step"):
         return f"{done} of {c['prompts_per_step']} prompts × {c.get('samples_per_prompt', '?')} samples"
@@ -172,7 +172,7 @@ def _batch(stage: Stage) -> str:
     return f"{done} of {per_step} examples" if per_step else done
 
 
-def _time(stage: Stage) -> str:
+def _time(stage: StageRecord) -> str:
     whole = stage.seconds.get("seconds")
     if not whole:
         return ""
@@ -202,7 +202,7 @@ def _facts(facts: list[tuple[str, str]]) -> str:
     return f'<dl class="facts">{rows}</dl>' if rows else ""
 
 
-def events(run: Run) -> str:
+def events(run: RunRecord) -> str:
     """Warnings first, then what else happened, then what could not be read."""
     rows = [(stage, event) for stage in run.stages for event in stage.events]
     warnings = [(s, e) for s, e in rows if e.get("kind") in ("warning", "error", "collapse", "non_finite")]
@@ -222,13 +222,13 @@ def events(run: Run) -> str:
     return f'<ul class="events">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>' if lines else ""
 
 
-def _event(run: Run, stage: Stage, event: Row) -> str:
+def _event(run: RunRecord, stage: StageRecord, event: Row) -> str:
     where = f"{stage.name}, " if run.pipeline else ""
     message = str(event.get("message") or "")[:500]
     return f"{event.get('kind', '?')} ({where}step {event.get('step', '?')})" + (f": {message}" if message else "")
 
 
-def unfinished(run: Run) -> str:
+def unfinished(run: RunRecord) -> str:
     """A banner if the run has not come to its end."""
     if run.finished:
         return ""

@@ -47,7 +47,7 @@ class Metrics:
 
 
 @dataclass
-class Stage:
+class StageRecord:
     """One run folder."""
 
     name: str
@@ -94,22 +94,22 @@ class Stage:
         return path if path.is_file() and path.is_relative_to(self.folder.resolve()) else None
 
     def rollout_files(self) -> list[tuple[int, Path]]:
-        found = []
+        files = []
         for path in (self.folder / "rollouts").glob("step_*.jsonl"):
             digits = path.stem.removeprefix("step_")
             if digits.isdigit():
-                found.append((int(digits), path))
-        return sorted(found)
+                files.append((int(digits), path))
+        return sorted(files)
 
 
 @dataclass
-class Run:
+class RunRecord:
     """A plain run (one stage) or a pipeline (several)."""
 
     name: str
     folder: Path
     pipeline: bool
-    stages: list[Stage]
+    stages: list[StageRecord]
     results: Row
     goes_on_with: dict[str, str | None] = field(default_factory=dict)  # stage -> whose model it started from
 
@@ -117,10 +117,10 @@ class Run:
     def finished(self) -> bool:
         return bool(self.results) or bool(self.stages and all(stage.finished for stage in self.stages))
 
-    def of_kind(self, kind: str) -> list[Stage]:
+    def of_kind(self, kind: str) -> list[StageRecord]:
         return [stage for stage in self.stages if stage.kind == kind and stage.metrics.steps]
 
-    def line(self) -> list[Stage]:
+    def line(self) -> list[StageRecord]:
         """The stages that made the last model, one after the other: a teacher's are not among those of its student."""
         models = [stage for stage in self.stages if stage.kind != "generate"]
         if not self.goes_on_with or not models:
@@ -132,12 +132,12 @@ class Run:
             name = self.goes_on_with.get(name)
         return [stage for stage in models if stage.name in names]
 
-    def reinforced(self) -> list[Stage]:
+    def reinforced(self) -> list[StageRecord]:
         """Of these, the ones that were trained on what the model itself said."""
         return [stage for stage in self.line() if stage.kind in ("rl", "distil") and stage.metrics.steps]
 
 
-def load_run(folder: Path) -> Run:
+def load_run(folder: Path) -> RunRecord:
     """Read a run folder or a pipeline folder."""
     folder = Path(folder)
     if not folder.is_dir():
@@ -154,16 +154,16 @@ def load_run(folder: Path) -> Run:
         ]
         if stages:
             stages[0].notes.extend(notes)
-        found = [s for s in listed if isinstance(s, dict) and "goes_on_with" in s]
-        goes_on = {str(s.get("name", "?")): s["goes_on_with"] for s in found}
-        return Run(folder.resolve().name, folder, True, stages, results, goes_on)
+        listed_with_start = [s for s in listed if isinstance(s, dict) and "goes_on_with" in s]
+        goes_on = {str(s.get("name", "?")): s["goes_on_with"] for s in listed_with_start}
+        return RunRecord(folder.resolve().name, folder, True, stages, results, goes_on)
     stage = load_stage(folder)
     stage.notes.extend(notes)
     if not stage.started:
         raise UserError(
             f"report: {folder} holds no run (no stages.json, config.resolved.json, metrics.jsonl or evals.jsonl)"
         )
-    return Run(stage.name, folder, False, [stage], results)
+    return RunRecord(stage.name, folder, False, [stage], results)
 
 
 def _is_eval(row: Row) -> bool:
@@ -177,7 +177,7 @@ def _inside(folder: Path, relative: str) -> Path:
     return path
 
 
-def load_stage(folder: Path, name: str | None = None, kind: str | None = None) -> Stage:
+def load_stage(folder: Path, name: str | None = None, kind: str | None = None) -> StageRecord:
     notes: list[str] = []
     config = _json(folder / "config.resolved.json", notes)
     manifest = _json(folder / "manifest.json", notes)
@@ -189,7 +189,7 @@ def load_stage(folder: Path, name: str | None = None, kind: str | None = None) -
     for _, row in sorted(by_step.items()):
         metrics.add(row)
     phase = next((str(row.get("phase")) for row in by_step.values() if row.get("phase")), None)
-    return Stage(
+    return StageRecord(
         name=name or str(config.get("name") or folder.resolve().name),
         kind=str(kind or config.get("stage") or phase or "run"),
         folder=folder,

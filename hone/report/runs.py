@@ -12,10 +12,10 @@ import numpy as np
 
 from hone.measure.stats.measured import Measured, measured
 from hone.report import curves as single
-from hone.report.curves import Course, course, marks
+from hone.report.curves import Timeline, marks, timeline
 from hone.report.figures import Array, Curve, Panel, moving_mean, smoothing_width
 from hone.report.models import COLOURS, difference_cell
-from hone.report.read import Row, Run, rows
+from hone.report.read import Row, RunRecord, rows
 from hone.report.tables import Cell, Table, interval_cell
 from hone.report.text import percent
 from hone.types import Interval
@@ -30,21 +30,21 @@ class Condition:
     """Runs with the same settings, seeds aside."""
 
     label: str
-    runs: tuple[Run, ...]
-    lines: tuple[Course, ...]
+    runs: tuple[RunRecord, ...]
+    lines: tuple[Timeline, ...]
 
-    def sides(self, label: str) -> list[tuple[Run, Row]]:
+    def sides(self, label: str) -> list[tuple[RunRecord, Row]]:
         """The evaluation called `label` of each run that has one: the first `before`, the last `after`."""
-        found = []
+        pairs = []
         for run in self.runs:
             rows = [row for stage in run.stages for row in stage.evals if row.get("label") == label]
             if rows:
-                found.append((run, rows[0] if label == "before" else rows[-1]))
-        return found
+                pairs.append((run, rows[0] if label == "before" else rows[-1]))
+        return pairs
 
     def measured(self, label: str) -> list[Measured]:
         """The samples of that evaluation, run by run; none where they are not there any more."""
-        found = []
+        results = []
         for run, row in self.sides(label):
             stage = next(stage for stage in run.stages if row in stage.evals)
             path = stage.samples_file(row)
@@ -54,36 +54,36 @@ class Condition:
                 task = stage.config.get("task")
                 facts = {"task": task.get("name") if isinstance(task, dict) else None, "split": row.get("split")}
                 about = {"sampling": sampling if isinstance(sampling, dict) else {}, "facts": facts}
-                found.append(measured(run.name, records, **about))
-        return found
+                results.append(measured(run.name, records, **about))
+        return results
 
 
-def conditions(runs: Sequence[Run]) -> list[Condition]:
+def conditions(runs: Sequence[RunRecord]) -> list[Condition]:
     """In the order given; runs whose settings differ in their seed alone are one."""
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[RunRecord]] = {}
     for i, run in enumerate(runs):
         known = [stage.config for stage in run.stages if stage.config]
         key = json.dumps([_settings(config) for config in known], sort_keys=True) if known else str(i)
         groups.setdefault(key, []).append(run)
-    found: list[Condition] = []
+    result: list[Condition] = []
     for group in groups.values():
         label = group[0].name
         if len(group) > 1:
             label = _SEED.sub("", label) or label
-        twins = sum(c.label == label or c.label.startswith(f"{label} (") for c in found)
+        twins = sum(c.label == label or c.label.startswith(f"{label} (") for c in result)
         label = f"{label} ({twins + 1})" if twins else label
-        lines = tuple(course(run.reinforced() or run.of_kind("sft")) for run in group)
-        found.append(Condition(label, tuple(group), lines))
-    return found
+        lines = tuple(timeline(run.reinforced() or run.of_kind("sft")) for run in group)
+        result.append(Condition(label, tuple(group), lines))
+    return result
 
 
 def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in config.items() if key not in _SAME_ANYWAY}
 
 
-def different_settings(found: Sequence[Condition]) -> Table | None:
+def different_settings(conditions: Sequence[Condition]) -> Table | None:
     """A row per setting that is not the same everywhere."""
-    runs = [condition.runs[0] for condition in found]
+    runs = [condition.runs[0] for condition in conditions]
     mixed = len({run.pipeline for run in runs}) > 1  # then a run of one stage is compared with the stage like it
     flat = [
         {
@@ -98,7 +98,7 @@ def different_settings(found: Sequence[Condition]) -> Table | None:
     body = [(Cell(key), *(Cell(_short(settings.get(key))) for settings in flat)) for key in keys[:SETTINGS_SHOWN]]
     more = f" {len(keys) - SETTINGS_SHOWN} more are left out." if len(keys) > SETTINGS_SHOWN else ""
     values = [(key, *(json.dumps(settings.get(key)) for settings in flat)) for key in keys]
-    head = tuple(condition.label for condition in found)
+    head = tuple(condition.label for condition in conditions)
     table = Table(
         "settings", f"Settings that differ.{more}", ("", *head), tuple(body), tuple(values), ("setting", *head)
     )
@@ -123,7 +123,7 @@ def _short(value: Any) -> str:
 # --- curves --------------------------------------------------------------------------------------
 
 
-def over_seeds(lines: Sequence[Course], column: str) -> tuple[Array, Array, Array | None, Array | None]:
+def over_seeds(lines: Sequence[Timeline], column: str) -> tuple[Array, Array, Array | None, Array | None]:
     """x, mean, and with several seeds their least and greatest value, of the smoothed curves."""
     by_step: list[dict[float, float]] = []
     for line in lines:
@@ -133,9 +133,9 @@ def over_seeds(lines: Sequence[Course], column: str) -> tuple[Array, Array, Arra
     return _band(by_step)
 
 
-def validation_over_seeds(lines: Sequence[Course]) -> tuple[Array, Array, Array | None, Array | None]:
-    found = [{x: float(row["accuracy"]["value"]) for x, row in line.evals("validation")} for line in lines]
-    return _band([one for one in found if one])
+def validation_over_seeds(lines: Sequence[Timeline]) -> tuple[Array, Array, Array | None, Array | None]:
+    curves_of_runs = [{x: float(row["accuracy"]["value"]) for x, row in line.evals("validation")} for line in lines]
+    return _band([one for one in curves_of_runs if one])
 
 
 def _band(by_step: Sequence[Mapping[float, float]]) -> tuple[Array, Array, Array | None, Array | None]:
@@ -169,12 +169,12 @@ OVERLAYS = (
 )
 
 
-def overlays(found: Sequence[Condition]) -> list[Panel]:
+def overlays(conditions: Sequence[Condition]) -> list[Panel]:
     """One panel per logged quantity, a curve per condition, seeds as bands."""
     panels = []
-    shown = list(zip(found, COLOURS))
-    sft = all(stage.kind == "sft" for c in found for line in c.lines for stage in line.stages)
-    resets = single_marks(found)
+    shown = list(zip(conditions, COLOURS))
+    sft = all(stage.kind == "sft" for c in conditions for line in c.lines for stage in line.stages)
+    resets = single_marks(conditions)
     for column, key, title, share in OVERLAYS:
         if column == "loss" and not sft:  # in RL the value of the loss says nothing
             continue
@@ -193,9 +193,9 @@ def overlays(found: Sequence[Condition]) -> list[Panel]:
     return panels
 
 
-def single_marks(found: Sequence[Condition]) -> tuple[Any, ...]:
+def single_marks(conditions: Sequence[Condition]) -> tuple[Any, ...]:
     """Resets and stages, if there are few of them and every run has the same ones."""
-    each = {marks(line) for condition in found for line in condition.lines}
+    each = {marks(line) for condition in conditions for line in condition.lines}
     return next(iter(each)) if len(each) == 1 else ()
 
 
@@ -221,10 +221,10 @@ def over_runs(values: Sequence[float]) -> Interval | None:
     return Interval(mean, mean - half, mean + half, len(values))
 
 
-def outcome_table(found: Sequence[Condition]) -> Table | None:
+def outcome_table(conditions: Sequence[Condition]) -> Table | None:
     """Accuracy before and after by condition, and each seed's."""
     body, values = [], []
-    for condition in found:
+    for condition in conditions:
         sides = {label: condition.sides(label) for label in ("before", "after")}
         if not any(sides.values()):
             continue

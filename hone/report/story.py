@@ -12,7 +12,7 @@ from typing import Any
 
 from hone.base import stats
 from hone.measure.stats import reflection
-from hone.report.read import Row, Run, Stage, rows
+from hone.report.read import Row, RunRecord, StageRecord, rows
 from hone.report.tables import to_interval
 from hone.report.text import p_value, percent, tokens
 from hone.types import Interval
@@ -24,7 +24,7 @@ class Side:
 
     label: str  # "before" | "after"
     row: Row
-    stage: Stage | None
+    stage: StageRecord | None
     accuracy: Interval | None
     tokens: Interval | None
     reflects: Interval | None
@@ -53,7 +53,7 @@ class Story:
     comparison: stats.Comparison | None
 
 
-def tell(run: Run) -> Story:
+def tell(run: RunRecord) -> Story:
     """The first evaluation called `before` and the last called `after`, of RL stages if there are any."""
     before, after = _find(run, "before"), _find(run, "after")
     comparison = None
@@ -65,17 +65,17 @@ def tell(run: Run) -> Story:
     return Story(before, after, comparison)
 
 
-def _find(run: Run, label: str) -> Side | None:
+def _find(run: RunRecord, label: str) -> Side | None:
     for stages in ([s for s in run.line() if s.kind in ("rl", "distil")], run.stages):
-        found = [(stage, row) for stage in stages for row in stage.evals if row.get("label") == label]
-        if found:
-            stage, row = found[0] if label == "before" else found[-1]
+        rows_labelled = [(stage, row) for stage in stages for row in stage.evals if row.get("label") == label]
+        if rows_labelled:
+            stage, row = rows_labelled[0] if label == "before" else rows_labelled[-1]
             return _side(label, row, stage)
     summary = run.results.get(label)
     return _side(label, summary, None) if isinstance(summary, dict) else None
 
 
-def _side(label: str, row: Row, stage: Stage | None) -> Side:
+def _side(label: str, row: Row, stage: StageRecord | None) -> Side:
     verdicts: list[Row] = []
     by_problem: dict[str, list[tuple[float, float]]] = {}  # (tokens, reflects) of each sample
     shown: dict[str, Row] = {}
@@ -118,7 +118,7 @@ def verb(comparison: stats.Comparison | None, before: float, after: float) -> st
     return "rose" if after > before else "fell" if after < before else "did not change"
 
 
-def headline(run: Run, story: Story) -> str:
+def headline(run: RunRecord, story: Story) -> str:
     before, after = story.before, story.after
     if before and after and before.accuracy and after.accuracy:
         a, b = before.accuracy.value, after.accuracy.value
@@ -132,7 +132,7 @@ def headline(run: Run, story: Story) -> str:
     return f"Run {run.name}"
 
 
-def sentences(run: Run, story: Story) -> Iterator[str]:
+def sentences(run: RunRecord, story: Story) -> Iterator[str]:
     """The lead paragraph, sentence by sentence."""
     before, after = story.before, story.after
     side = after or before
@@ -146,7 +146,7 @@ def sentences(run: Run, story: Story) -> Iterator[str]:
         yield from _changes(before, after)
 
 
-def _opening(run: Run, side: Side) -> str:
+def _opening(run: RunRecord, side: Side) -> str:
     assert side.accuracy is not None
     split = side.row.get("split")
     kind = {"test": "held-out problems", "validation": "validation problems"}.get(str(split), "problems")
