@@ -21,6 +21,8 @@ _NAMES = {
     "people": "person", "": "unit",
 }  # fmt: skip
 _CANONICAL = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases.split())}
+#: Names that are no other word in running text, as `in` is.
+LONG_NAMES = ("feet", "inches", *(name for name in _NAMES if len(name) > 3 and name not in ("people", "second", "ton")))
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "mod", "gcd", "lcm", "abs"}
 
