@@ -110,7 +110,7 @@ def _marked(text: str) -> str | None:
         boxes.pop()
     hashes = _last_hashes(text)
     if hashes is not None and (not boxes or hashes.start(1) > boxes[-1][0]):
-        return _part(hashes.group(1))
+        return _content(hashes.group(1))
     if not boxes:
         return None
     answers = [boxes[-1][2].strip()]
@@ -120,6 +120,12 @@ def _marked(text: str) -> str | None:
             break
         answers.append(before[2].strip())
     return ", ".join(dict.fromkeys(reversed(answers)))
+
+
+def _content(line: str) -> str:
+    """Of a line of hashes: all of it, or what its sentence says."""
+    part = _part(line)
+    return part if is_answer(part) else _said(line, strict=False) or last_expression(line) or line
 
 
 def _is_placeholder(inside: str) -> bool:
@@ -151,7 +157,9 @@ _PHRASE = re.compile(
     re.IGNORECASE,
 )
 _CHECKING = re.compile(r"\b(?:check|verif|confirm|substitut|plug|test)\w*[^.\n]*$", re.IGNORECASE)
-_SENTENCE = re.compile(r"(?:[.?。]|(?<=[A-Za-z])!)(?=\s|$)|。|,? (?:so|because|since|which|where|hence)\b")
+_SENTENCE = re.compile(
+    r"(?:[.?。]|(?<=[A-Za-z])!)(?=\s|$)|。|,? (?:so|because|since|which|where|hence)\b|, (?:not|but|rather|instead)\b"
+)
 _STOP = re.compile(r"(?<!\\)[.?!。](?=\s|$)|。|\n")
 _OPINION = re.compile(
     r"(?:not|in)?(?:correct|right|wrong|true|clear|valid|reasonable|unique|given|as|now|not|in)\b", re.I
@@ -177,8 +185,10 @@ def _said(text: str, strict: bool) -> str | None:
         answer = _after(text, end, label, "final" in text[max(0, start - 8) : end].lower())
         if answer is None or _OPINION.match(answer):
             continue
-        if label or re.search(r"[\d\\$]", answer):
+        if re.search(r"[\d\\$]", answer):
             return answer
+        if label:  # Answer: the right option is C
+            return words if words and words in answer else answer
         words = words or answer
     return words
 
