@@ -3,7 +3,7 @@
     >>> extract("3 * 4 = 12, so\\n#### 12"), extract("Thus the area is $\\\\boxed{\\\\frac{1}{2}}$.")
     ('12', '\\\\frac{1}{2}')
     >>> extract("Final Answer: The final answer is $42$. I hope it is correct.")
-    '42'
+    '$42$'
 
 Read is what stands in the last `<answer>` block, else what follows the thinking, else everything. In it counts the
 first of these that there is:
@@ -48,7 +48,7 @@ def extract(text: str, strict: bool = False) -> str | None:
         answer = _marked(text) or _said(end, strict or thinking)
         if answer is None and not strict and not thinking:
             answer = _unmarked(end)
-    answer = _clean(answer or "")
+    answer = (answer or "").strip().strip("*_").strip()  # without Markdown around it
     return answer if answer and len(answer) <= MAX_ANSWER else None
 
 
@@ -257,7 +257,7 @@ def is_answer(text: str) -> bool:
     text = text.strip().strip("*_").strip()
     if not text or len(text) > 300 or text.endswith(":") or not re.search(r"[^\W_]", text):
         return False
-    if re.search(r"(?<!\\)[.?!。] +\S|\n", text) and "\\begin" not in text:
+    if "\\box" in text or re.search(r"(?<!\\)[.?!。] +\S|\n", text) and "\\begin" not in text:
         return False
     if _is_one_formula(text) or (_OPTION.match(text) and len(text) < 80):
         return True
@@ -280,9 +280,3 @@ def is_answer(text: str) -> bool:
 def _is_one_formula(text: str) -> bool:
     first = next(formulas(text), None)
     return first is not None and first[0] == 0 and not text[first[1] :].strip(" .*")
-
-
-def _clean(answer: str) -> str:
-    """Without Markdown around it, and without the dollars of its only formula."""
-    answer = answer.strip().strip("*_").strip()
-    return answer
