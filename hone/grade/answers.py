@@ -18,7 +18,7 @@ from functools import lru_cache
 
 from hone.grade import units
 from hone.grade.algebra import MAX_LENGTH, TooLarge, Undecided, Value, number, value
-from hone.grade.kinds import Date, Ratio, Time, agree, is_quotient, read_kind
+from hone.grade.kinds import NUMBER_WORDS, Date, Ratio, Time, agree, is_quotient, read_kind
 from hone.grade.notation import closing, normalise, split, squeeze
 
 
@@ -116,20 +116,10 @@ _ONLY_TEXT = re.compile(r"^\\text ?\{([^{}]*)\}$")
 _MEMBER = re.compile(r"^[A-Za-z] ?\\in\b ?")
 _GIVES = re.compile(
     r"^(?:[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w+\}?|[A-Za-z](?:\^\{-1\})? ?\( ?[\w-]{1,6} ?\)|[A-Za-z]'?"
-    r"|(?:\\(?:angle|triangle|overline|text|operatorname) ?\{? ?)?[A-Za-z]{2,}(?: [A-Za-z]+){0,3} ?\}?"  # AB, total cost
+    r"|(?:\\(?:angle|triangle|overline|text|operatorname) ?\{? ?)?[A-Za-z]{2,}(?: [A-Za-z]+){0,3} ?\}?"  # AB
     r"|\|[A-Z]{1,3}\|)$"
 )
 _ABOUT = re.compile(r"^(?:approximately|about|exactly|only|\\approx|~|\\sim)\s*", re.IGNORECASE)
-_COUNTING = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen"
-).split()
-_TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-NUMBER_WORDS = {word: n for n, word in enumerate(_COUNTING)} | {
-    ten + one: 10 * n + k
-    for n, ten in enumerate(_TENS, 2)
-    for k, one in enumerate(["", *(f"-{w}" for w in _COUNTING[1:10])])
-}
 
 
 @lru_cache(maxsize=4096)

@@ -12,8 +12,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 
-from hone.grade.answers import NUMBER_WORDS
-from hone.grade.kinds import DATE, TIME
+from hone.grade.kinds import DATE, NUMBER_WORDS, TIME
 from hone.grade.units import LONG_NAMES
 
 TAIL = 1000  # characters at the end of a text in which its last expression is looked for first
@@ -28,12 +27,15 @@ _DIGITS = r"(?:\d(?:[\d,]{0,300}\d)?(?:\.\d+)?|\.\d+)"
 _ENDS = r"(?![A-Za-z_\d])|(?=(?:st|nd|rd|th|[kcm]?m|km/h|k?g|mg|lbs?|oz|m?l|L|s|h|hrs?|mins?|ft|in|[kKMx]|mph)\b)"
 _SIGN = r"(?:(?<![\w)\]}.])[-−])?"
 _NUMBER = (
-    rf"(?<![A-Za-z_\d.\\]){_SIGN}{_CURRENCY}{_SIGN}{_DIGITS}(?:(?:/|:| : |\^)-?\d+|\^\{{[^{{}}\n]{{1,40}}\}})*(?:{_ENDS})"
-    rf"(?: ?\\?%| (?:hundred|thousand|[mbtr]{{1,2}}illion)\b)?(?: (?:(?:square|cubic) )?(?:{'|'.join(LONG_NAMES)})s?\b)?"
+    rf"(?<![A-Za-z_\d.\\]){_SIGN}{_CURRENCY}{_SIGN}{_DIGITS}"
+    rf"(?:(?:/|:| : |\^)-?\d+|\^\{{[^{{}}\n]{{1,40}}\}})*(?:{_ENDS})"
+    rf"(?: ?\\?%| (?:hundred|thousand|[mbtr]{{1,2}}illion)\b)?"
+    rf"(?: (?:(?:square|cubic) )?(?:{'|'.join(LONG_NAMES)})s?\b)?"
 )
 # LaTeX without dollars: 3\sqrt{13}, \frac{1}{2}, \pi.
 _GROUP = r"\{[^{}\n]{0,60}(?:\{[^{}\n]{0,40}\}[^{}\n]{0,60}){0,2}\}"
-_LATEX = rf"(?<![\\\w])-?[\d.]{{0,20}}(?:\\[A-Za-z]{{2,20}}(?:\[\w{{1,5}}\])?(?: ?(?:{_GROUP}|[_^]\w)){{0,3}}[\d.]{{0,20}}){{1,9}}"
+_COMMAND = rf"\\(?!f?box)[A-Za-z]{{2,20}}(?:\[\w{{1,5}}\])?(?: ?(?:{_GROUP}|[_^]\w)){{0,3}}[\d.]{{0,20}}"
+_LATEX = rf"(?<![\\\w])-?[\d.]{{0,20}}(?:{_COMMAND}){{1,9}}"
 # A formula without dollars: x = 3, 2x + 5. One operand has a letter, so that `5 - 3` stays two numbers.
 _POWER = r"(?:\^(?:\{[^{}\n]{1,40}\}|-?\w{1,8}))?"
 _OPERAND = rf"-?(?:\d[\d,]{{0,30}}(?:\.\d{{1,30}})?[a-zA-Z]?|[a-zA-Z])(?![A-Za-z\d]){_POWER}"
@@ -43,7 +45,8 @@ _EXPRESSION = re.compile(
     rf"(?P<date>{DATE})|(?P<time>{TIME})|(?P<latex>{_LATEX})|(?P<formula>{_PLAIN_FORMULA})|(?P<number>{_NUMBER})",
     re.IGNORECASE,
 )
-_NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(sorted(NUMBER_WORDS, key=len, reverse=True))})\b", re.IGNORECASE)
+_COUNTS = sorted(set(NUMBER_WORDS) - {"one"}, key=len, reverse=True)  # "this one" is no number
+_NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(_COUNTS)})\b", re.IGNORECASE)
 _JUST_LETTER = re.compile(r"\s*[A-Za-z]\s*")
 
 

@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import re
 from collections import deque
-from collections.abc import Iterator
 
 from hone.grade.answers import Unread, Words, read
 from hone.grade.expressions import formulas, last_expression
@@ -58,7 +57,8 @@ _BRACES = re.compile(r"\\(?:boxed|box|fbox)\s*\{|\\boxed +(?P<bare>[-\d.,/]*\d)|
 _HASHES = re.compile(r"####[ \t]*([^\n#]+)")
 #: What may stand between the boxes of one list: x = \boxed{2} \text{ or } x = \boxed{3}.
 _BETWEEN = re.compile(
-    r"\\text ?\{\s*(?:,|;|and|or)?\s*\}|\band\b|\bor\b|(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)? ?=|\\q?quad\b|\\[()\[\],;: ]|[,;&$\s]"
+    r"\\text ?\{\s*(?:,|;|and|or)?\s*\}|\band\b|\bor\b|(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)? ?="
+    r"|\\q?quad\b|\\[()\[\],;: ]|[,;&$\s]"
 )
 _CONNECTED = re.compile(r"[,;&]|\b(?:and|or)\b")
 _PLACEHOLDERS = ("", "\\ldots", "\\dots", "answer", "your answer", "final answer")
@@ -257,7 +257,7 @@ def is_answer(text: str) -> bool:
     text = text.strip().strip("*_").strip()
     if not text or len(text) > 300 or text.endswith(":") or not re.search(r"[^\W_]", text):
         return False
-    if "\\box" in text or re.search(r"(?<!\\)[.?!。] +\S|\n", text) and "\\begin" not in text:
+    if "\\box" in text or ("\\begin" not in text and re.search(r"(?<!\\)[.?!。] +\S|\n", text)):
         return False
     if _is_one_formula(text) or (_OPTION.match(text) and len(text) < 80):
         return True

@@ -1,4 +1,4 @@
-"""Times of day, dates and ratios: answers that hold digits and yet are not numbers.
+"""Times of day, dates and ratios: answers that hold digits and yet are not numbers. Also numbers in words.
 
     >>> read_kind("1:03 p.m.") == read_kind("1:03 PM"), read_kind("June 20th") == read_kind("20 June")
     (True, True)
@@ -14,13 +14,28 @@ from dataclasses import dataclass
 
 from hone.grade.algebra import Undecided, Value, value
 
-_MONTHS = "january february march april may june july august september october november december".split()
+_NAMES_OF_NUMBERS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "
+    "eighteen nineteen"
+)
+_NAMES_OF_TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
+_NAMES_OF_MONTHS = "january february march april may june july august september october november december"
+_SMALL = _NAMES_OF_NUMBERS.split()
+_COMPOUND = [f"{ten}{one}" for ten in _NAMES_OF_TENS.split() for one in ("", *(f"-{n}" for n in _SMALL[1:10]))]
+
+#: Whole numbers below 100 in words.
+NUMBER_WORDS = {word: n for n, word in enumerate([*_SMALL, *_COMPOUND])}
+
+_MONTHS = _NAMES_OF_MONTHS.split()
 _MONTH = r"(?P<month>" + "|".join(f"{name[:3]}(?:{name[3:]}|{name[3:4]})?" for name in _MONTHS) + r")\.?"
 _DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th)?"
 _WEEKDAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?"
 
 #: As they stand in a text; used with IGNORECASE.
-TIME = r"(?<![\w:.])[0-2]?\d(?::[0-5]\d(?::[0-5]\d)? ?(?:[ap]\.?m\b\.?)|(?::[0-5]\d){1,2}(?![\d:])| ?(?:[ap]\.m\.|[ap]m\b))"
+TIME = (
+    r"(?<![\w:.])[0-2]?\d"
+    r"(?::[0-5]\d(?::[0-5]\d)? ?(?:[ap]\.?m\b\.?)|(?::[0-5]\d){1,2}(?![\d:])| ?(?:[ap]\.m\.|[ap]m\b))"
+)
 _NAMES = "|".join(f"{name[:3]}(?:{name[3:]})?" for name in _MONTHS)
 DATE = (
     rf"\b(?:{_NAMES})\.? [0-3]?\d(?:st|nd|rd|th)?\b(?:,? [12]\d{{3}}\b)?"
