@@ -37,6 +37,7 @@ MAX_TRIES = 8  # labels, lines and sentences that are looked at, from the end
 def extract(text: str, strict: bool = False) -> str | None:
     """The answer, or None if there is none. Strictly only a marked one counts. Never raises."""
     block = parse(text).answer
+    answer: str | None
     if block is not None:
         end = block[-WINDOW:]
         answer = _marked(block) or _said(end, strict=False) or _unmarked(end) or block
