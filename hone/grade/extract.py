@@ -29,7 +29,7 @@ from hone.grade.notation import normalise
 from hone.grade.parse import parse
 
 MAX_ANSWER = 2000  # characters; what is longer is no answer
-WINDOW = 20_000  # characters at the end of a text in which an answer without a box or hashes is looked for
+WINDOW = 10_000  # characters at the end of a text in which an answer without a box or hashes is looked for
 MAX_BOXES = 50  # of one list
 MAX_TRIES = 8  # labels, lines and sentences that are looked at, from the end
 
