@@ -258,14 +258,16 @@ class _Reader:
         self.place += 1
         return token
 
-    def sum(self) -> Value:
+    def deeper(self) -> None:
+        """Counts a step that may lead to itself. Raises TooLarge before Python's own limit does."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise TooLarge("nested too deep")
+
+    def sum(self) -> Value:
         total = self.signed()
         while self.next in ("+", "-"):
             total = total + self.signed()
-        self.depth -= 1
         return total
 
     def signed(self) -> Value:
@@ -314,20 +316,27 @@ class _Reader:
         return base
 
     def exponent(self) -> Value:
-        if self.next in ("+", "-"):
-            sign = self.take()
-            inner = self.exponent()
-            return -inner if sign == "-" else inner
-        base = self.atom()
+        negative = False
+        while self.next in ("+", "-"):
+            negative ^= self.take() == "-"
+        result = self.atom()
         if self.next == "^":  # 2^{3}^{2} is no notation; 2^3^2 is a tower
             self.take()
+            self.deeper()
             exponent = self.exponent().rational
+            self.depth -= 1
             if exponent is None:
                 raise Undecided("an exponent that is no rational number")
-            return power(base, exponent)
-        return base
+            result = power(result, exponent)
+        return -result if negative else result
 
     def atom(self) -> Value:
+        self.deeper()
+        result = self._atom()
+        self.depth -= 1
+        return result
+
+    def _atom(self) -> Value:
         token = self.take()
         if _digits(token[0]) or (token[0] == "." and len(token) > 1):
             return self.decimal(token)

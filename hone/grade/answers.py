@@ -4,7 +4,8 @@
     (True, False, None)
 
 None means that it takes a computer algebra system to tell. Read are numbers with units and percent, polynomials and
-their quotients, square roots, equations, lists, tuples, sets, intervals, inequalities, matrices, words and choices.
+their quotients, square roots, equations, lists, tuples, sets, intervals, inequalities, matrices, ratios, times, dates,
+words and choices.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from functools import lru_cache
 
 from hone.grade import units
 from hone.grade.algebra import MAX_LENGTH, TooLarge, Undecided, Value, number, value
+from hone.grade.kinds import NUMBER_WORDS, Date, Ratio, Time, agree, is_quotient, read_kind
 from hone.grade.notation import closing, normalise, split, squeeze
 
 
@@ -56,7 +58,7 @@ class Unread:
     large: bool = False  # beyond the bounds of exact computation
 
 
-Answer = Scalar | Words | Items | Matrix | Equation | Unread
+Answer = Scalar | Words | Items | Matrix | Equation | Time | Date | Ratio | Unread
 
 UNORDERED = ("{}", "", "u")
 
@@ -75,7 +77,21 @@ def equivalent(gold: str, answer: str) -> bool | None:
         chosen = _choice(given, strict=False)
         if chosen or wanted != choice:  # a letter alone may also stand for something else
             return chosen == choice
-    return same(read(wanted), read(given))
+    else:
+        given = _OPTION.sub("", given)
+    gold_read = read(wanted)
+    verdict = same(gold_read, read(given))
+    if verdict is not True and isinstance(gold_read, Scalar) and _DECIMAL_COMMA.match(given):
+        x = gold_read.value.rational
+        if x is not None and x.denominator > 1:
+            return same(gold_read, read(given.replace(",", "."))) or verdict
+    return verdict
+
+
+#: (B) 12: an option's letter before what the option says.
+_OPTION = re.compile(r"^(?:\text ?\{ ?)?(?:\([A-J]\)|[A-J]\))(?: ?\})?[.:]? +(?=[^-+*/^=!<> ])")
+#: 3,5 for 3.5. With three digits after it a comma stands between thousands.
+_DECIMAL_COMMA = re.compile(r"^[-+$€£ ]*\d+,(?:\d{1,2}|\d{4,})(?![\d,.])")
 
 
 def _choice(text: str, strict: bool = True) -> str:
@@ -98,13 +114,12 @@ _UNION = re.compile(r"\\cup\b|(?<=[\])]) ?[Uu] ?(?=[\[(])")
 _RELATION = re.compile(r"(\\le\b|\\ge\b|\\ne\b|\\approx\b|<=|>=|!=|=|<|>)")
 _ONLY_TEXT = re.compile(r"^\\text ?\{([^{}]*)\}$")
 _MEMBER = re.compile(r"^[A-Za-z] ?\\in\b ?")
-_GIVES = re.compile(r"^(?:[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w+\}?|[A-Za-z](?:\^\{-1\})? ?\( ?[a-z] ?\)|[A-Za-z]'?)$")
-_ABOUT = re.compile(r"^(?:approximately|about|exactly|only|\\approx|~|\\sim)\s*", re.IGNORECASE)
-_COUNTING = (
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen "
-    "seventeen eighteen nineteen twenty"
+_GIVES = re.compile(
+    r"^(?:[A-Za-z]|\\[a-z]+|[A-Za-z]_\{?\w+\}?|[A-Za-z](?:\^\{-1\})? ?\( ?[\w-]{1,6} ?\)|[A-Za-z]'?"
+    r"|(?:\\(?:angle|triangle|overline|text|operatorname) ?\{? ?)?[A-Za-z]{2,}(?: [A-Za-z]+){0,3} ?\}?"  # AB
+    r"|\|[A-Z]{1,3}\|)$"
 )
-_NUMBER_WORDS = {word: n for n, word in enumerate(_COUNTING.split())}
+_ABOUT = re.compile(r"^(?:approximately|about|exactly|only|\\approx|~|\\sim)\s*", re.IGNORECASE)
 
 
 @lru_cache(maxsize=4096)
@@ -116,6 +131,9 @@ def read(text: str, depth: int = 0) -> Answer:
     matrix = _MATRIX.match(text)
     if matrix:
         return _matrix(matrix.group(2), depth)
+    kind = read_kind(text)
+    if kind is not None:
+        return kind
     for pattern, brackets in ((_UNION, "u"), (_AND, "")):
         parts = [part.strip(" ,") for part in pattern.split(text)]
         if len(parts) > 1 and all(parts) and _balanced(parts):
@@ -123,10 +141,9 @@ def read(text: str, depth: int = 0) -> Answer:
     bracketed = _bracketed(text, depth)
     if bracketed is not None:
         return bracketed
-    if re.fullmatch(r"-?[$€£]? ?\d{1,3}(,\d{3})+(\.\d*)?( ?[^\d,].*)?", text) is None:
-        parts = split(text)
-        if len(parts) > 1 and all(parts):
-            return _flat("", parts, depth)
+    parts = split(text, thousands=True)
+    if len(parts) > 1 and all(parts):
+        return _flat("", parts, depth)
     if _RELATION.search(text):
         return _relation(text)
     if "\\pm" in text or "\\mp" in text:
@@ -234,8 +251,8 @@ def _equation(parts: Sequence[str]) -> Answer:
 def _scalar(text: str) -> Answer:
     plain = re.sub(r"\\text ?\{([^{}]*)\}", r" \1 ", text)
     words = re.sub(r"[\s.\"]+", " ", plain).strip().casefold()
-    if words in _NUMBER_WORDS:
-        return Scalar(number(_NUMBER_WORDS[words]))
+    if words in NUMBER_WORDS:
+        return Scalar(number(NUMBER_WORDS[words]))
     large = False
     whole = core_value = None
     core, unit = units.take_off(text)
@@ -288,6 +305,8 @@ def same(gold: Answer, given: Answer) -> bool | None:
             return is_vector and other.brackets == "()" and _in_order(cells, other.items)
         if isinstance(one, Equation) and isinstance(other, Scalar):
             return same(Scalar(one.right), other) if one.name else (False if not other.value.letters else None)
+        if isinstance(one, Ratio) and isinstance(other, Scalar):
+            return is_quotient(one, other.value)
         if isinstance(one, Unread):
             known_small = isinstance(other, Scalar) and other.value.rational is not None
             return False if one.large and known_small else None
@@ -299,6 +318,8 @@ def same(gold: Answer, given: Answer) -> bool | None:
         shapes = [(len(m.rows), len(m.rows[0])) for m in (gold, given)]
         ours, theirs = ([cell for row in m.rows for cell in row] for m in (gold, given))
         return shapes[0] == shapes[1] and _in_order(ours, theirs)
+    if isinstance(gold, Time | Date | Ratio) and isinstance(given, Time | Date | Ratio):
+        return agree(gold, given)
     if isinstance(gold, Words) and isinstance(given, Words):
         # Words with digits, such as a ratio or a time, have more than one way of writing.
         return gold.text == given.text or (None if re.search(r"\d", gold.text + given.text) else False)

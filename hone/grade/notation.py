@@ -26,7 +26,7 @@ _SAME = {
     "textdegree": "degree", "dbinom": "binom", "tbinom": "binom", "infin": "infty",
     "mathrm": "text", "textbf": "text", "textit": "text", "textrm": "text", "mbox": "text", "textsf": "text",
     "texttt": "text", "emph": "text", "mathit": "text", "mathbf": "text", "hbox": "text", "mathsf": "text",
-    "varnothing": "emptyset", "land": "and", "dotsc": "ldots", "dots": "ldots", "cdots": "ldots",
+    "colon": ":", "varnothing": "emptyset", "land": "and", "dotsc": "ldots", "dots": "ldots", "cdots": "ldots",
 }  # fmt: skip
 _LOOKS = (
     "left right bigl bigr big Big Bigl Bigr bigg Bigg biggl biggr Biggl Biggr displaystyle textstyle limits "
@@ -93,21 +93,26 @@ def squeeze(text: str) -> str:
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
-def split(text: str, separators: str = ",;") -> list[str]:
+_THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
+
+
+def split(text: str, separators: str = ",;", thousands: bool = False) -> list[str]:
     """The parts between separators outside every bracket; [text] if there is none.
 
-    Where some comma is followed by a blank, one that is not may stand between thousands: `1,000, 2,000` has two parts.
+    A comma of a number such as 58,500 separates nothing where `thousands` says so, or where another comma is followed
+    by a blank: `1,000, 2,000` has two parts, the inside of `(1,000)` too.
     """
+    grouped = {
+        i for match in (_THOUSANDS.finditer(text) if thousands or ", " in text else ())
+        for i in range(*match.span()) if text[i] == ","
+    }  # fmt: skip
     depth, start, parts = 0, 0, []
-    spaced = ", " in text
     for i, c in enumerate(text):
         if c in "([{":
             depth += 1
         elif c in ")]}":
             depth -= 1
-        elif depth == 0 and c in separators:
-            if c == "," and spaced and re.match(r",\d{3}(?!\d)", text[i : i + 5]) and text[:i][-1:].isdigit():
-                continue
+        elif depth == 0 and c in separators and i not in grouped:
             parts.append(text[start:i].strip())
             start = i + 1
     return [*parts, text[start:].strip()]

@@ -21,6 +21,8 @@ _NAMES = {
     "people": "person", "": "unit",
 }  # fmt: skip
 _CANONICAL = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases.split())}
+#: Names that are no other word in running text, as `in` is.
+LONG_NAMES = ("feet", "inches", *(name for name in _NAMES if len(name) > 3 and name not in ("people", "second", "ton")))
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "mod", "gcd", "lcm", "abs"}
 
@@ -38,7 +40,11 @@ def take_off(text: str) -> tuple[str, str]:
         return base.group(1), f"base {base.group(2) or base.group(3)}"
     money = _LEADING.match(text)
     if money:
-        return money.group(1) + money.group(3) + text[money.end() :], canonical(money.group(2) or "$")
+        amount, rest = take_off(text[money.end() :]) if text[money.end() : money.end() + 1].isdigit() else (None, "")
+        scale_name = rest.partition(" ")[0]
+        currency = canonical(money.group(2) or "$")
+        unit = f"{scale_name} {currency}" if scale_name in _SCALES else currency  # of "per month" nothing
+        return money.group(1) + money.group(3) + (text[money.end() :] if amount is None else amount), unit
     degree = _DEGREE.match(text)
     if degree:
         return degree.group("core"), "degree" + degree.group("scale")

@@ -30,7 +30,7 @@ from hone.grade.extract import boxed, extract
         ("**Final Answer: 5**", "5", "5"),
         ("Answer:\n5", "5", "5"),
         ("Answer: \\boxed{7}", "7", "7"),
-        ("so \\boxed{6} and later Answer: 7", "7", "7"),
+        ("so \\boxed{6} and later Answer: 7", "6", "6"),  # a box is the clearer mark
         ("Answer: 7. Or rather \\boxed{6}", "6", "6"),
         ("#### 1,000\n", "1,000", "1,000"),
         ("#### 5\n#### 6", "6", "6"),
@@ -53,6 +53,20 @@ from hone.grade.extract import boxed, extract
         ("\\boxed{}", None, None),
         ("Answer:", None, None),
         ("I do not know how to solve this one.", None, None),
+        ("Final Answer: The final answer is $42$. I hope it is correct.", "$42$", "$42$"),
+        ("Answer: There are 42 apples.", "42", "42"),
+        ("Answer \\( (9+1) \\)", "\\( (9+1) \\)", "\\( (9+1) \\)"),
+        ("\\boxed{44}. We may check our answer: $4 \\cdot 11 = 44$.", "44", "44"),
+        ("<answer>2^{2005}</answer>", "2^{2005}", "2^{2005}"),
+        ("<answer>She sold 72 clips.</answer>", "72", "72"),
+        ("\\boxed{2} and \\boxed{3}", "2, 3", "2, 3"),
+        ("$x = \\boxed{2}$ or $x = \\boxed{3}$", "2, 3", "2, 3"),
+        ("\\boxed{2} and \\boxed{2}", "2", "2"),
+        ("\\boxed{2}, and then \\boxed{3}", "3", "3"),
+        ("Put it in \\boxed{}. The answer is 5.", "5", None),
+        ("Her password is AZYUK2A.", None, None),
+        ("It costs $5 and $7.", "$7", None),
+        ("#### 5\n#### Explanation\nBy 2 + 3.", "5", "5"),
     ],
 )
 def test_answers(text, flexible, strict):
@@ -88,7 +102,14 @@ def test_any_text_is_read(text):
         assert extract(text) is not None
 
 
-@pytest.mark.parametrize("piece", ["\\boxed{", "}", "#### ", "Answer: ", "the answer is ", "<answer>", "$", "1", "\\("])
+REPEATED = (
+    *("\\boxed{", "}", "#### ", "Answer: ", "the answer is ", "<answer>", "$", "1", "\\(", "\\boxed{2} "),
+    *("\\boxed{2}, ", "$5 ", "1,", "10:", "x+", "-", "\\sqrt", "\\frac{", "\n", "and ", "may ", "three "),
+    *("1 May ", "(A) ", "#", "\u7b54\u6848"),
+)
+
+
+@pytest.mark.parametrize("piece", REPEATED)
 def test_long_texts_are_quick(piece):
     text = piece * (200_000 // len(piece))
     extract("5")
@@ -98,3 +119,33 @@ def test_long_texts_are_quick(piece):
         extract(text)
         took.append(time.process_time() - start)
     assert min(took) < 0.2
+
+
+@pytest.mark.parametrize(
+    "opening, inside", [("\\boxed{", "2"), ("\\boxed{x = ", "x = 2"), ("\\text{\\boxed{", "2"), ("\\boxed{{", "{2}")]
+)
+@pytest.mark.parametrize("depth", [1000, 20_000])
+def test_nested_boxes_are_read_at_once(opening, inside, depth):
+    """Once a box in a box was searched again from its beginning, and every level was a call."""
+    text = opening * depth + "2" + "}" * (depth * opening.count("{"))
+    start = time.process_time()
+    assert extract(text) == boxed(text) == inside
+    assert time.process_time() - start < 1.5
+
+
+def test_of_boxes_in_a_box_the_last_innermost_counts():
+    assert boxed("\\boxed{1 + \\boxed{2 + \\boxed{3}} + \\boxed{4 + \\boxed{5}}}") == "5"
+    assert boxed("\\boxed{1} \\boxed{\\boxed{2} + \\frac{3}{4}}") == "2"
+
+
+def test_time_grows_with_the_length_alone():
+    def seconds(boxes: int) -> float:
+        text = "\\boxed{" * boxes + "2" + "}" * boxes
+        took = []
+        for _ in range(3):
+            start = time.process_time()
+            extract(text)
+            took.append(time.process_time() - start)
+        return min(took)
+
+    assert seconds(32_000) < 10 * seconds(8_000) + 0.05  # four times as long; quadratic would be sixteen

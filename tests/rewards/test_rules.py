@@ -85,6 +85,10 @@ def test_logic_rl_totals(text, total, shape, answer, verdict):
         ("Zoey is a kn\u0131ght\nOliver is a knave", "malformed"),  # an undotted i
         ("\u200bZoey is a knight\nOliver is a knave \u2713", "correct"),
         ("Zoey is a knight\nOliver is a knave. Oliver lies.", "correct"),
+        ("Zoey  is a\tknight\nOliver\u00a0is\na knave", "correct"),  # \\s+ as in the source
+        ("Zoeyis a knight\nOliver is a knave", "malformed"),
+        ("Zoey is a knight\nOliver is a knave" + " " * 9_950, "correct"),  # stripped
+        ("Zoey is a knight," + " " * 10_000 + "Oliver is a knave", "malformed"),  # too long to be searched
     ],
 )
 def test_what_counts_as_an_answer(answer, verdict):

@@ -141,7 +141,8 @@ def read_roles(answer: str, names: Sequence[str]) -> tuple[bool, ...] | None:
     """The roles that an answer gives, or None if it does not give each person exactly one.
 
     The number of role words must equal the number of people, and every name must be followed
-    by `is a knight` or `is a knave` exactly once, in any case (Logic-RL, arXiv:2502.14768).
+    by `is a knight` or `is a knave` exactly once, in any case and with any white space between
+    the words (Logic-RL, arXiv:2502.14768). An answer of more than MAX_ANSWER characters is None.
     Both roles for one person, an extra, a missing or a repeated person therefore read as None.
     """
     if len(answer) > MAX_ANSWER or len(_ROLE_WORD.findall(answer)) != len(names):
@@ -149,7 +150,7 @@ def read_roles(answer: str, names: Sequence[str]) -> tuple[bool, ...] | None:
     # Longest first, so that a name is never found inside a longer one ("Ann" in "Mary Ann").
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
     found: dict[str, bool] = {}
-    for name, role in re.findall(rf"(?<!\w)({pattern}) is a (knight|knave)\b", answer, re.IGNORECASE):
+    for name, role in re.findall(rf"(?<!\w)({pattern})\s+is\s+a\s+(knight|knave)\b", answer, re.IGNORECASE):
         person, role = name.casefold(), role.casefold()
         if role not in ROLES:  # an undotted i matches in any case, but is another letter
             return None
