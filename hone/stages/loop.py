@@ -38,7 +38,7 @@ from hone.rollout.collect import rollouts, score
 from hone.rollout.engine import Engine
 from hone.rollout.prompts import Renderer
 from hone.runs.writer import Run
-from hone.stages.guard import guard, guard_rewards
+from hone.stages.guard import guard, guard_rewards, no_signal
 from hone.stages.record import rollout_metrics
 from hone.stages.reset import announce, due, reset
 from hone.tasks import make_task
@@ -233,7 +233,7 @@ def record(
         found = f"{len(groups)} of {recipe.prompts_per_step} groups have a reward difference"
         run.event("refill_bound", f"after {recipe.algo.refill_rounds} rounds of refill {found}", step)
     if not batch.minibatches:
-        run.event("no_signal", "no group had a reward difference: nothing was learned in this step", step)
+        run.event("no_signal", no_signal(groups, recipe.algo), step)
     guard_rewards(run, step, everyone, recipe.watch)
     guard(run, step, stats, batch.minibatches, batch.samples, recipe.watch)
     for warning in collapse_warnings(run.history, recipe.watch):
