@@ -10,13 +10,14 @@ runs/NAME/results.json     what came out, with seconds and peak memory
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.base import jsonl
 from hone.base.aside import finished, set_aside
@@ -37,8 +38,11 @@ from hone.stages import generate as distil
 from hone.stages import loop as rl
 from hone.stages import prefetch as rl_async
 from hone.stages import teacher as onpolicy
-from hone.tasks import make_task
+from hone.tasks import make_task, once
 from hone.tasks.base import TracedTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": onpolicy.train}
 
@@ -52,8 +56,8 @@ ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
 TOKENIZER_TEXTS = 4000
 
 
-def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
-    """Train every stage; returns the run folder.
+def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapping[str, Any]] = ()) -> Path:
+    """Train every stage; returns the run folder. `findings`: of the preflight, kept in preflight.json.
 
     A folder from an earlier run is set aside under another name, never overwritten; with `resume`
     it is continued instead. Raises `Interrupted` when the user asked to stop, after saving.
@@ -66,6 +70,8 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     if done is None:
         return folder
     with contextlib.ExitStack() as around:
+        if world.main and findings:
+            jsonl.replace(folder / "preflight.json", json.dumps(list(findings), indent=1, ensure_ascii=False))
         if world.main:
             around.enter_context(session(folder))
             around.enter_context(how_to_go_on(folder))
@@ -165,8 +171,19 @@ def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
     if recipe.model.path != "tiny":
         return recipe.model.path
     if not (base / "tokenizer.json").exists():  # written last
-        tiny.create(base, recipe.model.tiny, tokenizer_texts(recipe), recipe.seed)
+        tiny.create(base, recipe.model.tiny, made_tokenizer(recipe), recipe.seed)
     return base
+
+
+def made_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model that is made from scratch."""
+    size = recipe.model.tiny
+
+    def make() -> PreTrainedTokenizerFast:
+        return tiny.train_tokenizer(tokenizer_texts(recipe), size.vocab_size, size.phrases)
+
+    about = (recipe.task.model_dump_json(), recipe.seed, recipe.prompt.model_dump_json(), size.model_dump_json())
+    return copy.deepcopy(once(("tokenizer", *about), make))
 
 
 def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
