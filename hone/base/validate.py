@@ -247,7 +247,9 @@ def without_defaults(data: dict[str, Any], model: type[BaseModel]) -> dict[str, 
     return result
 
 
-def _without_followed(result: dict[str, Any], data: dict[str, Any], place: Place, other: Place) -> None:
+def _without_followed(
+    result: dict[str, Any], data: dict[str, Any], place: tuple[str, ...], other: tuple[str, ...]
+) -> None:
     """In `result`: of the section at `place`, whose default is the section at `other`, only the keys that differ."""
     own, followed = (_at(data, path) for path in (place, other))
     if own is None or followed is None:

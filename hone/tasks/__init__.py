@@ -51,7 +51,7 @@ def keeping() -> Iterator[dict[Any, Any]]:
     """Within this, `once` makes a thing once: the preflight and the stages of a run share problems that take seconds
     to generate or to read. Yields what is kept, for whoever wants the memory back."""
     global _kept
-    before, _kept = _kept, {}
+    before, _kept = _kept, {} if _kept is None else _kept
     try:
         yield _kept
     finally:

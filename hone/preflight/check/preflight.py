@@ -42,7 +42,7 @@ from hone.rollout.collect import score
 from hone.rollout.prompts import Renderer
 from hone.runs.sinks import check_installed
 from hone.stages.pipeline import made_tokenizer, stages_of
-from hone.tasks import make_task
+from hone.tasks import keeping, make_task
 from hone.tasks.base import Task
 from hone.tasks.curriculum import Course
 from hone.types import VERIFIER_FAILURES, Problem
@@ -138,6 +138,11 @@ def preflight(recipe: Recipe | Pipeline, main: Subject | None = None, seconds: f
 
     `main`: the stage that the recipe is about (the first of RL, else the first), if it has been made already.
     """
+    with keeping():
+        return _preflight(recipe, main, seconds)
+
+
+def _preflight(recipe: Recipe | Pipeline, main: Subject | None, seconds: float) -> Result:
     stages = [stage for stage, _ in stages_of(recipe)]
     place = next((i for i, stage in enumerate(stages) if stage.stage == "rl"), 0)
     subjects = [Subject(recipe, stage, seconds=seconds) for stage in stages]
@@ -263,12 +268,12 @@ def _length(subject: Subject) -> Iterator[Finding]:
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
     """The global random numbers of a user's code go on afterwards as if it had not been called."""
-    state, numpy_state = random.getstate(), np.random.get_state()
+    state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # what user code may draw from
     try:
         yield
     finally:
         random.setstate(state)
-        np.random.set_state(numpy_state)
+        np.random.set_state(numpy_state)  # noqa: NPY002
 
 
 def _called(subject: Subject) -> Iterator[Finding]:

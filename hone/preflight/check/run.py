@@ -26,6 +26,7 @@ from hone.rollout.collect import rollouts, score
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
 from hone.stages.pipeline import stages_of
+from hone.tasks import keeping
 from hone.tasks.base import Task
 
 if TYPE_CHECKING:
@@ -68,6 +69,11 @@ def check(
 
     Raises UserError for what `train` would refuse before it can be looked at.
     """
+    with keeping():
+        return _check(recipe, problems, with_model, checkpoint)
+
+
+def _check(recipe: Recipe | Pipeline, problems: int, with_model: bool, checkpoint: Path | None) -> Result:
     stages = stages_of(recipe)
     place = next((i for i, (stage, _) in enumerate(stages) if stage.stage == "rl"), 0)
     stage = stages[place][0]
