@@ -149,7 +149,7 @@ def lead(found: Sequence[Condition], after: Sequence[Measured]) -> list[str]:
     """Only what the intervals support."""
     said = []
     for condition in found:
-        values = [float(row["accuracy"]["value"]) for _, row in condition.sides("after")]
+        values = [float(row["accuracy"]["value"]) for _, row in condition.sides("after") if "accuracy" in row]
         over = runs.over_runs(values)
         if over:
             said.append(

@@ -134,7 +134,8 @@ def over_seeds(lines: Sequence[Course], column: str) -> tuple[Array, Array, Arra
 
 
 def validation_over_seeds(lines: Sequence[Course]) -> tuple[Array, Array, Array | None, Array | None]:
-    found = [{x: float(row["accuracy"]["value"]) for x, row in line.evals("validation")} for line in lines]
+    found = [{x: float(row["accuracy"]["value"]) for x, row in line.evals("validation") if "accuracy" in row}
+             for line in lines]  # fmt: skip
     return _band([one for one in found if one])
 
 
@@ -225,12 +226,14 @@ def outcome_table(found: Sequence[Condition]) -> Table | None:
     """Accuracy before and after by condition, and each seed's."""
     body, values = [], []
     for condition in found:
-        sides = {label: condition.sides(label) for label in ("before", "after")}
+        sides = {
+            label: [(run, r) for run, r in condition.sides(label) if "accuracy" in r] for label in ("before", "after")
+        }
         if not any(sides.values()):
             continue
         row = [Cell(condition.label), Cell(str(len(condition.runs)))]
         for side in sides.values():
-            row.append(_seeds_cell([r["accuracy"] for _, r in side]))
+            row.append(_seeds_cell([r["accuracy"] for _, r in side if "accuracy" in r]))
         gains = [
             after["accuracy"]["value"] - before["accuracy"]["value"]
             for run, after in sides["after"] for other, before in sides["before"] if run is other
@@ -285,7 +288,7 @@ def seed_difference(a: Condition, b: Condition) -> tuple[Interval, float] | None
     """Difference of the mean accuracy after training, with Welch's interval and p over seeds; None for single runs."""
     from scipy.stats import ttest_ind
 
-    x, y = ([float(row["accuracy"]["value"]) for _, row in side.sides("after")] for side in (a, b))
+    x, y = ([float(row["accuracy"]["value"]) for _, row in side.sides("after") if "accuracy" in row] for side in (a, b))
     if min(len(x), len(y)) < 2 or np.std(x) + np.std(y) == 0:
         return None
     result = ttest_ind(y, x, equal_var=False)

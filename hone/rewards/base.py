@@ -102,8 +102,8 @@ def _judged(rollout: Rollout, grade: Grade) -> Judged:
 class Composed:
     """A `RewardFn`: the weighted sum of parts.
 
-    `Reward.parts` holds every part unweighted, its details, and always `outcome` and
-    `well_formed` (0 or 1). A part without a value for a rollout is left out of the sum, as in TRL (functions for one of
+    `Reward.parts` holds every part unweighted, its details, always `well_formed` and, of a
+    task that grades, `outcome` (0 or 1). A part without a value for a rollout is left out of the sum, as in TRL (functions for one of
     several tasks return None for the others' rows). If a verifier failed, or no part has a value, the verdict says so
     and there are no parts: the total of 0 is not a score, and the caller leaves the sample out.
     """
@@ -129,6 +129,11 @@ class Composed:
             for p, (_, group) in enumerate(groups)
         ]
 
+    def offline(self) -> Composed:
+        """The same without the parts that ask a model or a server, which cost time or money."""
+        parts = {name: part for name, part in self.parts.items() if getattr(part, "offline", True)}
+        return Composed(self.task, parts, {name: self.weights[name] for name in parts})
+
     def costs(self) -> dict[str, float]:
         """Of all parts, as `name/what`; see `Part.costs`."""
         return {f"{name}/{what}": value for name, part in self.parts.items() for what, value in part.costs().items()}
@@ -146,7 +151,8 @@ class Composed:
         if verdict in VERIFIER_FAILURES:
             return Reward(0.0, {}, verdict, one.grade.extracted, note)
         values = {name: score.value for name, score in scores.items() if score.value is not None}
-        parts = {"outcome": float(verdict == "correct"), "well_formed": float(one.parsed.well_formed)}
+        parts = {} if verdict == "ungraded" else {"outcome": float(verdict == "correct")}
+        parts["well_formed"] = float(one.parsed.well_formed)
         for name, score in scores.items():
             parts.update({**({name: values[name]} if name in values else {}), **score.details})
         total = sum(self.weights[name] * value for name, value in values.items())

@@ -72,7 +72,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             synced = engine.sync(policy, version=step)  # the only weight sync, verified
             clock.lap("sync")
             for label in evaluator.due(step):
-                run.log_eval(step, label, *evaluator.evaluate(label))
+                run.log_eval(step, label, *evaluator.evaluate(label, reward))
             if step == recipe.steps:
                 break
             before, now = now, phases.at(step, len(policy.resets))
@@ -238,6 +238,5 @@ def record(
     guard(run, step, stats, batch.minibatches, batch.samples, recipe.watch)
     for warning in collapse_warnings(run.history, recipe.watch):
         run.event("collapse", str(warning), step, name=warning.name)
-    return (
-        f"reward {metrics['reward/mean']:.3f}  correct {metrics['accuracy']:.3f}  length {metrics['length/mean']:.0f}"
-    )
+    correct = f"  correct {metrics['accuracy']:.3f}" if "accuracy" in metrics else ""
+    return f"reward {metrics['reward/mean']:.3f}{correct}  length {metrics['length/mean']:.0f}"

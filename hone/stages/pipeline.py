@@ -269,9 +269,21 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
 
 def evaluations(folder: Path) -> dict[str, dict[str, Any]]:
     """`before` and `after` of a stage, without what only the report needs."""
-    keys = ("accuracy", "response_tokens", "reflection_rate", "well_formed_rate", "by_level", "verdicts", "pass_at_k")
+    keys = (
+        "accuracy",
+        "truncation_rate",
+        "response_tokens",
+        "reflection_rate",
+        "well_formed_rate",
+        "by_level",
+        "verdicts",
+        "pass_at_k",
+    )
     rows = [row for row in jsonl.read(folder / "evals.jsonl") if row["label"] in ("before", "after")]
-    return {row["label"]: {key: row[key] for key in keys if key in row} for row in rows}
+    return {
+        row["label"]: {key: value for key, value in row.items() if key in keys or key.startswith("reward/")}
+        for row in rows
+    }
 
 
 def collapses(folder: Path) -> dict[str, int]:

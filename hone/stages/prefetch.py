@@ -120,7 +120,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             synced = engine.sync(policy, version=step)  # the only weight sync, verified
             clock.lap("sync")
             for label in evaluator.due(step):
-                run.log_eval(step, label, *evaluator.evaluate(label))
+                run.log_eval(step, label, *evaluator.evaluate(label, reward))
             if step == recipe.steps:
                 break
             clock.rest()

@@ -10,7 +10,7 @@ import numpy as np
 from hone.grade.parse import parse
 from hone.learn.advantages import group_rewards, is_zero_variance
 from hone.measure.stats import reflection
-from hone.types import VERIFIER_FAILURES, Group, Verdict
+from hone.types import NOT_GRADED, VERIFIER_FAILURES, Group, Reward, Verdict
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
@@ -23,6 +23,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     graded = [r for r in rewards if r.verdict not in VERIFIER_FAILURES]
     totals = np.asarray([r.total for r in graded] or [np.nan])
     lengths = np.asarray([r.num_tokens for r in rollouts])
+    ungraded = any(r.verdict == "ungraded" for r in rewards)
+    verdicts = [v for v in get_args(Verdict) if v != "ungraded" or ungraded]
     parts = sorted({name for r in graded for name in r.parts})
     # One per problem, and only where there is any: a model without tags does not think the same, it does not think.
     first_thoughts = [t for g in groups if (t := parse(g.rollouts[0].text).thinking) is not None]
@@ -30,8 +32,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/mean": float(totals.mean()),
         "reward/std": float(totals.std()),
         **{f"reward/{name}": float(np.mean([r.parts[name] for r in graded if name in r.parts])) for name in parts},
-        "accuracy": float(np.mean([r.verdict == "correct" for r in graded])) if graded else float("nan"),
-        **{f"verdict/{v}": float(np.mean([r.verdict == v for r in rewards])) for v in get_args(Verdict)},
+        **_accuracy(rewards),
+        **{f"verdict/{v}": float(np.mean([r.verdict == v for r in rewards])) for v in verdicts},
         "length/min": float(lengths.min()),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
@@ -40,3 +42,11 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reflection_rate": reflection.rate([r.text for r in rollouts]),
         "duplicate_thinking": reflection.duplicate_rate(first_thoughts),
     }
+
+
+def _accuracy(rewards: Sequence[Reward]) -> dict[str, float]:
+    """`accuracy` of the samples that were graded: NaN if a verifier failed on all; nothing of a task that grades none."""
+    graded = [r.verdict == "correct" for r in rewards if r.verdict not in NOT_GRADED]
+    if not graded and any(r.verdict == "ungraded" for r in rewards):
+        return {}
+    return {"accuracy": float(np.mean(graded)) if graded else float("nan")}

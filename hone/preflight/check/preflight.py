@@ -244,6 +244,20 @@ def _levels(subject: Subject) -> Iterator[Finding]:
             yield Finding("fail", "levels", str(error), str(settings.curriculum))
 
 
+def _graded(subject: Subject) -> Iterator[Finding]:
+    """Whatever follows the accuracy needs a task that grades."""
+    if content.is_graded(subject.task):
+        return
+    asked = {
+        "curriculum.kind: adaptive": any(one.curriculum.kind == "adaptive" for one in subject.settings),
+        "checkpoint.keep_best": bool(subject.stage.checkpoint.keep_best),
+        "reset.on_stagnation": subject.stage.reset.on_stagnation is not None,
+    }
+    for key in (key for key, is_asked in asked.items() if is_asked):
+        said = f"{key}: needs an accuracy, and with task.grading: none there is none; remove one of the two"
+        yield Finding("fail", "graded", said, key)
+
+
 def _length(subject: Subject) -> Iterator[Finding]:
     """Do the longest prompt and the longest answer fit the model together, in every phase and in evaluation?"""
     stage, limit = subject.stage, subject.context
@@ -365,6 +379,7 @@ CHECKS = (
     Check("functions", "recipe", _functions, kinds=("rl",)),
     Check("splits", "data", _splits),
     Check("levels", "data", _levels, kinds=("rl", "distil")),
+    Check("graded", "data", _graded, kinds=("rl", "distil")),
     Check("length", "tokenizer", _length, kinds=("rl", "distil")),
     Check("called", "answers", _called, kinds=("rl",)),
     Check("data", "answers", _gold, every=False, blocking=False),
