@@ -94,7 +94,8 @@ def evaluate(
     """Accuracy with its 95 % interval, over all and by level; lengths, truncation, reflection, verdicts; the reward.
 
     Without accuracy for a task that grades nothing. Of `reward` the parts that need no model or server are computed,
-    and of one with such parts no mean; `outcome` alone is the accuracy. A sample whose verifier failed is left out of the accuracy and counted in `verdicts`.
+    and of one with such parts no mean; `outcome` alone is the accuracy. A sample whose verifier failed is left out of
+    the accuracy and counted in `verdicts`.
     """
     answers = rollouts(
         problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress

@@ -24,10 +24,8 @@ Section = tuple[str, str, str]  # key, title, what is inside
 
 def evaluations_of(folder: Path) -> list[Measured]:
     """The evaluations in a folder of them, or in a run's. Labels are made different where two are alike."""
-    found: list[Measured] = []
-    for path in stored(folder) or stored(folder / "evaluations"):
-        found.append(read_measured(path))
-    return found
+    found = [read_measured(path) for path in stored(folder) or stored(folder / "evaluations")]
+    return [one for one in found if one.graded]  # of a task that grades nothing there is nothing to compare
 
 
 def distinct(found: Sequence[Measured]) -> list[Measured]:

@@ -49,7 +49,7 @@ class Condition:
             stage = next(stage for stage in run.stages if row in stage.evals)
             path = stage.samples_file(row)
             records = [r for r in rows(path, stage.notes) if "problem_id" in r and "verdict" in r] if path else []
-            if records:
+            if any(record["verdict"] != "ungraded" for record in records):
                 sampling = row.get("sampling")
                 task = stage.config.get("task")
                 facts = {"task": task.get("name") if isinstance(task, dict) else None, "split": row.get("split")}

@@ -102,10 +102,10 @@ def _judged(rollout: Rollout, grade: Grade) -> Judged:
 class Composed:
     """A `RewardFn`: the weighted sum of parts.
 
-    `Reward.parts` holds every part unweighted, its details, always `well_formed` and, of a
-    task that grades, `outcome` (0 or 1). A part without a value for a rollout is left out of the sum, as in TRL (functions for one of
-    several tasks return None for the others' rows). If a verifier failed, or no part has a value, the verdict says so
-    and there are no parts: the total of 0 is not a score, and the caller leaves the sample out.
+    `Reward.parts` holds every part unweighted, its details, always `well_formed` and, of a task that grades, `outcome`
+    (0 or 1). A part without a value for a rollout is left out of the sum, as in TRL (functions for one of several tasks
+    return None for the others' rows). If a verifier failed, or no part has a value, the verdict says so and there are
+    no parts: the total of 0 is not a score, and the caller leaves the sample out.
     """
 
     def __init__(self, task: Task, parts: Mapping[str, Part], weights: Mapping[str, float]) -> None:

@@ -120,7 +120,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             synced = engine.sync(policy, version=step)  # the only weight sync, verified
             clock.lap("sync")
             for label in evaluator.due(step):
-                run.log_eval(step, label, *evaluator.evaluate(label, reward))
+                run.log_eval(step, label, *evaluator.evaluate(label, sampler.reward_of(now)))
             if step == recipe.steps:
                 break
             clock.rest()

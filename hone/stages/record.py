@@ -45,7 +45,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _accuracy(rewards: Sequence[Reward]) -> dict[str, float]:
-    """`accuracy` of the samples that were graded: NaN if a verifier failed on all; nothing of a task that grades none."""
+    """`accuracy` of the graded samples: NaN if a verifier failed on all, no column for a task that grades nothing."""
     graded = [r.verdict == "correct" for r in rewards if r.verdict not in NOT_GRADED]
     if not graded and any(r.verdict == "ungraded" for r in rewards):
         return {}

@@ -45,11 +45,11 @@ class Measured:
     reflects: Array  # [P] share of answers with a reflection phrase
     gold_nll: Array  # [P, 2] -mean log p of the gold answer without and after the model's reasoning; NaN: not measured
     failures: int = 0  # samples left out because the verifier failed
-    truncated: Array | None = None  # [P] share of answers that were cut off; None: not recorded
-    graded: bool = True  # False: the task grades nothing, and `correct` says nothing
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None  # of the random streams; None: not recorded, so nothing is known about independence
     facts: Mapping[str, Any] = field(default_factory=dict)  # model, split, ...
+    truncated: Array | None = None  # [P] share of answers that were cut off; None: not recorded
+    graded: bool = True  # False: the task grades nothing, and `correct` says nothing
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -78,8 +78,8 @@ class Measured:
 
         return Measured(
             self.label, pick(self.problems), self.drawn[at], self.correct[at], pick(self.levels), pick(self.domains),
-            pick(self.formats), self.tokens[at], self.reflects[at], self.gold_nll[at], self.failures,
-            None if self.truncated is None else self.truncated[at], self.graded, self.sampling, self.seed, self.facts,
+            pick(self.formats), self.tokens[at], self.reflects[at], self.gold_nll[at], self.failures, self.sampling,
+            self.seed, self.facts, None if self.truncated is None else self.truncated[at], self.graded,
         )  # fmt: skip
 
     def by(self, column: str) -> dict[str, Measured]:
