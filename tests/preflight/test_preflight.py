@@ -85,7 +85,7 @@ def test_what_a_run_cannot_do_is_said_by_all_three(folder, verb, override, messa
     [
         (
             "none",
-            "it has no value for any: 36 of 36 samples have no reward and were left out: 36 x verifier_error (none:",
+            "no value for any: 36 of 36 samples have no reward and were left out: 36 x verifier_error (none:",
         ),
         ("raises", "it has no value for any"),
         ("short", "mine.py:short: gave 1 rewards for 6 completions"),
@@ -130,7 +130,7 @@ def test_a_task_that_grades_nothing_has_no_accuracy_anywhere(folder):
     code, said = outcome(["train"], task, "reward.parts={mine.py:length: 1.0}", "eval.every=1")
     assert code == 0
     assert "accuracy" not in said
-    assert "correct" not in said
+    assert "correct 0." not in said
     assert "before: reward " in said
     folder = Path("runs/small")
     rows = jsonl.read(folder / "evals.jsonl") + jsonl.read(folder / "metrics.jsonl")

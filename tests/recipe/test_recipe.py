@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hone.base.settings import ConfigError, UserError
+from hone.base.validate import with_defaults
 from hone.recipe.load import find, load, load_for_task, presets, schema
 from hone.recipe.recipe import Pipeline, Recipe, resolved
 from hone.recipe.rules import notices
