@@ -105,9 +105,9 @@ def evaluate(
     records = [{"prompt": renderer.prompt_text(problem), **row} for (problem, _), row in zip(items, rows, strict=True)]
     row = summary(records, config)
     if reward is not None and set(reward.parts) != {"outcome"}:
-        row |= rewarded(
-            score(problems, answers, offline := reward.offline(), world), len(offline.parts) == len(reward.parts)
-        )
+        offline = reward.offline()
+        whole = len(offline.parts) == len(reward.parts)
+        row |= rewarded(score(problems, answers, offline, world), whole)
     if config.judge.url is not None:
         judge = Judge(config.judge)
         row["judge"] = world.on_main(lambda: second_opinion(problems, records, judge, task), "the judge", patient=True)
