@@ -27,11 +27,13 @@ BoolArray = npt.NDArray[np.bool_]
 
 Split = Literal["train", "validation", "test"]
 Finish = Literal["stop", "length", "abort"]
-Verdict = Literal["correct", "wrong", "malformed", "truncated", "verifier_timeout", "verifier_error"]
+Verdict = Literal["correct", "wrong", "malformed", "truncated", "ungraded", "verifier_timeout", "verifier_error"]
 
 #: Verdicts that say something about the verifier, not about the sample: such a sample is
 #: left out of its group and counted, never scored 0.
 VERIFIER_FAILURES: frozenset[str] = frozenset({"verifier_timeout", "verifier_error"})
+#: The same, and `ungraded`: of a task that grades nothing. Such a sample has a reward, and no part in any accuracy.
+NOT_GRADED: frozenset[str] = VERIFIER_FAILURES | {"ungraded"}
 
 
 @dataclass(frozen=True, slots=True)

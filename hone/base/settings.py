@@ -27,6 +27,8 @@ class Section(BaseModel):
 
     #: Where `name` selects one of several sections and this one takes many names: what stands before their colon.
     name_prefix: ClassVar[str] = ""
+    #: Sections inside this one whose keys are those of another where they are not given: place -> place of the other.
+    follows: ClassVar[dict[tuple[str, ...], tuple[str, ...]]] = {}
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 

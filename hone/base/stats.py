@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from hone.types import VERIFIER_FAILURES, Interval
+from hone.types import NOT_GRADED, Interval
 
 Array = npt.NDArray[np.float64]
 
@@ -136,7 +136,7 @@ def outcomes(records: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
     """Problem id -> its samples as 1 (correct) or 0; a sample whose verifier failed is left out, never 0."""
     by_problem: dict[str, list[float]] = {}
     for record in records:
-        if record["verdict"] not in VERIFIER_FAILURES:
+        if record["verdict"] not in NOT_GRADED:
             by_problem.setdefault(str(record["problem_id"]), []).append(float(record["verdict"] == "correct"))
     return by_problem
 

@@ -233,7 +233,7 @@ def _hint(detail: ErrorDetails, path: Place, model: type[BaseModel], layer: Laye
 
 def without_defaults(data: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
     """Raw values less those that say what the default says anyway."""
-    result = {}
+    result: dict[str, Any] = {}
     for key, value in data.items():
         info, sections = model.model_fields.get(key), _sections_at(model, (key,), data)
         default = info.get_default(call_default_factory=True) if info and not info.is_required() else ...
@@ -242,7 +242,29 @@ def without_defaults(data: dict[str, Any], model: type[BaseModel]) -> dict[str, 
             continue
         nested = isinstance(value, dict) and len(sections) == 1
         result[key] = without_defaults(value, sections[0]) if nested else value
+    for place, other in (model.follows if issubclass(model, Section) else {}).items():
+        _without_followed(result, data, place, other)
     return result
+
+
+def _without_followed(
+    result: dict[str, Any], data: dict[str, Any], place: tuple[str, ...], other: tuple[str, ...]
+) -> None:
+    """In `result`: of the section at `place`, whose default is the section at `other`, only the keys that differ."""
+    own, followed = (_at(data, path) for path in (place, other))
+    if own is None or followed is None:
+        return
+    *outer, last = place
+    for key in outer:
+        result = result.setdefault(key, {})
+    result[last] = {key: value for key, value in own.items() if key not in followed or value != followed[key]}
+
+
+def _at(data: Any, path: Place) -> dict[str, Any] | None:
+    """The mapping at `path`, if there is one."""
+    for key in path:
+        data = data.get(key) if isinstance(data, dict) else None
+    return data if isinstance(data, dict) else None
 
 
 def with_defaults(stored: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:

@@ -73,16 +73,6 @@ def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
     return recipe
 
 
-def _check_functions(loaded: Recipe | Pipeline) -> None:
-    """The reward of a later stage too: what is wrong with the user's functions shows before anything starts."""
-    from hone.recipe.recipe import stages
-    from hone.rewards import check_functions
-
-    for stage in stages(loaded):
-        if stage.stage == "rl":
-            check_functions(stage.reward)
-
-
 def _version(wanted: bool) -> None:
     if wanted:
         print(f"hone {hone.__version__}")
@@ -109,24 +99,32 @@ def train(
 ) -> None:
     """Run a recipe: all its stages, into its run folder."""
     from hone import launch
-    from hone.launch.job import follow_parent
+    from hone.launch.job import follow_parent, silent
     from hone.recipe.recipe import stages
+    from hone.tasks import keeping
 
     follow_parent()
     loaded = _load(recipe, overrides)
-    _check_functions(loaded)
     if dry_run:
         from hone.preflight.check import run as checks
 
-        checks.dry_run(loaded)
-    else:
-        arguments = ("train", recipe, *(overrides or ()))
-        code = launch.start(stages(loaded), Path(loaded.runs) / loaded.name, arguments, resume)
-        if code is not None:
-            raise typer.Exit(code)
+        with keeping():
+            code = checks.dry_run(loaded)
+        raise typer.Exit(code)
+    alone = launch.alone(stages(loaded))
+    with keeping() as kept:
+        findings: list[dict[str, str]] = []
+        if not silent():  # once for all processes of a run
+            from hone.preflight.check.preflight import before_training
+
+            findings = before_training(loaded)
+        if not alone:
+            kept.clear()  # this process only waits for those that train
+            arguments = ("train", recipe, *(overrides or ()))
+            raise typer.Exit(launch.start(stages(loaded), Path(loaded.runs) / loaded.name, arguments, resume))
         from hone.stages import pipeline
 
-        pipeline.run(loaded, resume=resume)
+        pipeline.run(loaded, resume=resume, findings=findings)
 
 
 @app.command()

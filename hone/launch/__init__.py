@@ -20,6 +20,12 @@ if TYPE_CHECKING:
     from hone.recipe.recipe import Recipe
 
 
+def alone(stages: Sequence[Recipe]) -> bool:
+    """Whether this process is to train itself: it is the only one, or one of those started."""
+    config, processes = stages[0].launch, stages[0].parallel.processes
+    return joined(processes) or (config.kind == "local" and processes == 1)
+
+
 def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resume: bool) -> int | None:
     """Start what the recipe asks for, and wait for its end. `arguments`: of hone, without --resume.
 
@@ -28,7 +34,7 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
     """
     first = stages[0]
     config, processes = first.launch, first.parallel.processes
-    if joined(processes) or (config.kind == "local" and processes == 1):
+    if alone(stages):
         return None
 
     from hone.base.aside import finished, set_aside

@@ -19,17 +19,17 @@ from hone.grade.parse import parse
 from hone.measure.stats import passk, reflection
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.recipe import EvalConfig, Pipeline, Recipe
-from hone.rewards.base import judge_all
+from hone.rewards.base import Composed, judge_all
 from hone.rewards.judge.client import Judge
 from hone.rewards.judge.part import second_opinion
-from hone.rollout.collect import rollouts
+from hone.rollout.collect import rollouts, score
 from hone.rollout.engine import Engine
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
 from hone.rollout.text import decoder
 from hone.tasks import make_task
 from hone.tasks.base import Task
-from hone.types import Interval, Problem, Rollout
+from hone.types import VERIFIER_FAILURES, Group, Interval, Problem, Rollout
 
 Evaluation = tuple[dict[str, Any], list[dict[str, Any]]]  # the row of evals.jsonl, and its samples
 
@@ -58,7 +58,8 @@ class Evaluator:
         labels = ["before"] if step == 0 else ["after"] if step == last else []
         return labels + (["validation"] if every and step % every == 0 else [])
 
-    def evaluate(self, label: str) -> Evaluation:
+    def evaluate(self, label: str, reward: Composed | None = None) -> Evaluation:
+        """`reward`: what training rewards; held-out answers are worth knowing by it too."""
         config = self.recipe.eval
         if label == "validation":
             config = config.model_copy(update={"split": "validation"})
@@ -72,12 +73,9 @@ class Evaluator:
             seed=self.recipe.seed + EVAL_SEED,
             progress=self.progress.inner,
             world=self.world,
+            reward=reward,
         )
-        a = row["accuracy"]
-        self.progress.say(
-            f"{label}: accuracy {a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}] on {len(problems)} {config.split} "
-            f"problems, {row['response_tokens']:.0f} tokens, reflection {row['reflection_rate']:.2f}"
-        )
+        self.progress.say(f"{label}: {_said(row)} on {len(problems)} {config.split} problems, {_lengths_said(row)}")
         return row, records
 
 
@@ -91,10 +89,13 @@ def evaluate(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
     world: World = ALONE,
+    reward: Composed | None = None,
 ) -> Evaluation:
-    """Accuracy with its 95 % interval, over all and by level; lengths, reflection, verdicts.
+    """Accuracy with its 95 % interval, over all and by level; lengths, truncation, reflection, verdicts; the reward.
 
-    A sample whose verifier failed is left out of the accuracy and counted in `verdicts`.
+    Without accuracy for a task that grades nothing. Of `reward` the parts that need no model or server are computed,
+    and of one with such parts no mean; `outcome` alone is the accuracy. A sample whose verifier failed is left out of
+    the accuracy and counted in `verdicts`.
     """
     answers = rollouts(
         problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress
@@ -103,10 +104,38 @@ def evaluate(
     rows = world.gather(graded(task, world.share(items)), "grades")
     records = [{"prompt": renderer.prompt_text(problem), **row} for (problem, _), row in zip(items, rows, strict=True)]
     row = summary(records, config)
+    if reward is not None and set(reward.parts) != {"outcome"}:
+        offline = reward.offline()
+        whole = len(offline.parts) == len(reward.parts)
+        row |= rewarded(score(problems, answers, offline, world), whole)
     if config.judge.url is not None:
         judge = Judge(config.judge)
         row["judge"] = world.on_main(lambda: second_opinion(problems, records, judge, task), "the judge", patient=True)
     return row, records
+
+
+def rewarded(groups: Sequence[Group], whole: bool) -> dict[str, float]:
+    """`reward/mean` (of a reward that was computed `whole`) and `reward/PART`, over the samples that have them."""
+    rewards = [r for group in groups for r in group.rewards if r.verdict not in VERIFIER_FAILURES]
+    names = sorted({name for r in rewards for name in r.parts})
+    mean = {"reward/mean": sum(r.total for r in rewards) / len(rewards)} if whole and rewards else {}
+    each = {name: [r.parts[name] for r in rewards if name in r.parts] for name in names}
+    return {**mean, **{f"reward/{name}": sum(values) / len(values) for name, values in each.items()}}
+
+
+def _said(row: dict[str, Any]) -> str:
+    """What an evaluation found first of all, for the progress line."""
+    if "accuracy" in row:
+        a = row["accuracy"]
+        return f"accuracy {a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}]"
+    return f"reward {row['reward/mean']:.3f}" if "reward/mean" in row else "not graded (task.grading: none)"
+
+
+def _lengths_said(row: dict[str, Any]) -> str:
+    return (
+        f"{row['response_tokens']:.0f} tokens, {row['truncation_rate']:.1%} cut off, "
+        f"reflection {row['reflection_rate']:.2f}"
+    )
 
 
 def graded(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[dict[str, Any]]:
@@ -142,10 +171,12 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
     for record in records:
         by_level[record["level"]].append(record)
     lengths = [record["tokens"] for record in records]
+    is_graded = any(record["verdict"] != "ungraded" for record in records)
     return {
         "split": config.split,
-        "accuracy": asdict(_accuracy(records)),
+        **({"accuracy": asdict(_accuracy(records))} if is_graded else {}),
         "response_tokens": sum(lengths) / len(lengths),
+        "truncation_rate": sum(record["finish"] == "length" for record in records) / len(records),
         "length": {"min": min(lengths), "max": max(lengths)},
         "reflection_rate": reflection.rate([record["text"] for record in records]),
         "well_formed_rate": sum(parse(record["text"]).well_formed for record in records) / len(records),

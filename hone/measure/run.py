@@ -184,9 +184,8 @@ def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Se
     ks = usable(ks, result)
     summary = {
         "label": result.label, "split": config.split, "problems": len(result), "samples": config.samples,
-        "sampling": dict(result.sampling), "seed": result.seed, "accuracy": asdict(result.accuracy()),
-        "pass_at_k": {str(k): asdict(point) for k, point in zip(ks, result.pass_curve(ks), strict=True)},
-        "by_level": {level: asdict(part.accuracy()) for level, part in result.by("levels").items()},
+        "sampling": dict(result.sampling), "seed": result.seed, **(_graded(result, ks) if result.graded else {}),
+        "truncation_rate": None if result.truncated is None else float(result.truncated.mean()),
         "response_tokens": float(result.tokens.mean()), "reflection_rate": float(result.reflects.mean()),
         "verifier_failures": result.failures,
         "gold_perplexity": {
@@ -196,6 +195,15 @@ def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Se
     }  # fmt: skip
     jsonl.replace(store.folder / "summary.json", json.dumps(summary, indent=1, ensure_ascii=False))
     return result
+
+
+def _graded(result: Measured, ks: Sequence[int]) -> dict[str, Any]:
+    """What only a task that grades has."""
+    return {
+        "accuracy": asdict(result.accuracy()),
+        "pass_at_k": {str(k): asdict(point) for k, point in zip(ks, result.pass_curve(ks), strict=True)},
+        "by_level": {level: asdict(part.accuracy()) for level, part in result.by("levels").items()},
+    }
 
 
 def ask_judge(store: Store, problems: Sequence[Problem], config: EvalConfig, task: Task) -> str:
@@ -223,9 +231,13 @@ def said(
         "95 % intervals: Wilson with one sample per problem, otherwise problems are resampled",
     ]
     for result in results:
-        lines.append(f"{result.label}: accuracy {_text(result.accuracy())}, {result.tokens.mean():.1f} tokens")
+        cut = "" if result.truncated is None else f", {result.truncated.mean():.1%} cut off"
+        value = f"accuracy {_text(result.accuracy())}" if result.graded else "not graded (task.grading: none)"
+        lines.append(f"{result.label}: {value}, {result.tokens.mean():.1f} tokens{cut}")
         if result.failures:
             lines.append(f"  left out: {result.failures} samples whose verifier failed")
+        if not result.graded:
+            continue
         chosen = usable(ks, result)
         if chosen != [1]:
             curve = zip(chosen, result.pass_curve(chosen), strict=True)
@@ -234,7 +246,7 @@ def said(
         if len(parts) > 1:
             lines.append("  " + "  ".join(f"{level}: {_text(part.accuracy())}" for level, part in parts.items()))
     for other in results[1:]:
-        if (found := compare(results[0], other)) is not None:
+        if result.graded and (found := compare(results[0], other)) is not None:
             lines.append(f"{other.label} - {results[0].label}: {_difference(found)}")
     return "\n".join(lines)
 

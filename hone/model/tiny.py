@@ -62,9 +62,10 @@ def common_phrases(texts: Sequence[str], count: int) -> list[str]:
     return [text for text in phrases if words.issuperset(text.split())][:count]  # a merge may end inside a word
 
 
-def create(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int) -> None:
-    """Write the checkpoint of a freshly initialised model to `folder`."""
-    tokenizer = train_tokenizer(texts, config.vocab_size, config.phrases)
+def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTokenizerFast, seed: int) -> None:
+    """Write the checkpoint of a freshly initialised model to `folder`, with a tokenizer or one made of `texts`."""
+    made = isinstance(texts, PreTrainedTokenizerFast)
+    tokenizer = texts if made else train_tokenizer(texts, config.vocab_size, config.phrases)
     hf_config = Qwen2Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

@@ -63,13 +63,15 @@ class EvalConfig(Section):
     split: Literal["validation", "test"] = "test"
     problems: PositiveInt = 200
     samples: PositiveInt = 1  # per problem
-    sampling: SamplingConfig = SamplingConfig()
+    sampling: SamplingConfig = SamplingConfig()  # key by key; what is not given is that of the recipe's `sampling`
     judge: JudgeConfig = JudgeConfig()  # asked too, if it has a url; see hone.rewards.judge.part
     every: NonNegativeInt = 0  # RL steps between evaluations on the validation split; 0: none
 
 
 class Recipe(Section):
     """One stage."""
+
+    follows = {("eval", "sampling"): ("sampling",)}
 
     name: Name
     stage: Literal["sft", "rl", "generate", "distil"] = "rl"
@@ -127,6 +129,20 @@ class Recipe(Section):
         if every % saved:
             message = f"{every} is no multiple of checkpoint.every ({saved}), so what is validated is not always saved;"
             raise impossible("eval.every", f"{message} with checkpoint.keep_best give {saved * (every // saved + 1)}")
+
+    @model_validator(mode="after")
+    def _evaluate_as_trained(self) -> Recipe:
+        """Evaluation samples as training does, but for the keys that `eval.sampling` gives.
+
+        `model_fields_set` stays that of the recipe as it was written, so that such a key is still not a given one.
+        """
+        own = self.eval.sampling if "sampling" in self.eval.model_fields_set else SamplingConfig()
+        sampling = self.sampling.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})
+        sampling.__pydantic_fields_set__ = set(own.model_fields_set)
+        evaluation, given = self.eval.model_copy(update={"sampling": sampling}), set(self.eval.model_fields_set)
+        evaluation.__pydantic_fields_set__ = given
+        self.__dict__["eval"] = evaluation  # frozen for everyone else; this is still its construction
+        return self
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:

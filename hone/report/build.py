@@ -132,6 +132,7 @@ class _Report:
             (
                 s.label,
                 s.accuracy,
+                cut if isinstance(cut := s.row.get("truncation_rate"), (int, float)) else None,
                 s.tokens.value if s.tokens else None,
                 s.reflects.value if s.reflects else None,
                 s.sampling,

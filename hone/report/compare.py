@@ -24,10 +24,8 @@ Section = tuple[str, str, str]  # key, title, what is inside
 
 def evaluations_of(folder: Path) -> list[Measured]:
     """The evaluations in a folder of them, or in a run's. Labels are made different where two are alike."""
-    measured: list[Measured] = []
-    for path in stored(folder) or stored(folder / "evaluations"):
-        measured.append(read_measured(path))
-    return measured
+    measured = [read_measured(path) for path in stored(folder) or stored(folder / "evaluations")]
+    return [one for one in measured if one.graded]  # a task that grades nothing leaves nothing to compare
 
 
 def distinct(measured: Sequence[Measured]) -> list[Measured]:
@@ -155,7 +153,7 @@ def lead(conditions: Sequence[Condition], after: Sequence[Measured]) -> list[str
     """Only what the intervals support."""
     sentences = []
     for condition in conditions:
-        values = [float(row["accuracy"]["value"]) for _, row in condition.sides("after")]
+        values = [float(row["accuracy"]["value"]) for _, row in condition.sides("after") if "accuracy" in row]
         over = runs.over_runs(values)
         if over:
             sentences.append(

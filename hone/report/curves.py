@@ -88,7 +88,7 @@ def _eval_dots(line: Timeline, label: str, colour: str, field: str) -> list[Curv
 
 
 def _validation(line: Timeline) -> list[Curve]:
-    points = line.evals("validation")
+    points = [(step, row) for step, row in line.evals("validation") if "accuracy" in row]
     if not points:
         return []
     x = np.array([step for step, _ in points])

@@ -59,7 +59,8 @@ def summary(models: Sequence[Measured]) -> Table:
     for model in models:
         cells = [interval_cell(model.accuracy(), 1), *(interval_cell(point, 1) for point in model.pass_curve(ks))] \
             if ks else [interval_cell(model.accuracy(), 1)]  # fmt: skip
-        how = sampling_words(model) + (f"; {model.failures} samples left out" if model.failures else "")
+        cut = "" if model.truncated is None else f"; {percent(float(model.truncated.mean()))} cut off"
+        how = sampling_words(model) + cut + (f"; {model.failures} samples left out" if model.failures else "")
         length, reflects = float(model.tokens.mean()), float(model.reflects.mean())
         body.append((Cell(model.label), *cells, Cell(tokens(length)), Cell(percent(reflects)), Cell(how)))
         for k, point in zip([1, *ks], model.pass_curve([1, *ks]), strict=True):

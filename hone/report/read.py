@@ -167,7 +167,9 @@ def load_run(folder: Path) -> RunRecord:
 
 
 def _is_eval(row: Row) -> bool:
-    return isinstance(row.get("accuracy"), dict) and isinstance(row.get("step", 0), (int, float))
+    """A task that grades nothing has no accuracy, and lengths like every other."""
+    is_eval = isinstance(row.get("accuracy"), dict) or ("accuracy" not in row and "response_tokens" in row)
+    return is_eval and isinstance(row.get("step", 0), (int, float))
 
 
 def _inside(folder: Path, relative: str) -> Path:

@@ -49,7 +49,7 @@ class Condition:
             stage = next(stage for stage in run.stages if row in stage.evals)
             path = stage.samples_file(row)
             records = [r for r in rows(path, stage.notes) if "problem_id" in r and "verdict" in r] if path else []
-            if records:
+            if any(record["verdict"] != "ungraded" for record in records):
                 sampling = row.get("sampling")
                 task = stage.config.get("task")
                 facts = {"task": task.get("name") if isinstance(task, dict) else None, "split": row.get("split")}
@@ -134,7 +134,10 @@ def over_seeds(lines: Sequence[Timeline], column: str) -> tuple[Array, Array, Ar
 
 
 def validation_over_seeds(lines: Sequence[Timeline]) -> tuple[Array, Array, Array | None, Array | None]:
-    curves_of_runs = [{x: float(row["accuracy"]["value"]) for x, row in line.evals("validation")} for line in lines]
+    curves_of_runs = [
+        {x: float(row["accuracy"]["value"]) for x, row in line.evals("validation") if "accuracy" in row}
+        for line in lines
+    ]
     return _band([one for one in curves_of_runs if one])
 
 
@@ -225,7 +228,9 @@ def outcome_table(conditions: Sequence[Condition]) -> Table | None:
     """Accuracy before and after by condition, and each seed's."""
     body, values = [], []
     for condition in conditions:
-        sides = {label: condition.sides(label) for label in ("before", "after")}
+        sides = {
+            label: [(run, r) for run, r in condition.sides(label) if "accuracy" in r] for label in ("before", "after")
+        }
         if not any(sides.values()):
             continue
         row = [Cell(condition.label), Cell(str(len(condition.runs)))]
@@ -285,7 +290,7 @@ def seed_difference(a: Condition, b: Condition) -> tuple[Interval, float] | None
     """Difference of the mean accuracy after training, with Welch's interval and p over seeds; None for single runs."""
     from scipy.stats import ttest_ind
 
-    x, y = ([float(row["accuracy"]["value"]) for _, row in side.sides("after")] for side in (a, b))
+    x, y = ([float(row["accuracy"]["value"]) for _, row in side.sides("after") if "accuracy" in row] for side in (a, b))
     if min(len(x), len(y)) < 2 or np.std(x) + np.std(y) == 0:
         return None
     result = ttest_ind(y, x, equal_var=False)

@@ -136,6 +136,9 @@ def sentences(run: RunRecord, story: Story) -> Iterator[str]:
     """The lead paragraph, sentence by sentence."""
     before, after = story.before, story.after
     side = after or before
+    if side is not None and side.accuracy is None and "reward/mean" in side.row:
+        yield from _by_reward(before, after)
+        return
     if side is None or side.accuracy is None:
         yield "No evaluation before or after training has been recorded yet."
         return
@@ -144,6 +147,14 @@ def sentences(run: RunRecord, story: Story) -> Iterator[str]:
         yield f"Before, it was {_with_range(before.accuracy)}."
         yield _difference(story.comparison)
         yield from _changes(before, after)
+
+
+def _by_reward(before: Side | None, after: Side | None) -> Iterator[str]:
+    """For a task that grades nothing."""
+    for side in (before, after):
+        if side is not None and "reward/mean" in side.row:
+            split = str(side.row.get("split", "held-out"))
+            yield f"The mean reward on the {split} split is {side.row['reward/mean']:.3f} {side.label} training."
 
 
 def _opening(run: RunRecord, side: Side) -> str:

@@ -172,27 +172,40 @@ def verdict_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table | None
     return Table("verdicts", caption, columns, tuple(body), tuple(values), ("evaluation", "verdict", "share"))
 
 
-def summary_table(rows: Sequence[tuple[str, Interval | None, float | None, float | None, str]]) -> Table | None:
-    """One row per evaluation: accuracy, tokens, reflection, how it was sampled."""
+def summary_table(
+    rows: Sequence[tuple[str, Interval | None, float | None, float | None, float | None, str]],
+) -> Table | None:
+    """One row per evaluation: accuracy, truncation, tokens, reflection, how it was sampled."""
     if not rows:
         return None
     body, values = [], []
-    for label, accuracy, length, reflects, sampling in rows:
+    for label, accuracy, cut, length, reflects, sampling in rows:
         body.append(
             (
                 Cell(label),
                 interval_cell(accuracy, 1) if accuracy else Cell("–"),
+                Cell(percent(cut) if cut is not None else "–"),
                 Cell(tokens(length) if length is not None else "–"),
                 Cell(percent(reflects) if reflects is not None else "–"),
                 Cell(sampling or "–"),
             )
         )
         a = accuracy
-        values.append((label, *((a.value, a.low, a.high, a.n) if a else ("",) * 4), length, reflects, sampling))
-    columns = ("", "Accuracy", "Tokens", "Reflects", "Sampling")
-    names = ("evaluation", "accuracy", "low", "high", "n", "response_tokens", "reflection_rate", "sampling")
+        values.append((label, *((a.value, a.low, a.high, a.n) if a else ("",) * 4), cut, length, reflects, sampling))
+    columns = ("", "Accuracy", "Cut off", "Tokens", "Reflects", "Sampling")
+    names = (
+        "evaluation",
+        "accuracy",
+        "low",
+        "high",
+        "n",
+        "truncation_rate",
+        "response_tokens",
+        "reflection_rate",
+        "sampling",
+    )
     caption = (
         "The evaluations before and after training, with 95% intervals and how each was sampled. No checkpoint is "
         "chosen by its score, on any split: after is the end of training."
     )
-    return Table("summary", caption, columns, tuple(body), tuple(values), names, prose=(4,))
+    return Table("summary", caption, columns, tuple(body), tuple(values), names, prose=(5,))

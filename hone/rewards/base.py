@@ -11,10 +11,16 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
+from hone.base.settings import UserError
 from hone.grade.parse import Parsed, parse
 from hone.rewards.config import RewardConfig
 from hone.tasks.base import Task, grade_all
 from hone.types import VERIFIER_FAILURES, Grade, Group, Problem, Reward, Rollout, Verdict
+
+#: Greatest size of a reward. Beyond it differences drown in rounding, and squares (value loss, standard deviation)
+#: leave what single precision can hold.
+LARGEST = 1e15
+POSSIBLE = f"a reward is a finite number from {-LARGEST:g} to {LARGEST:g}"
 
 
 class RewardFn(Protocol):
@@ -45,7 +51,7 @@ class Judged:
 class Score:
     """One part's score of one rollout."""
 
-    value: float
+    value: float | None  # None: this part has nothing to say of the rollout, and is left out of its sum
     details: Mapping[str, float] = field(default_factory=dict)  # logged too, not added to the total
     failure: Verdict | None = None  # that this part's own verifier has no score, if so
     note: str | None = None  # and why
@@ -96,9 +102,10 @@ def _judged(rollout: Rollout, grade: Grade) -> Judged:
 class Composed:
     """A `RewardFn`: the weighted sum of parts.
 
-    `Reward.parts` holds every part unweighted, its details, and always `outcome` and
-    `well_formed` (0 or 1). If a verifier failed, the verdict says so and there are no parts: the
-    total of 0 is not a score, and the caller leaves the sample out.
+    `Reward.parts` holds every part unweighted, its details, always `well_formed` and, of a task that grades, `outcome`
+    (0 or 1). A part without a value for a rollout is left out of the sum, as in TRL (functions for one of several tasks
+    return None for the others' rows). If a verifier failed, or no part has a value, the verdict says so and there are
+    no parts: the total of 0 is not a score, and the caller leaves the sample out.
     """
 
     def __init__(self, task: Task, parts: Mapping[str, Part], weights: Mapping[str, float]) -> None:
@@ -122,6 +129,11 @@ class Composed:
             for p, (_, group) in enumerate(groups)
         ]
 
+    def offline(self) -> Composed:
+        """The same without the parts that ask a model or a server, which cost time or money."""
+        parts = {name: part for name, part in self.parts.items() if getattr(part, "offline", True)}
+        return Composed(self.task, parts, {name: self.weights[name] for name in parts})
+
     def costs(self) -> dict[str, float]:
         """Of all parts, as `name/what`; see `Part.costs`."""
         return {f"{name}/{what}": value for name, part in self.parts.items() for what, value in part.costs().items()}
@@ -133,12 +145,20 @@ class Composed:
                 if score.failure:
                     verdict, note = score.failure, f"{name}: {score.note}" if score.note else name
                     break
+            else:
+                if scores and all(score.value is None for score in scores.values()):
+                    verdict, note = "verifier_error", f"{', '.join(scores)}: returned None"
         if verdict in VERIFIER_FAILURES:
             return Reward(0.0, {}, verdict, one.grade.extracted, note)
-        parts = {"outcome": float(verdict == "correct"), "well_formed": float(one.parsed.well_formed)}
+        values = {name: score.value for name, score in scores.items() if score.value is not None}
+        parts = {} if verdict == "ungraded" else {"outcome": float(verdict == "correct")}
+        parts["well_formed"] = float(one.parsed.well_formed)
         for name, score in scores.items():
-            parts.update({name: score.value, **score.details})
-        total = sum(self.weights[name] * score.value for name, score in scores.items())
+            parts.update({**({name: values[name]} if name in values else {}), **score.details})
+        total = sum(self.weights[name] * value for name, value in values.items())
+        if not abs(total) <= LARGEST:
+            worth = ", ".join(f"{name} {value:g} x {self.weights[name]:g}" for name, value in values.items())
+            raise UserError(f"reward: the sum of the parts is {total:g} ({worth}); {POSSIBLE}")
         return Reward(total, parts, verdict, one.grade.extracted)
 
 

@@ -5,8 +5,10 @@
 
 Functions written for other programs work unchanged, `async` ones too; they are told apart by the names of their
 parameters (`SIGNATURES`). Arguments come by name: a function gets those that it names, or all if it takes `**kwargs`.
-None instead of a number leaves the sample out of its group; so does an exception, which is counted and shown. A number
-that is none, and a list of the wrong length, are faults of the function and stop the run.
+None instead of a number says that the function is not for that sample: the other parts add up without it, as in TRL;
+only a sample for which no part has a value is left out of its group. An exception leaves it out too, and is counted and
+shown. What is not a finite number of ordinary size, and a list of the wrong length, are faults of the function and stop
+the run.
 
 In the trainer's process a function sees a whole group at once (verl's a sample). With `reward.functions.isolate` it
 runs in `hone.grade.workers`, where it may hang or crash, and sees one sample a call (`problem, rollouts`: a group).
@@ -14,7 +16,6 @@ runs in `hone.grade.workers`, where it may hang or crash, and sees one sample a 
 
 from __future__ import annotations
 
-import math
 import numbers
 import sys
 import threading
@@ -25,7 +26,7 @@ from hone.base.settings import UserError
 from hone.grade.child import describe, finished, load_target, looks_of
 from hone.grade.targets import read_target
 from hone.grade.workers import Failure, Workers
-from hone.rewards.base import Judged, Part, Score
+from hone.rewards.base import LARGEST, POSSIBLE, Judged, Part, Score
 from hone.rewards.config import RewardConfig
 from hone.types import VERIFIER_FAILURES, Problem, Reward, Rollout
 
@@ -167,11 +168,8 @@ class UserFunction(Part):
     def _arguments(self, call: Sequence[Item], details: dict[str, list[float]] | None = None) -> dict[str, Any]:
         offered = self._offered(call)
         if details is not None and self.signature == "trl":  # what it logs becomes details of its score
-            offered["log_metric"] = lambda name, value: details.__setitem__(name, [float(value)] * len(call))
+            offered["log_metric"] = lambda name, value: _keep_numbers(details, name, value, len(call))
             offered["log_extra"] = lambda name, values: _keep_numbers(details, name, values, len(call))
-        if self.signature == "trl":  # a column that only other rows have: `check` has seen that there is one
-            missing = [name for name, required in self.parameters if required and name not in offered]
-            offered |= {name: [None] * len(call) for name in missing}
         if self.signature == "trl":  # a column that only other rows have: `check` has seen that there is one
             offered |= {
                 name: [None] * len(call) for name, required in self.parameters if required and name not in offered
@@ -246,15 +244,16 @@ class UserFunction(Part):
             numeric = {n: float(v) for n, v in value.items() if n != "score" and _is_number(v)}
             details, value = {f"{self.label}/{n}": v for n, v in numeric.items()}, value["score"]
         if value is None:
-            return Score(0.0, failure="verifier_error", note="returned None")
+            return Score(None, details)
         return Score(self._number(value), details)
 
     def _number(self, value: Any) -> float:
         value = value.item() if hasattr(value, "item") else value  # numpy and torch scalars
-        if isinstance(value, str) or not isinstance(value, numbers.Real):
-            raise self._wrong(f"gave {type(value).__name__} {value!r:.60}; a reward is a number, or None")
-        if not math.isfinite(value):
-            raise self._wrong(f"gave {float(value)}; a reward is a finite number, or None to leave the sample out")
+        if not isinstance(value, numbers.Real):
+            raise self._wrong(f"gave {type(value).__name__} {_shown(value)}; a reward is a number, or None")
+        # A whole number beyond the range of floats compares, and does not convert.
+        if not (value <= LARGEST and value >= -LARGEST):
+            raise self._wrong(f"gave {_shown(value)}; {POSSIBLE}, or None where the function does not apply")
         return float(value)
 
     def _wrong(self, what: str) -> UserError:
@@ -294,7 +293,14 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and math.isfinite(value)
+    return isinstance(value, numbers.Real) and value <= sys.float_info.max and value >= -sys.float_info.max
+
+
+def _shown(value: Any) -> str:
+    """A value as messages show it, in at most 60 characters."""
+    if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:  # may be too long to print
+        return f"a whole number of {value.bit_length()} bits"
+    return f"{value!r:.60}"
 
 
 def _keep_numbers(kept: dict[str, list[float]], name: str, values: Any, count: int) -> None:

@@ -100,6 +100,7 @@ def _front_matter(recipe: Recipe, folder: Path, evals: Rows, evaluated: Rows) ->
             metric_value=row["accuracy"]["value"],
         )
         for row in [*evaluated, *(row for row in evals if row["label"] != "before")][:1]
+        if "accuracy" in row
     ]
     about = ModelCardData(
         library_name="transformers",
@@ -128,17 +129,26 @@ def _how(recipe: Recipe) -> str:
 
 
 def _evaluation(evals: Rows, evaluated: Rows, chosen: str) -> str:
-    lines = ["| | accuracy | 95 % | problems | samples | tokens | sampling |", "|---|---|---|---|---|---|---|"]
     names = {"before": "before this stage", "after": "after this stage"}
     rows = [(names.get(row["label"], row["label"]), row) for row in evals] + [("`hone eval`", row) for row in evaluated]
+    graded = any("accuracy" in row for _, row in rows)  # of one task: all or none
+    columns = ["accuracy", "95 %"] if graded else ["reward"]
+    columns += ["problems", "samples", "tokens", "cut off", "sampling"]
+    lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for label, row in rows:
-        a, sampling = row["accuracy"], row["sampling"]
+        sampling = row["sampling"]
         how = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items() if key != "stop")
-        lines.append(
-            f"| {label} | {a['value']:.3f} | {a['low']:.3f} to {a['high']:.3f} | {a['n']} {row['split']} | "
-            f"{row['samples']} | {row['response_tokens']:.0f} | {how} |"
-        )
-    found = [f"By level: {_levels(row['by_level'])} ({label})." for label, row in rows if len(row["by_level"]) > 1]
+        if graded:
+            a = row["accuracy"]
+            cells = [f"{a['value']:.3f}", f"{a['low']:.3f} to {a['high']:.3f}", f"{a['n']} {row['split']}"]
+        else:
+            cells = [f"{row['reward/mean']:.3f}" if "reward/mean" in row else "–", row["split"]]
+        cut = row.get("truncation_rate")  # older rows have none
+        cells += [str(row["samples"]), f"{row['response_tokens']:.0f}", "–" if cut is None else f"{cut:.1%}", how]
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    found = [
+        f"By level: {_levels(row['by_level'])} ({label})." for label, row in rows if len(row.get("by_level", ())) > 1
+    ]
     return "\n".join([*lines, "", chosen, *found]).strip() if rows else ""
 
 

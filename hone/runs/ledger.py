@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
 
-from hone.types import VERIFIER_FAILURES, Group
+from hone.types import NOT_GRADED, Group
 
 
 def row_of(
@@ -25,7 +25,7 @@ def row_of(
         return row
     outcomes: dict[str, list[tuple[int, int, bool]]] = defaultdict(list)
     for group, again in (*((g, False) for g in groups), *((g, True) for g in replaced)):
-        verdicts = [r.verdict for r in group.rewards if r.verdict not in VERIFIER_FAILURES]
+        verdicts = [r.verdict for r in group.rewards if r.verdict not in NOT_GRADED]
         outcomes[group.problem.id].append((len(verdicts), verdicts.count("correct"), again))
     missing = [name for name in drawn if name not in outcomes]
     if missing:

@@ -15,6 +15,6 @@ def best_validated(evals: Iterable[Mapping[str, Any]], count: int) -> list[int]:
     """
     if not count:
         return []
-    rows = [row for row in evals if row["label"] == SPLIT and row["step"] > 0]
+    rows = [row for row in evals if row["label"] == SPLIT and row["step"] > 0 and "accuracy" in row]
     ranked = sorted(rows, key=lambda row: (-row["accuracy"]["value"], row["step"]))
     return [int(row["step"]) for row in ranked[:count]]

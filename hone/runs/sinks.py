@@ -208,8 +208,10 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _eval_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     prefix = f"eval/{row['label']}"
-    numbers = {f"{prefix}/accuracy": row["accuracy"]["value"]}
-    numbers |= {f"{prefix}/accuracy_{end}": row["accuracy"][end] for end in ("low", "high")}
+    numbers = {}
+    if "accuracy" in row:  # else the task grades nothing
+        numbers = {f"{prefix}/accuracy": row["accuracy"]["value"]}
+        numbers |= {f"{prefix}/accuracy_{end}": row["accuracy"][end] for end in ("low", "high")}
     numbers |= {f"{prefix}/{key}": row[key] for key in _EVAL_NUMBERS if key in row}
     return _numbers(numbers)
 

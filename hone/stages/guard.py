@@ -19,7 +19,8 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 
 from hone.base.settings import UserError
-from hone.recipe.sections.algo import WatchConfig
+from hone.learn.batches import updates_of
+from hone.recipe.sections.algo import AlgoConfig, WatchConfig
 from hone.rewards.base import failures
 from hone.runs.writer import Run
 from hone.types import TOKEN_FIELDS, VERIFIER_FAILURES, Block, Group, MicroBatch, Sample, StepStats
@@ -89,6 +90,26 @@ def guard_rewards(run: Run, step: int, groups: Sequence[Group], watch: WatchConf
             f"{run.folder}: not one sample had a reward in {watch.max_unscored} steps in a row (watch.max_unscored): "
             f"{message}. When the verifier works again, go on with --resume"
         )
+
+
+def no_signal(groups: Sequence[Group], algo: AlgoConfig) -> str:
+    """Why a step without micro-batches taught nothing: what became of its samples, and what to change."""
+    samples = [(group, i) for group in groups for i in range(len(group.rewards))]
+    if not samples:  # all were replaced, or there were none
+        return "no group had a reward difference: nothing was learned in this step"
+    unscored = sum(group.rewards[i].verdict in VERIFIER_FAILURES for group, i in samples)
+    masked = len(samples) - sum(map(len, updates_of(groups, algo))) - unscored
+    left = len(samples) - unscored - masked
+    out = []
+    if masked:
+        out.append(f"{masked} were cut off at sampling.max_tokens, and algo.mask_truncated leaves those out")
+    if unscored:
+        out.append(f"{unscored} have no reward")
+    if not out:
+        return "no group had a reward difference: nothing was learned in this step"
+    remedy = "; raise sampling.max_tokens, or set algo.mask_truncated: false" if masked > unscored else ""
+    rest = f"the other {left} have no reward difference" if left else "no sample is left to learn from"
+    return f"of {len(samples)} samples {' and '.join(out)}; {rest}: nothing was learned in this step{remedy}"
 
 
 def skipped_in_a_row(history: Sequence[Mapping[str, Any]]) -> int:

@@ -48,7 +48,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             synced = engine.sync(policy, version=step)  # the only weight sync, verified
             clock.lap("sync")
             for label in evaluator.due(step):
-                run.log_eval(step, label, *evaluator.evaluate(label))
+                run.log_eval(step, label, *evaluator.evaluate(label, stage.held_out_reward(now)))
             if step == recipe.steps:
                 break
             sampled = source.groups(step)

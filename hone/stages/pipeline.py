@@ -10,13 +10,14 @@ runs/NAME/results.json     what came out, with seconds and peak memory
 from __future__ import annotations
 
 import contextlib
+import copy
 import json
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, takewhile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from hone.base import jsonl
 from hone.base.aside import finished, set_aside
@@ -34,8 +35,11 @@ from hone.runs.sinks import check_installed, copying
 from hone.stages import examples as sft
 from hone.stages import generate as distil
 from hone.stages import loop as rl
-from hone.tasks import make_task
+from hone.tasks import make_task, once
 from hone.tasks.base import TracedTask
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}
 
@@ -49,8 +53,8 @@ ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
 TOKENIZER_TEXTS = 4000
 
 
-def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
-    """Train every stage; returns the run folder.
+def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapping[str, Any]] = ()) -> Path:
+    """Train every stage; returns the run folder. `findings`: of the preflight, kept in preflight.json.
 
     A folder from an earlier run is set aside under another name, never overwritten; with `resume`
     it is continued instead. Raises `Interrupted` when the user asked to stop, after saving.
@@ -63,6 +67,8 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     if done is None:
         return folder
     with contextlib.ExitStack() as around:
+        if world.main and findings:
+            jsonl.replace(folder / "preflight.json", json.dumps(list(findings), indent=1, ensure_ascii=False))
         if world.main:
             around.enter_context(session(folder))
             around.enter_context(how_to_go_on(folder))
@@ -158,8 +164,19 @@ def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
     if recipe.model.path != "tiny":
         return recipe.model.path
     if not (base / "tokenizer.json").exists():  # written last
-        tiny.create(base, recipe.model.tiny, tokenizer_texts(recipe), recipe.seed)
+        tiny.create(base, recipe.model.tiny, made_tokenizer(recipe), recipe.seed)
     return base
+
+
+def made_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model that is made from scratch."""
+    size = recipe.model.tiny
+
+    def make() -> PreTrainedTokenizerFast:
+        return tiny.train_tokenizer(tokenizer_texts(recipe), size.vocab_size, size.phrases)
+
+    about = (recipe.task.model_dump_json(), recipe.seed, recipe.prompt.model_dump_json(), size.model_dump_json())
+    return copy.deepcopy(once(("tokenizer", *about), make))
 
 
 def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
@@ -245,9 +262,21 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
 
 def evaluations(folder: Path) -> dict[str, dict[str, Any]]:
     """`before` and `after` of a stage, without what only the report needs."""
-    keys = ("accuracy", "response_tokens", "reflection_rate", "well_formed_rate", "by_level", "verdicts", "pass_at_k")
+    keys = (
+        "accuracy",
+        "truncation_rate",
+        "response_tokens",
+        "reflection_rate",
+        "well_formed_rate",
+        "by_level",
+        "verdicts",
+        "pass_at_k",
+    )
     rows = [row for row in jsonl.read(folder / "evals.jsonl") if row["label"] in ("before", "after")]
-    return {row["label"]: {key: row[key] for key in keys if key in row} for row in rows}
+    return {
+        row["label"]: {key: value for key, value in row.items() if key in keys or key.startswith("reward/")}
+        for row in rows
+    }
 
 
 def collapses(folder: Path) -> dict[str, int]:

@@ -16,9 +16,9 @@ from hone.learn.watch import collapse_warnings
 from hone.measure.stats import reflection
 from hone.rollout.prompts import Renderer
 from hone.runs.writer import Run
-from hone.stages.guard import guard, guard_rewards
+from hone.stages.guard import guard, guard_rewards, no_signal
 from hone.stages.source import Sampled
-from hone.types import VERIFIER_FAILURES, Group, StepStats, Verdict
+from hone.types import NOT_GRADED, VERIFIER_FAILURES, Group, Reward, StepStats, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def record(run: Run, log: StepLog, renderer: Renderer) -> None:
         kept = f"{len(sampled.groups)} of {settings.prompts_per_step} groups have a reward difference"
         run.event("refill_bound", f"after {settings.algo.refill_rounds} rounds of refill {kept}", step)
     if not batch.minibatches:
-        run.event("no_signal", "no group had a reward difference: nothing was learned in this step", step)
+        run.event("no_signal", no_signal(sampled.groups, settings.algo), step)
     guard_rewards(run, step, sampled.everyone, settings.watch)
     guard(run, step, stats, batch.minibatches, batch.samples, settings.watch)
     for warning in collapse_warnings(run.history, settings.watch):
@@ -92,6 +92,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     graded = [r for r in rewards if r.verdict not in VERIFIER_FAILURES]
     totals = np.asarray([r.total for r in graded] or [np.nan])
     lengths = np.asarray([r.num_tokens for r in rollouts])
+    ungraded = any(r.verdict == "ungraded" for r in rewards)
+    verdicts = [v for v in get_args(Verdict) if v != "ungraded" or ungraded]
     parts = sorted({name for r in graded for name in r.parts})
     # One per problem, and only where there is any: a model without tags does not think the same, it does not think.
     first_thoughts = [t for g in groups if (t := parse(g.rollouts[0].text).thinking) is not None]
@@ -99,8 +101,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reward/mean": float(totals.mean()),
         "reward/std": float(totals.std()),
         **{f"reward/{name}": float(np.mean([r.parts[name] for r in graded if name in r.parts])) for name in parts},
-        "accuracy": float(np.mean([r.verdict == "correct" for r in graded])) if graded else float("nan"),
-        **{f"verdict/{v}": float(np.mean([r.verdict == v for r in rewards])) for v in get_args(Verdict)},
+        **_accuracy(rewards),
+        **{f"verdict/{v}": float(np.mean([r.verdict == v for r in rewards])) for v in verdicts},
         "length/min": float(lengths.min()),
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
@@ -109,3 +111,11 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "reflection_rate": reflection.rate([r.text for r in rollouts]),
         "duplicate_thinking": reflection.duplicate_rate(first_thoughts),
     }
+
+
+def _accuracy(rewards: Sequence[Reward]) -> dict[str, float]:
+    """`accuracy` of the graded samples: NaN if a verifier failed on all, no column for a task that grades nothing."""
+    graded = [r.verdict == "correct" for r in rewards if r.verdict not in NOT_GRADED]
+    if not graded and any(r.verdict == "ungraded" for r in rewards):
+        return {}
+    return {"accuracy": float(np.mean(graded)) if graded else float("nan")}

@@ -59,7 +59,11 @@ def _due(config: ResetConfig, step: int, run: Run, resets: Sequence[Mapping[str,
     if rule is None or (config.limit is not None and automatic >= config.limit):
         return None
     since = resets[-1]["step"] if resets else 0
-    rows = [row for row in run.rows("evals.jsonl") if row["label"] == "validation" and row["step"] >= since]
+    rows = [
+        row
+        for row in run.rows("evals.jsonl")
+        if row["label"] == "validation" and row["step"] >= since and "accuracy" in row
+    ]
     how = stagnation([row["accuracy"]["value"] for row in rows], rule)
     return None if how is None else {"why": how}
 

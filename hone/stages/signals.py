@@ -53,7 +53,8 @@ class RewardSignal:
 
     def note(self, log: StepLog) -> str:
         m = log.metrics
-        return f"reward {m['reward/mean']:.3f}  correct {m['accuracy']:.3f}  length {m['length/mean']:.0f}"
+        correct = f"  correct {m['accuracy']:.3f}" if "accuracy" in m else ""
+        return f"reward {m['reward/mean']:.3f}{correct}  length {m['length/mean']:.0f}"
 
 
 class TeacherSignal:

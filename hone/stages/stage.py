@@ -72,6 +72,10 @@ class Stage:
     def title(self) -> str:
         return "RL" if self.recipe.stage == "rl" else self.recipe.stage
 
+    def held_out_reward(self, settings: Recipe) -> Composed | None:
+        """What evaluations compute beside the accuracy; None where rewards do not teach."""
+        return self.sampler.reward_of(settings) if self.recipe.stage == "rl" else None
+
     def state(self, synced: Mapping[str, float]) -> dict[str, float]:
         """Where the run stands in a step: the check of the weights, and the hard resets before it."""
         resets = {"reset": float(len(self.policy.resets))} if self.recipe.stage == "rl" else {}

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+import contextlib
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, TypeVar
 
 from hone.base.settings import Section, UserError
 from hone.tasks.base import Task
@@ -33,13 +35,45 @@ TASKS: dict[str, Kind] = {
 }
 
 
+Made = TypeVar("Made")
+
+#: What `once` has made within `keeping`; None outside of it.
+_kept: dict[Any, Any] | None = None
+
+
 def kind_of(name: str) -> str:
     """The key of `TASKS` that a task's name stands for; not necessarily one that is there."""
     return name.partition(":")[0]
 
 
+@contextlib.contextmanager
+def keeping() -> Iterator[dict[Any, Any]]:
+    """Within this, `once` makes a thing once: the preflight and the stages of a run share problems that take seconds
+    to generate or to read. Yields what is kept, for whoever wants the memory back."""
+    global _kept
+    before, _kept = _kept, {} if _kept is None else _kept
+    try:
+        yield _kept
+    finally:
+        _kept = before
+
+
+def once(key: Hashable, make: Callable[[], Made]) -> Made:
+    """What `make` returns; within `keeping`, what it returned the first time."""
+    if _kept is None:
+        return make()
+    if key not in _kept:
+        _kept[key] = make()
+    made: Made = _kept[key]
+    return made
+
+
 def make_task(config: Any, seed: int = 0) -> Task:
     """The task of a `task:` section; `seed` is the recipe's, on which training problems depend."""
+    return once(("task", type(config), config.model_dump_json(), seed), lambda: _make_task(config, seed))
+
+
+def _make_task(config: Any, seed: int) -> Task:
     if isinstance(config, RegisteredConfig):
         return make(config, seed)
     if kind_of(config.name) not in TASKS:

@@ -22,7 +22,7 @@ import numpy as np
 
 from hone.base.settings import UserError
 from hone.recipe.sections.algo import CurriculumConfig
-from hone.types import VERIFIER_FAILURES, Group, Problem
+from hone.types import NOT_GRADED, Group, Problem
 
 EVERYTHING = ""  # the pool of uniform draws; the others are levels
 
@@ -145,7 +145,7 @@ class Course:
         """Take in how often the levels of a step were solved; samples whose verifier failed do not count."""
         seen = []
         for group in groups:
-            graded = [r.verdict == "correct" for r in group.rewards if r.verdict not in VERIFIER_FAILURES]
+            graded = [r.verdict == "correct" for r in group.rewards if r.verdict not in NOT_GRADED]
             seen.append((group.problem.level, sum(graded), len(graded)))
         self.count(seen)
 

@@ -28,6 +28,8 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
+    stand_in(monkeypatch, "hone.preflight.check.preflight", before_training=lambda recipe: [])
+
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["hone", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -62,9 +64,11 @@ def test_train_hands_over_the_recipe(folder, run, monkeypatch, arguments, expect
     stand_in(
         monkeypatch,
         "hone.stages.pipeline",
-        run=lambda recipe, resume: calls.append(("run", recipe.steps, resume)),
+        run=lambda recipe, resume, findings: calls.append(("run", recipe.steps, resume)),
     )
-    stand_in(monkeypatch, "hone.preflight.check.run", dry_run=lambda recipe: calls.append(("dry_run", recipe.steps)))
+    stand_in(
+        monkeypatch, "hone.preflight.check.run", dry_run=lambda recipe: calls.append(("dry_run", recipe.steps)) or 0
+    )
     assert run("train", *arguments) == (0, "", "")
     assert calls == [expected]
 
@@ -79,7 +83,7 @@ def test_a_wrong_recipe_is_one_line_and_starts_nothing(folder, run, monkeypatch)
 
 
 def test_notices_go_to_stderr(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.stages.pipeline", run=lambda recipe, resume: None)
+    stand_in(monkeypatch, "hone.stages.pipeline", run=lambda recipe, resume, findings: None)
     code, out, error = run("train", "r.yaml", "algo.updates_per_rollout=1")
     assert (code, out) == (0, "")
     assert error.startswith("note: algo.updates_per_rollout is 1")

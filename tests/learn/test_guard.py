@@ -16,7 +16,7 @@ from hone.learn.policy import Policy
 from hone.recipe.sections.algo import AlgoConfig, KLConfig, WatchConfig
 from hone.recipe.sections.optim import CheckpointConfig, OptimConfig
 from hone.runs.writer import Run
-from hone.stages.guard import NonFiniteUpdate, guard, read_batches, skipped_in_a_row, usual_grad_norm
+from hone.stages.guard import NonFiniteUpdate, guard, no_signal, read_batches, skipped_in_a_row, usual_grad_norm
 from hone.types import StepStats
 from tests.learn.policies import REWARDS, SAMPLING, load, make_groups, packer
 
@@ -166,3 +166,23 @@ def test_the_usual_norm_leaves_out_what_says_nothing() -> None:
     history = [{"grad_norm": x} for x in (1.0, None, 0.0, 3.0, 2.0)]
     assert usual_grad_norm(history, WATCH) == 2.0
     assert usual_grad_norm(history[:-1], WATCH) is None
+
+
+def test_a_step_that_taught_nothing_says_why() -> None:
+    groups, masking = make_groups(REWARDS), AlgoConfig(mask_truncated=True)
+    count = sum(len(group.rewards) for group in groups)
+    cut = [
+        replace(
+            group, rollouts=tuple(replace(r, turns=(replace(r.turns[-1], finish="length"),)) for r in group.rollouts)
+        )
+        for group in groups
+    ]
+    assert no_signal(groups, masking).startswith("no group had a reward difference")
+    assert no_signal(cut, AlgoConfig()).startswith("no group had a reward difference")
+    assert no_signal(cut, masking) == (
+        f"of {count} samples {count} were cut off at sampling.max_tokens, and algo.mask_truncated leaves those out; no "
+        "sample is left to learn from: nothing was learned in this step; raise sampling.max_tokens, or set "
+        "algo.mask_truncated: false"
+    )
+    unscored = [replace(g, rewards=tuple(replace(r, verdict="verifier_error") for r in g.rewards)) for g in groups]
+    assert f"of {count} samples {count} have no reward; no sample is left" in no_signal(unscored, masking)

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from hone.base.settings import ConfigError, UserError
+from hone.base.validate import with_defaults
 from hone.recipe.load import find, load, load_for_task, presets, schema
 from hone.recipe.recipe import Pipeline, Recipe, resolved
 from hone.recipe.rules import notices
@@ -295,3 +296,16 @@ def test_recipes_are_frozen(write):
     recipe = load(write(MINIMAL))
     with pytest.raises(ValueError, match="frozen"):
         recipe.seed = 2
+
+
+def test_evaluation_samples_as_training_does_but_for_what_it_is_told() -> None:
+    follows = Recipe.model_validate(
+        {"name": "r", "task": {"name": "knights"}, "sampling": {"max_tokens": 900, "temperature": 0.7},
+         "eval": {"sampling": {"temperature": 1.0}}}
+    )  # fmt: skip
+    assert (follows.eval.sampling.max_tokens, follows.eval.sampling.temperature) == (900, 1.0)
+    assert with_defaults(follows.model_dump(mode="json"), Recipe) == follows.model_dump(mode="json")
+    # A recorded run that evaluated with other limits stays what it was.
+    before = follows.model_dump(mode="json")
+    before["eval"]["sampling"]["max_tokens"] = 256
+    assert with_defaults(before, Recipe)["eval"]["sampling"]["max_tokens"] == 256

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import replace
 from importlib.metadata import EntryPoint
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,8 +194,12 @@ async def f(solution_str, ground_truth):
     "returned, message",
     [
         ("[1.0]", "gave 1 rewards for 2 completions"),
-        ("[1.0, float('nan')]", "gave nan; a reward is a finite number, or None to leave the sample out"),
+        ("[1.0, float('nan')]", "gave nan; a reward is a finite number from -1e+15 to 1e+15, or None where"),
         ("[1.0, float('inf')]", "gave inf"),
+        ("[1.0, 1e308]", "gave 1e+308; a reward is a finite number from -1e+15 to 1e+15"),
+        ("[1.0, -1e308]", "gave -1e+308; a reward is a finite number"),
+        ("[1.0, 10**400]", "gave a whole number of 1329 bits; a reward is a finite number"),
+        ("[1.0, -(10**9000)]", "gave a whole number of 29898 bits; a reward is a finite number"),
         ("[1.0, '0.5']", "gave str '0.5'; a reward is a number, or None"),
         ("[1.0, [0.5]]", "gave list [0.5]"),
         ("0.5", "gave float, not a list of 2 numbers"),
@@ -206,6 +211,57 @@ def test_what_is_no_reward_is_an_error_that_names_the_function(reward, returned,
     with pytest.raises(UserError, match=r"mine0\.py:f: ") as caught:
         totals(reward(f"def f(completions): return {returned}"))
     assert message in str(caught.value)
+
+
+def test_a_sum_beyond_what_a_reward_can_be_is_an_error_that_names_the_parts(reward):
+    composed = reward("def f(completions): return [1e10, 0.0]")
+    composed.weights["f"] = 1e6
+    with pytest.raises(UserError, match=r"the sum of the parts is 1e\+16 \(f 1e\+10 x 1e\+06\)"):
+        composed(PROBLEM, GROUP)
+
+
+def test_a_logged_number_too_large_for_a_float_is_not_kept(reward):
+    source = "def f(completions, log_metric=None): log_metric('size', 10**400); return [1.0] * len(completions)"
+    assert [(r.total, "f/size" in r.parts) for r in reward(source)(PROBLEM, GROUP)] == [(1.0, False)] * 2
+
+
+TWO_TASKS = """
+def sums(completions, kind, **kwargs):
+    return [len(c) / 8 if k == "sums" else None for c, k in zip(completions, kind)]
+def code(completions, kind, **kwargs):
+    return [0.5 if k == "code" else None for k in kind]
+"""
+OF_TWO_TASKS = [replace(PROBLEM, id=kind, extra={"kind": kind}) for kind in ("sums", "code", "neither")]
+
+
+def test_functions_of_several_tasks_add_up_as_in_trl(tmp_path):
+    """Each returns None for the other task's rows; a row that no function is for has no reward."""
+    file = tmp_path / "both.py"
+    file.write_text(TWO_TASKS)
+    weights = {"sums": 1.0, "code": 2.0}
+    config = RewardConfig(parts={f"{file}:{name}": weight for name, weight in weights.items()})
+    task = SimpleNamespace(name="both", problems=lambda split: OF_TWO_TASKS, grade=TASK.grade)
+    groups = make_reward(config, task).score_all(OF_TWO_TASKS, [GROUP] * 3)
+    assert [r.verdict for r in groups[2]] == ["verifier_error"] * 2
+    assert {r.note for r in groups[2]} == {"sums, code: returned None"}
+    ours = [r.total for group in groups[:2] for r in group]
+    assert groups[0][0].parts.keys() & {"sums", "code"} == {"sums"}
+
+    trl = pytest.importorskip("trl")
+    torch = pytest.importorskip("torch")
+    spaces: dict = {}
+    exec(TWO_TASKS, spaces)
+    oracle = trl.GRPOTrainer._calculate_rewards.__wrapped__
+    kinds, texts = ["sums", "sums", "code", "code"], [rollout.text for rollout in GROUP] * 2
+    itself = SimpleNamespace(
+        accelerator=SimpleNamespace(device="cpu", is_main_process=True), state=SimpleNamespace(global_step=0), environments=None, _log_completion_extra=None,
+        _log_metric=None, reward_funcs=[spaces["sums"], spaces["code"]], reward_processing_classes=[None, None],
+        reward_func_names=["sums", "code"], args=SimpleNamespace(report_to=[]),
+    )  # fmt: skip
+    per_function = oracle(itself, [{"kind": kind} for kind in kinds], ["q"] * 4, texts, [[1]] * 4)
+    theirs = (per_function * torch.tensor(list(weights.values()))).nansum(dim=1)
+    assert ours == pytest.approx(theirs.tolist())
+    assert len(set(ours)) > 1
 
 
 def test_what_is_no_score_of_verl_and_openrlhf(reward):

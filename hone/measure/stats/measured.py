@@ -48,6 +48,8 @@ class Measured:
     sampling: Mapping[str, Any] = field(default_factory=dict)
     seed: int | None = None  # of the random streams; None: not recorded, so nothing is known about independence
     facts: Mapping[str, Any] = field(default_factory=dict)  # model, split, ...
+    truncated: Array | None = None  # [P] share of answers that were cut off; None: not recorded
+    graded: bool = True  # False: the task grades nothing, and `correct` says nothing
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -77,7 +79,7 @@ class Measured:
         return Measured(
             self.label, pick(self.problems), self.drawn[at], self.correct[at], pick(self.levels), pick(self.domains),
             pick(self.formats), self.tokens[at], self.reflects[at], self.gold_nll[at], self.failures, self.sampling,
-            self.seed, self.facts,
+            self.seed, self.facts, None if self.truncated is None else self.truncated[at], self.graded,
         )  # fmt: skip
 
     def by(self, column: str) -> dict[str, Measured]:
@@ -96,12 +98,17 @@ def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> 
     rows: dict[str, list[tuple[bool, float, float]]] = {}
     golds: dict[str, list[tuple[float, float]]] = {}
     kinds: dict[str, tuple[str, str, str]] = {}
+    cut: dict[str, list[bool | None]] = {}
     failures = 0
+    graded = False
     for record in records:
         key = str(record["problem_id"])
         if record["verdict"] in VERIFIER_FAILURES:
             failures += 1
             continue
+        graded |= record["verdict"] != "ungraded"
+        finish = record.get("finish")
+        cut.setdefault(key, []).append(None if finish is None else finish == "length")
         reflects = record["reflects"] if "reflects" in record else reflection.is_reflective(str(record.get("text", "")))
         length = float(record.get("tokens") or 0)
         rows.setdefault(key, []).append((record["verdict"] == "correct", length, float(reflects)))
@@ -112,6 +119,7 @@ def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> 
     if not rows:
         raise ValueError(f"{label}: no graded sample ({failures} samples whose verifier failed)")
     ids = tuple(sorted(rows))
+    shown = {one for i in ids for one in cut[i]}
     return Measured(
         label,
         ids,
@@ -124,6 +132,8 @@ def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> 
         np.array([float(np.mean([r for _, _, r in rows[i]])) for i in ids]),
         np.array([np.mean(golds[i], axis=0) for i in ids]),
         failures=failures,
+        truncated=None if None in shown else np.array([np.mean(cut[i]) for i in ids]),
+        graded=graded,
         **about,
     )
 

@@ -10,14 +10,14 @@ import numpy as np
 
 from hone.learn.advantages import group_rewards, is_zero_variance
 from hone.preflight.check.findings import Finding
-from hone.types import VERIFIER_FAILURES, Group
+from hone.types import NOT_GRADED, VERIFIER_FAILURES, Group
 
 
 def measured(groups: Sequence[Group]) -> dict[str, Any]:
     """Numbers over groups that were sampled as in training."""
     rewards = [r for g in groups for r in g.rewards]
     rollouts = [r for g in groups for r in g.rollouts]
-    graded = [r for r in rewards if r.verdict not in VERIFIER_FAILURES]
+    graded = [r for r in rewards if r.verdict not in NOT_GRADED]
     return {
         "problems": len(groups),
         "samples": len(rewards),

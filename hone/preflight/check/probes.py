@@ -141,11 +141,20 @@ def rollout_of(problem: Problem, probe: Probe, count: Callable[[str], int]) -> R
     return Rollout(problem.id, 0, (turn,), probe.text)
 
 
-def score(problem: Problem, chosen: Sequence[Probe], reward: RewardFn, count: Callable[[str], int]) -> list[Probed]:
-    """Every probe through the reward, one at a time, with the seconds that it took."""
+def score(
+    problem: Problem,
+    chosen: Sequence[Probe],
+    reward: RewardFn,
+    count: Callable[[str], int],
+    seconds: float = float("inf"),
+) -> list[Probed]:
+    """Every probe through the reward, one at a time, with the seconds that it took; none is begun after `seconds`."""
+    began = time.monotonic()
     reward(problem, [rollout_of(problem, chosen[0], count)])  # what is loaded at the first call is not counted
     result = []
     for probe in chosen:
+        if time.monotonic() - began > seconds:
+            break
         rollout = rollout_of(problem, probe, count)
         best = float("inf")
         for _ in range(3):  # so that a busy machine is not to blame

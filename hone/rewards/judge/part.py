@@ -22,7 +22,7 @@ from hone.rewards.config import RewardConfig
 from hone.rewards.judge.client import Judge, Question, Schema, quoted
 from hone.rewards.judge.config import JudgeConfig
 from hone.tasks.base import Task, grade_all
-from hone.types import VERIFIER_FAILURES, Problem
+from hone.types import NOT_GRADED, VERIFIER_FAILURES, Problem
 
 SYSTEM = (
     "You compare an answer with the reference answer of a problem. It is correct if it states the same final result, "
@@ -104,7 +104,7 @@ def score(answer: bool | Failure, one: Judged) -> Score:
     if isinstance(answer, Failure):
         return Score(0.0, failure=answer.kind, note=answer.message)
     rule = one.grade.verdict
-    agrees = {} if rule in VERIFIER_FAILURES else {"judge_agrees": float(answer == (rule == "correct"))}
+    agrees = {} if rule in NOT_GRADED else {"judge_agrees": float(answer == (rule == "correct"))}
     return Score(float(answer), agrees)
 
 
@@ -152,7 +152,7 @@ def second_opinion(
         if failed:
             continue
         rows.append({"problem_id": record["problem_id"], "verdict": record["judge"]})
-        if record["verdict"] not in VERIFIER_FAILURES:
+        if record["verdict"] not in NOT_GRADED:
             both += 1
             if answer != (record["verdict"] == "correct"):
                 differ.append([record["problem_id"], record.get("index", 0)])

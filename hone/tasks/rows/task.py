@@ -122,6 +122,8 @@ class RowsTask:
         if self.grading in ("maths", "exact"):
             return self._maths.grades([(problem.answer, text) for problem, text in items], strict)
         found = [extract(text, strict) for _, text in items]
+        if self.grading == "none":
+            return [Grade("ungraded", answer) for answer in found]
         return [_same_words(problem, answer, self.grading) for (problem, _), answer in zip(items, found)]
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:

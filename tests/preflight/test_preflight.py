@@ -1,0 +1,160 @@
+"""The preflight: what makes a run impossible is found by `train`, `train --dry-run` and `check` alike, before anything
+is created, moved or sampled."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from hone.base import jsonl
+from hone.base.settings import UserError
+from hone.cli.app import app
+from hone.preflight.check import preflight
+from hone.tasks import keeping, make_task
+from hone.tasks.knights.task import KnightsConfig
+
+RECIPE = """
+name: small
+model: {path: tiny, tiny: {vocab_size: 300, hidden_size: 32, layers: 2, heads: 2, kv_heads: 1, mlp_size: 64}}
+task: {name: knights, people: [2], quiz: brief, names: 4, train: 20, validation: 5, test: 5, repeats: true}
+prompt: {style: raw, system: "", template: "{user}\\n"}
+prompts_per_step: 2
+samples_per_prompt: 4
+steps: 2
+sampling: {max_tokens: 8}
+eval: {problems: 4}
+"""
+FUNCTIONS = """
+import random
+def none(completions, **kwargs):
+    return [None] * len(completions)
+def short(completions, **kwargs):
+    return [1.0]
+def text(completions, **kwargs):
+    return ["0.5"] * len(completions)
+def raises(completions, **kwargs):
+    raise KeyError("solution")
+def length(completions, **kwargs):
+    random.random()
+    return [float(len(completion) % 7) for completion in completions]
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("recipe.yaml").write_text(RECIPE)
+    Path("mine.py").write_text(FUNCTIONS)
+    return tmp_path
+
+
+def outcome(verb: list[str], *overrides: str) -> tuple[int, str]:
+    """(exit code, all that was said) of `hone VERB recipe.yaml OVERRIDES`."""
+    done = CliRunner().invoke(app, [verb[0], "recipe.yaml", *overrides, *verb[1:]])
+    if isinstance(done.exception, UserError):
+        return done.exception.exit_code, done.output + str(done.exception)
+    assert done.exception is None or isinstance(done.exception, SystemExit), done.exception
+    return done.exit_code, done.output
+
+
+VERBS = {"train": ["train"], "dry run": ["train", "--dry-run"], "check": ["check", "--no-model"]}
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "override, message",
+    [
+        ("runs=mine.py", "mine.py is a file, and the run folder would be"),
+        ("rollout.engine=sglang", "has no sglang; install it there"),
+        ("task.test=0", "the test split is empty; give it a size"),
+        ("curriculum.kind=adaptive", "the training problems have one level only; use uniform"),
+        ("sampling.max_tokens=2040", "are more than the 2048 positions of the model; set sampling.max_tokens to"),
+    ],
+)
+def test_what_a_run_cannot_do_is_said_by_all_three(folder, verb, override, message):
+    code, said = outcome(VERBS[verb], override)
+    assert message in " ".join(said.split())
+    assert code == (2 if verb == "train" else 1)
+    assert not Path("runs").exists()
+
+
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize(
+    "function, message",
+    [
+        (
+            "none",
+            "no value for any: 36 of 36 samples have no reward and were left out: 36 x verifier_error (none:",
+        ),
+        ("raises", "it has no value for any"),
+        ("short", "mine.py:short: gave 1 rewards for 6 completions"),
+        ("text", "mine.py:text: gave str '0.5'; a reward is a number, or None"),
+    ],
+)
+def test_a_faulty_reward_is_found_before_anything_starts(folder, verb, function, message):
+    code, said = outcome(VERBS[verb], f"reward.parts={{mine.py:{function}: 1.0}}")
+    assert message in said
+    assert code == 2
+    assert not Path("runs").exists()
+
+
+def test_an_earlier_run_stays_where_it_is(folder):
+    Path("runs/small").mkdir(parents=True)
+    Path("runs/small/results.json").write_text("{}")
+    assert outcome(["train"], "rollout.engine=sglang")[0] == 2
+    assert [path.name for path in Path("runs").iterdir()] == ["small"]
+
+
+def test_a_reward_that_is_no_use_is_a_failure_of_check_and_dry_run_and_said_by_train(folder, capsys):
+    part = "reward.parts={mine.py:length: 1.0}"
+    for verb in ("dry run", "check"):
+        code, said = outcome(VERBS[verb], part)
+        assert (code, "FAIL  hack" in said) == (1, True)
+    code, said = outcome(["train"], part)
+    assert code == 0
+    assert "FAIL  hack" in said
+    kept = json.loads(Path("runs/small/preflight.json").read_text())
+    assert {"fail", "pass"} <= {finding["level"] for finding in kept}
+    evals = jsonl.read(Path("runs/small/evals.jsonl"))
+    assert all(0.0 <= row["reward/mean"] == row["reward/length"] <= 6.0 for row in evals)
+    assert all(row["truncation_rate"] == 1.0 for row in evals)
+    assert all(row["sampling"]["max_tokens"] == 8 for row in evals)  # as in training
+
+
+def test_a_task_that_grades_nothing_has_no_accuracy_anywhere(folder):
+    rows = [{"question": f"Write a word about {n} and {n * 7}", "answer": str(n)} for n in range(30)]
+    jsonl.write(Path("rows.jsonl"), rows)
+    task = "task={name: dataset, source: rows.jsonl, grading: none, validation: 3, test: 4}"
+    Path("recipe.yaml").write_text(RECIPE.replace(RECIPE.splitlines()[3] + "\n", ""))
+    code, said = outcome(["train"], task, "reward.parts={mine.py:length: 1.0}", "eval.every=1")
+    assert code == 0
+    assert "accuracy" not in said
+    assert "correct 0." not in said
+    assert "before: reward " in said
+    folder = Path("runs/small")
+    rows = jsonl.read(folder / "evals.jsonl") + jsonl.read(folder / "metrics.jsonl")
+    assert rows
+    assert not any("accuracy" in row or "reward/outcome" in row for row in rows)
+    assert "| accuracy" not in (folder / "model" / "README.md").read_text()
+    code, said = outcome(
+        ["check", "--no-model"], task, "reward.parts={mine.py:length: 1.0}", "curriculum.kind=adaptive"
+    )
+    assert code == 1
+    assert "curriculum.kind: adaptive: needs an accuracy" in said
+
+
+def test_the_order_is_from_cheap_to_expensive():
+    costs = ["recipe", "data", "tokenizer", "answers"]
+    before_answers = [costs.index(c.needs) for c in preflight.CHECKS if c.blocking]
+    assert before_answers == sorted(before_answers)
+
+
+def test_problems_are_made_once_within_keeping_and_anew_without():
+    config = KnightsConfig(people=(2,), train=4)
+    with keeping() as kept:
+        assert make_task(config, 1) is make_task(config, 1)
+        assert make_task(config, 1) is not make_task(config, 2)
+        with keeping():
+            assert len(kept) == 2
+    assert make_task(config, 1) is not make_task(config, 1)
