@@ -15,8 +15,8 @@ ROOT = Path(__file__).resolve().parents[1]
 #: from its own row the settings (`rollout/config.py`, which import nothing themselves).
 ROWS = (
     ("types",),
-    ("config",),
-    ("validate", "dist"),
+    ("config", "visible"),
+    ("validate", "dist", "http"),
     ("data", "chain"),
     ("verify",),
     ("judge",),

@@ -8,7 +8,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hone.report.text import escape, marked, percent, tokens, visible
+from hone.base.visible import visible
+from hone.report.text import escape, marked, percent, tokens
 from hone.types import VERIFIER_FAILURES, Interval
 
 SMALL_N = 30  # below this an interval is so wide that the cell is marked
