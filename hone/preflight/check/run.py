@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.base.settings import UserError
+from hone.base.visible import visible
 from hone.model import tiny
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.preflight.check import base, probes, template
@@ -67,7 +68,7 @@ def cli_check(
         values = {"failed": result.failed, **asdict(result)}
         print(json.dumps(values, indent=1, ensure_ascii=False))
     else:
-        print(f"{score_table(result.scores)}\n\n{lines(result.findings)}")
+        print(visible(f"{score_table(result.scores)}\n\n{lines(result.findings)}"))
     return int(result.failed)
 
 
@@ -268,9 +269,10 @@ def dry_run(recipe: Recipe | Pipeline) -> None:
             Course(task.problems("train"), stage.seed).check(phases.merged(settings).curriculum)
     renderer = Renderer(tokenizer_of(stage), stage.prompt, task.system)
     for problem in task.problems("train")[:2]:
-        print(f"\nprompt of {problem.id}, {len(renderer.prompt_ids(problem))} tokens:\n{renderer.prompt_text(problem)}")
+        text = f"\nprompt of {problem.id}, {len(renderer.prompt_ids(problem))} tokens:\n{renderer.prompt_text(problem)}"
+        print(visible(text))
     result = check(recipe, with_model=False)
-    print(f"\n{score_table(result.scores)}\n\n{lines(result.findings)}")
+    print(visible(f"\n{score_table(result.scores)}\n\n{lines(result.findings)}"))
 
 
 def plan(stage: Recipe) -> str:
