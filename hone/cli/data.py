@@ -220,7 +220,5 @@ def data_perturb(
     rows = perturbed_rows(((puzzle_of_problem(p), p.messages[-1]["content"]) for p in problems), kind, seed)
     write_rows(out, rows)
     rest = len(problems) - len(rows)
-    print(
-        f"{out}: {len(rows)} rows"
-        + (f"; {rest} puzzles have no such neighbour with one other solution" if rest else "")
-    )
+    without = f"; {rest} puzzles have no such neighbour with one other solution" if rest else ""
+    print(visible(f"{out}: {len(rows)} rows{without}"))

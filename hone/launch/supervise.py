@@ -180,4 +180,4 @@ def _size(path: Path) -> int:
 def announce(job: Job, where: str) -> None:
     """Said at the start, to the user."""
     workers = "1 worker" if job.processes == 1 else f"{job.processes} workers"
-    print(f"{workers} {where}; what all but the first say is in {job.folder / 'logs'}", file=sys.stderr)
+    print(visible(f"{workers} {where}; what all but the first say is in {job.folder / 'logs'}"), file=sys.stderr)

@@ -45,7 +45,7 @@ def show_problems(model: ServedModel, count: int) -> None:
         grade = model.task.grade(problem, rollout.text)
         prompt, text = model.renderer.prompt_text(problem), rollout.text.removeprefix(model.renderer.prefix)
         print(visible(f"--- {problem.id}\n{prompt}{text}"))
-        print(f"=> {grade.verdict}, {rollout.num_tokens} tokens, finished by {rollout.finish}\n")
+        print(visible(f"=> {grade.verdict}, {rollout.num_tokens} tokens, finished by {rollout.finish}\n"))
 
 
 def answer_one(model: ServedModel, text: str, seed: int) -> None:
@@ -107,7 +107,7 @@ def _say(model: ServedModel, core: Core, messages: Sequence[Mapping[str, str]], 
     print()
     if finish != "stop":
         why = f"cut at {sampling.max_tokens} tokens" if finish == "length" else "stopped"
-        print(f"[{why}]", file=sys.stderr)
+        print(visible(f"[{why}]"), file=sys.stderr)
     return "".join(parts)
 
 
