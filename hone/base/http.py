@@ -1,30 +1,54 @@
-"""JSON over HTTP to a server on this machine or in the same network: one request, one bound, one clear error.
+"""JSON over HTTP: the one client of hone, for judges, teachers, hosted models and generation servers.
 
-    http = Http("http://127.0.0.1:8000")
-    models = http.get("/v1/models", seconds=10, what="the list of models")
+    http = Http("https://api.openai.com/v1", key_env="OPENAI_API_KEY")
+    models = http.get("/models", seconds=10, what="the list of models")
+    reply = http.retrying(lambda: http.post("/chat/completions", body, seconds=60, what="the answer"), tries=6)
 
-Nothing is retried here: what a failure means, and whether to ask again, is for the caller to say, who knows what the
-request does. Proxies of the environment are not used.
+What holds for every request:
+- It goes to the one origin that was named. Redirects are never followed: the key and the body would go elsewhere.
+- `seconds` bound the whole of it, name look-up and the last byte included, however slowly the server drips.
+- Answers are read up to `most` bytes. Compressed ones are refused: their size is not known before they are unpacked.
+- `RETRIED`, `may_pass` and `retrying` are the only rule of hone about trying again.
+- What a server says is shown without the key, without control characters, and cut.
+
+Requests run in an event loop of their own in a daemon thread: only there can a wait of any kind be cut short. Callers
+are ordinary functions in any number of threads.
 """
 
 from __future__ import annotations
 
+import asyncio
+import concurrent.futures
 import contextlib
+import functools
 import json
+import math
+import os
+import random
+import re
 import socket
+import threading
 import time
-from http.client import HTTPConnection, HTTPException, IncompleteRead
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from hone.base.settings import UserError
+from hone.base.visible import visible, well_formed
 
-#: Most that is read of an answer at once, bytes.
-CHUNK = 1 << 20
+T = TypeVar("T")
+
+LOOPBACK = ("127.0.0.1", "localhost", "::1")
+MOST = 16 << 20  # bytes of an answer
+MOST_OF_AN_ERROR = 64 << 10  # bytes that are read of an error's text
+SHOWN = 600  # characters of a server's message
+#: HTTP statuses that may pass.
+RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds between tries; a Retry-After is obeyed up to the longest
 
 
 class ServerError(UserError):
-    """Something went wrong with a generation server."""
+    """Something went wrong with a server."""
 
 
 class ServerLost(ServerError):
@@ -35,8 +59,16 @@ class ServerHangs(ServerError):
     """No whole answer within the time that was given."""
 
 
+class AnswerTooLarge(ServerError):
+    """The answer has more bytes than are read."""
+
+
+class Unreadable(ServerError):
+    """The answer is not what was asked for; the next one may be."""
+
+
 class ServerRefused(ServerError):
-    """The server answered with an error status."""
+    """The server answered with an error status, or with a redirect."""
 
     def __init__(self, status: int, message: str, what: str) -> None:
         super().__init__(f"{what}: the server answered {status}: {message}")
@@ -46,22 +78,58 @@ class ServerRefused(ServerError):
         return ServerRefused, (self.status, self.message, self.what)
 
 
-class Http:
-    """A server's address. Connections are not kept: they are few and long, and may be made from many threads."""
+def may_pass(error: Exception) -> bool:
+    """Whether asking again can help."""
+    if isinstance(error, ServerRefused):
+        return error.status in RETRIED
+    return isinstance(error, (ServerLost, ServerHangs, Unreadable))
 
-    def __init__(self, url: str) -> None:
-        parts = urlsplit(url)
-        if parts.hostname is None:
-            raise ValueError(f"{url!r} is no address; give http://host:port")
-        self.url = url.rstrip("/")
-        self._host, self._port = parts.hostname, parts.port or 80
-        self._open: set[HTTPConnection] = set()
+
+def backoff(tries: int) -> float:
+    """Seconds to wait after so many tries: doubled each time, and random, so that clients do not return all at once."""
+    return random.uniform(0.5, 1.0) * min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**tries)
+
+
+class Http:
+    """A server's address. Connections are not kept: they are few and long, and may be made from many threads.
+
+    `key_env`: the environment variable that holds the key, read for each request; None, or not set: none is sent.
+    `most`: bytes of an answer. Proxies of the environment are used for other machines where `proxies` says so.
+
+    Raises UserError for what is no address, and where the key would travel unencrypted.
+    """
+
+    def __init__(self, url: str, *, key_env: str | None = None, most: int = MOST, proxies: bool = False) -> None:
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            raise UserError(f"{visible(url)!r} is no address; give one such as http://127.0.0.1:8000") from None
+        if parts.username or parts.password or parts.query or parts.fragment:
+            raise UserError(
+                f"{parts.hostname}: no key or password in the URL, nor ?query or #part; give the address only"
+            )
+        if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
+            raise UserError(f"{visible(url)!r} is no address; give one such as http://127.0.0.1:8000")
+        self.url, self._key_env, self._most = url.rstrip("/"), key_env, most
+        self._tls = parts.scheme == "https"
+        if self.key and not self._tls and parts.hostname not in LOOPBACK:
+            raise UserError(f"{self.url}: {key_env} would travel unencrypted; use https, or unset it if none is needed")
+        self._proxies = proxies and parts.hostname not in LOOPBACK
+        self._open: set[concurrent.futures.Future[Any]] = set()
+        self._hung_up = threading.Event()
+        self._held_until = 0.0  # of the monotonic clock
+
+    @property
+    def key(self) -> str:
+        return os.environ.get(self._key_env, "") if self._key_env else ""
 
     def hang_up(self) -> None:
-        """Everything under way ends at once, with ServerLost."""
-        for connection in list(self._open):
-            with contextlib.suppress(OSError, AttributeError):  # not connected yet, or closed by its own thread
-                connection.sock.shutdown(socket.SHUT_RDWR)
+        """Everything under way ends at once, pauses between tries too, with ServerLost."""
+        before, self._hung_up = self._hung_up, threading.Event()
+        before.set()
+        for future in list(self._open):
+            future.cancel()
 
     def get(self, path: str, *, seconds: float, what: str) -> Any:
         return self.ask("GET", path, None, seconds=seconds, what=what)
@@ -72,68 +140,195 @@ class Http:
     def ask(self, method: str, path: str, body: Any, *, seconds: float, what: str) -> Any:
         """The decoded answer; text if it is not JSON, None if it is empty. `what` names the wait in errors.
 
-        Raises ServerLost, ServerHangs or ServerRefused.
+        Raises ServerLost, ServerHangs, ServerRefused or AnswerTooLarge.
         """
-        deadline = time.monotonic() + seconds
-        connection = HTTPConnection(self._host, self._port, timeout=seconds)
-        self._open.add(connection)
-        try:
-            data = None if body is None else json.dumps(body).encode()
-            connection.request(method, path, data, {"Content-Type": "application/json"} if data is not None else {})
-            answer = connection.getresponse()
-            chunks = []
-            while chunk := self._read(connection, answer, deadline):
-                chunks.append(chunk)
-            if answer.length:  # read1 says nothing of an answer that breaks off
-                raise IncompleteRead(b"", answer.length)
-            status, content = answer.status, b"".join(chunks)
-        except TimeoutError as error:
-            raise ServerHangs(f"{what}: no answer from {self.url}{path} within {seconds:g} s") from error
-        except (OSError, HTTPException) as error:  # refused, reset, or closed in the middle of an answer
-            reason = str(error) or type(error).__name__
-            raise ServerLost(f"{what}: the connection to {self.url}{path} is lost ({reason})") from error
-        finally:
-            self._open.discard(connection)
-            connection.close()
-        found = _decode(content)
-        if status >= 400:
-            raise ServerRefused(status, _message(found), what)
-        return found
+        import httpx  # here alone: the command line answers without it
 
-    @staticmethod
-    def _read(connection: HTTPConnection, answer: Any, deadline: float) -> bytes:
-        """The next piece, within what is left of the time: a server that drips must not hold us for ever."""
-        left = deadline - time.monotonic()
-        if left <= 0:
-            raise TimeoutError
-        if connection.sock is not None:
-            connection.sock.settimeout(left)
-        piece: bytes = answer.read1(CHUNK)
-        return piece
+        place, key = f"{self.url}{path}", self.key
+        headers = {"Accept-Encoding": "identity"}
+        if key:
+            headers["Authorization"] = f"Bearer {key}"
+        data = None if body is None else json.dumps(body).encode()
+        if data is not None:
+            headers["Content-Type"] = "application/json"
+        verify = _tls_context() if self._tls else False
+        options = {"verify": verify, "trust_env": self._proxies, "timeout": None}
+        exchange = asyncio.wait_for(self._exchange(options, method, place, headers, data), seconds)
+        future = asyncio.run_coroutine_threadsafe(exchange, _loop())
+        self._open.add(future)
+        try:
+            status, answer_headers, content = future.result()
+        except (TimeoutError, asyncio.TimeoutError, concurrent.futures.TimeoutError, httpx.TimeoutException) as error:
+            raise ServerHangs(f"{what}: no answer from {place} within {seconds:g} s") from error
+        except concurrent.futures.CancelledError as error:
+            raise ServerLost(f"{what}: the connection to {place} was given up") from error
+        except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # refused, reset, cut off, no HTTP
+            raise ServerLost(f"{what}: the connection to {place} is lost ({clean(_reason(error), key)})") from error
+        except AnswerTooLarge as error:
+            raise AnswerTooLarge(f"{what}: {error} at {place}") from None
+        finally:
+            self._open.discard(future)
+            future.cancel()  # an interrupt: it need not run on
+        return self._outcome(status, answer_headers, content, what, key)
+
+    def retrying(self, ask: Callable[[], T], tries: int, on_retry: Callable[[], object] = lambda: None) -> T:
+        """What `ask` returns, with up to `tries` tries; `ask` may raise Unreadable for an answer that is no good.
+
+        `on_retry` is called before each further try. Raises what the last try raised: see `may_pass`.
+        """
+        hung_up = self._hung_up
+        for done in range(1, tries + 1):
+            self._pause(self._held_until - time.monotonic(), hung_up)  # a Retry-After is meant for all of us
+            try:
+                return ask()
+            except ServerError as error:
+                if not may_pass(error) or done == tries:
+                    raise
+            on_retry()
+            self._pause(backoff(done), hung_up)
+        raise ValueError(f"tries is {tries}: at least one is needed")
+
+    def pause(self, tries: int) -> None:
+        """The wait after so many tries. Raises ServerLost if it is hung up meanwhile."""
+        self._pause(max(backoff(tries), self._held_until - time.monotonic()), self._hung_up)
+
+    def _pause(self, seconds: float, hung_up: threading.Event) -> None:
+        if hung_up.wait(seconds) if seconds > 0 else hung_up.is_set():
+            raise ServerLost(f"{self.url} was given up")
+
+    async def _exchange(
+        self, options: dict[str, Any], method: str, place: str, headers: dict[str, str], data: bytes | None
+    ) -> tuple[int, Any, bytes]:
+        import httpx
+
+        async with (
+            httpx.AsyncClient(**options) as client,
+            client.stream(method, place, content=data, headers=headers, follow_redirects=False) as answer,
+        ):
+            wrong = answer.status_code >= 300
+            if not wrong and answer.headers.get("Content-Encoding", "identity").lower() != "identity":
+                raise ValueError("the answer is compressed, which was not asked for")
+            chunks, size = [], 0
+            async for chunk in answer.aiter_raw():
+                size += len(chunk)
+                if wrong and size > MOST_OF_AN_ERROR:
+                    break
+                if size > self._most:
+                    raise AnswerTooLarge(f"the answer has more than {self._most} bytes")
+                chunks.append(chunk)
+            return answer.status_code, answer.headers, b"".join(chunks)
+
+    def _outcome(self, status: int, headers: Any, content: bytes, what: str, key: str) -> Any:
+        answer = _decode(content)
+        if status < 300:
+            return answer
+        if status < 400:
+            target = clean(str(headers.get("Location", "nowhere")), key)
+            message = f"it redirects to {target}; redirects are not followed, give the address of the server itself"
+            raise ServerRefused(status, message, what)
+        if status in RETRIED:
+            self._hold(headers.get("Retry-After"))
+        raise ServerRefused(status, clean(_message(answer), key) or "without a word", what)
+
+    def _hold(self, retry_after: str | None) -> None:
+        try:
+            seconds = float(retry_after or 0.0)
+        except ValueError:  # a date: the usual pause does
+            return
+        if seconds > 0 and not math.isnan(seconds):
+            self._held_until = max(self._held_until, time.monotonic() + min(seconds, LONGEST_PAUSE))
+
+
+def clean(text: str, key: str = "") -> str:
+    """What may be shown of a server's text: on one line, cut, visible, and without keys, which some servers echo."""
+    text = text.replace(key, "***") if len(key) > 3 else text
+    text = re.sub(r"\b(sk|key|Bearer)[-_ ][\w*.-]{8,}", "***", text[: 100 * SHOWN])
+    text = visible(" ".join(text.split()))
+    return text if len(text) <= SHOWN else text[: SHOWN - 3] + "..."
+
+
+def _reason(error: BaseException) -> str:
+    """What the operating system said, if it said something: the libraries above it only say that they failed."""
+    inner: BaseException | None = error
+    while inner is not None:
+        if isinstance(inner, OSError) and inner.errno:
+            return os.strerror(inner.errno) if inner.errno > 0 else str(inner)  # negative: name look-up
+        inner = inner.__cause__ or inner.__context__
+    return str(error) or type(error).__name__
+
+
+# --- the loop ---------------------------------------------------------------------------------------------------------
+
+_start = threading.Lock()
+_running: asyncio.AbstractEventLoop | None = None
+
+
+def _loop() -> asyncio.AbstractEventLoop:
+    """The event loop of all requests of this process."""
+    global _running
+    with _start:
+        if _running is None:
+            _running = asyncio.new_event_loop()
+            threading.Thread(target=_running.run_forever, name="hone http", daemon=True).start()
+        return _running
+
+
+def _forget_loop() -> None:
+    """In a forked child: the thread of the loop is not there."""
+    global _running, _start
+    _running, _start = None, threading.Lock()
+
+
+os.register_at_fork(after_in_child=_forget_loop)
+
+
+@functools.cache
+def _tls_context() -> Any:
+    """Reading the certificates takes longer than most requests."""
+    import httpx
+
+    return httpx.create_ssl_context()
+
+
+# --- answers ----------------------------------------------------------------------------------------------------------
 
 
 def _decode(content: bytes) -> Any:
     if not content:
         return None
     try:
-        return json.loads(content)
-    except ValueError:  # a page or a plain line, as health checks answer
+        value = json.loads(content)
+        return _repaired(value) if re.search(rb"\\u[dD][89a-fA-F]", content) else value
+    except (ValueError, RecursionError):  # a page or a plain line, as health checks answer; or brackets without end
         return content.decode(errors="replace")
 
 
-def _message(found: Any) -> str:
+def _repaired(value: Any) -> Any:
+    """JSON can hold halves of surrogate pairs, which cannot be written as UTF-8 and would end a run later."""
+    if isinstance(value, str):
+        return well_formed(value)
+    if isinstance(value, list):
+        return [_repaired(item) for item in value]
+    if isinstance(value, dict):
+        return {well_formed(key): _repaired(item) for key, item in value.items()}
+    return value
+
+
+def _message(answer: Any) -> str:
     """What an error answer says, in the several forms that servers have for it."""
-    while isinstance(found, dict):
-        inner = found.get("error") or found.get("message") or found.get("detail")
+    while isinstance(answer, dict):
+        inner = answer.get("error") or answer.get("message") or answer.get("detail")
         if inner is None:
             break
-        found = inner
-    text = str(found).strip()
-    return text if len(text) <= 600 else text[:597] + "..."
+        answer = inner
+    return "" if answer is None else str(answer)
+
+
+# --- ports ------------------------------------------------------------------------------------------------------------
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port of this address that nobody listens on now."""
+    """A port of this address that no program listens on now."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
@@ -141,9 +336,9 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 def port_is_free(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a connection that was closed a moment ago is none
-        try:
+        # A connection that was closed a moment ago does not keep the port.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        with contextlib.suppress(OSError):
             probe.bind((address, port))
-        except OSError:
-            return False
-    return True
+            return True
+    return False

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hone.base.visible import well_formed
+
 Row = Mapping[str, Any]
 
 
@@ -36,7 +38,7 @@ def keep(path: Path, wanted: Callable[[Row], bool]) -> None:
 def replace(path: Path, text: str) -> None:
     """Write a file in one step, so that a reader never sees half of it."""
     aside = path.with_name(path.name + ".writing")
-    aside.write_text(text, encoding="utf-8")
+    aside.write_text(well_formed(text), encoding="utf-8")
     os.replace(aside, path)
 
 
@@ -52,7 +54,7 @@ def _whole_lines(path: Path) -> list[str]:
 
 
 def _line(row: Row) -> str:
-    return json.dumps(_finite(row), ensure_ascii=False) + "\n"
+    return well_formed(json.dumps(_finite(row), ensure_ascii=False)) + "\n"
 
 
 def _finite(value: Any) -> Any:

@@ -10,6 +10,8 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
+from hone.base.visible import visible
+
 #: Seconds between lines where there is no terminal.
 LINE_EVERY = 10.0
 
@@ -90,7 +92,7 @@ class Track:
         """One more step is done; `note` is shown beside it."""
         self.done += 1
         if self._bar:
-            self._bar.update(self._task, completed=self.done, note=note)
+            self._bar.update(self._task, completed=self.done, note=visible(note))
             self._bar.update(self._inner, visible=False)
         elif time.monotonic() - self._said >= LINE_EVERY:
             self._line(note)
@@ -104,6 +106,7 @@ class Track:
 
     def say(self, text: str) -> None:
         """A line of its own, above the bar."""
+        text = visible(text)
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False)
         elif self._shown:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import difflib
 import json
 import os
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -63,6 +64,11 @@ class ConfigError(UserError):
 #: What a bare string stands for: `model: tiny` reads as `model: {path: tiny}`.
 SHORTHANDS = {"model": "path", "task": "name", "launch": "kind"}
 
+#: Bounds of a recipe, far beyond any that a person writes: files may come from elsewhere.
+MAX_DEPTH = 40  # levels of nesting, and files that extend each other
+MAX_VALUES = 20_000
+MAX_BYTES = 1 << 20
+
 Place = tuple[str | int, ...]  # where a value stands: ("stages", 0, "optim", "lr")
 
 
@@ -90,10 +96,17 @@ class Layer:
 
 def read(path: str | Path) -> Layer:
     """One recipe file with everything it extends."""
-    return _read_extended(Path(path), ())
+    return _read_extended(Path(path), (), {})
 
 
-def _read_extended(path: Path, trail: tuple[Path, ...]) -> Layer:
+def _read_extended(path: Path, trail: tuple[Path, ...], known: dict[Path, Layer]) -> Layer:
+    """`known`: files that were read already. Two that extend the same third one do not read it twice."""
+    if path not in known:
+        known[path] = _read_with_parents(path, trail, known)
+    return known[path]
+
+
+def _read_with_parents(path: Path, trail: tuple[Path, ...], known: dict[Path, Layer]) -> Layer:
     layer = _expand(_read_file(path))
     here = path.resolve()
     parents = layer.data.pop("extends", [])
@@ -107,14 +120,18 @@ def _read_extended(path: Path, trail: tuple[Path, ...]) -> Layer:
         if target.resolve() in (*trail, here):
             chain = " -> ".join(p.name for p in (*trail, here, target))
             raise ConfigError([f"{place}: extends: {parent} leads back to itself ({chain}); remove one of the links"])
+        if len(trail) >= MAX_DEPTH:
+            raise ConfigError([f"{place}: extends: more than {MAX_DEPTH} files deep; join some of them"])
         if not target.is_file():
             raise ConfigError([f"{place}: extends: no file {target}{_near_file(target)}; paths are relative to {path}"])
-        merged = merge(merged, _read_extended(target, (*trail, here)))
+        merged = merge(merged, _read_extended(target, (*trail, here), known))
     return merge(merged, layer)
 
 
 def _read_file(path: Path) -> Layer:
     try:
+        if path.stat().st_size > MAX_BYTES:
+            raise ConfigError([f"{path}: {path.stat().st_size} bytes are no recipe; {MAX_BYTES} are the most"])
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(
@@ -146,6 +163,8 @@ def _parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
     """YAML 1.2 to plain values, with the line of every value."""
     yaml = YAML(typ="safe", pure=True)
     origins: dict[Place, str] = {}
+    if (depth := _brackets_deep(text)) > MAX_DEPTH:  # the parser itself would run out of stack, or of time
+        raise ConfigError([f"{name}: nested too deep ({depth} open brackets); {MAX_DEPTH} are the most"])
     try:
         node = yaml.compose(text)
         return (None if node is None else _plain(node, (), name, origins, yaml)), origins
@@ -153,14 +172,29 @@ def _parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
         mark = error.problem_mark or error.context_mark
         line = f":{mark.line + 1}" if mark and not name.startswith("override") else ""
         raise ConfigError([f"{name}{line}: not valid YAML: {error.problem or error.context}"]) from None
+    except RecursionError:
+        raise ConfigError([f"{name}: nested too deep; {MAX_DEPTH} levels are the most"]) from None
     except (YAMLError, ValueError) as error:  # ValueError: a number or escape that the constructor refuses
         raise ConfigError([f"{name}: not valid YAML: {str(error).splitlines()[0]}"]) from None
+
+
+def _brackets_deep(text: str) -> int:
+    """How many brackets are open at once, at most; brackets in texts and comments count too."""
+    depth = deepest = 0
+    for bracket in re.findall(r"[\[\]{}]", text):
+        depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
+        deepest = max(deepest, depth)
+    return deepest
 
 
 def _parse_json(text: str, name: str) -> tuple[Any, dict[Place, str]]:
     """config.resolved.json: written by us, so lines matter less than reading it exactly."""
     try:
+        if _brackets_deep(text) > 10 * MAX_DEPTH:  # brackets in texts count too
+            raise RecursionError
         return json.loads(text), {(): name}
+    except RecursionError:
+        raise ConfigError([f"{name}: nested too deep"]) from None
     except ValueError as error:
         raise ConfigError([f"{name}: not valid JSON: {error}"]) from None
 
@@ -168,8 +202,10 @@ def _parse_json(text: str, name: str) -> tuple[Any, dict[Place, str]]:
 def _plain(node: Node, path: Place, name: str, origins: dict[Place, str], yaml: YAML) -> Any:
     place = f"{name}:{node.start_mark.line + 1}"
     origins.setdefault(path, place)  # a mapping entry has set the line of its key already
-    if len(path) > 40:
+    if len(path) > MAX_DEPTH:
         raise ConfigError([f"{place}: nested too deep, or an alias that contains itself"])
+    if len(origins) > MAX_VALUES:
+        raise ConfigError([f"{place}: more than {MAX_VALUES} values, aliases written out; a recipe has some hundred"])
     if isinstance(node, SequenceNode):
         return [_plain(item, (*path, i), name, origins, yaml) for i, item in enumerate(node.value)]
     if isinstance(node, MappingNode):

@@ -17,6 +17,8 @@ from typing import Any
 
 import psutil
 
+from hone.base.visible import visible
+
 #: Exit code after SIGTERM, saved or not: what is in the run folder can be gone on from.
 EX_TEMPFAIL = 75
 
@@ -98,4 +100,4 @@ class Stop:
 
     def _say(self, text: str) -> None:
         if self._speaks:
-            print(text, file=sys.stderr, flush=True)
+            print(visible(text), file=sys.stderr, flush=True)

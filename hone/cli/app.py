@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import hone
+from hone.base.visible import visible
 from hone.cli.data import STYLE, Overrides, data
 
 if TYPE_CHECKING:
@@ -53,9 +54,11 @@ def main() -> None:
         from hone.base.settings import UserError
 
         if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            print(f"the disk is full: {error}. Free some space; with --resume the run goes on", file=sys.stderr)
+            print(
+                f"the disk is full: {visible(error)}. Free some space; with --resume the run goes on", file=sys.stderr
+            )
         elif isinstance(error, UserError):
-            print(error, file=sys.stderr)
+            print(visible(error), file=sys.stderr)
             sys.exit(error.exit_code)
         else:
             raise
@@ -69,7 +72,7 @@ def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
 
     recipe = load(target, overrides or ())
     for line in () if job.silent() else notices(recipe):
-        print(f"note: {line}", file=sys.stderr)
+        print(visible(f"note: {line}"), file=sys.stderr)
     return recipe
 
 

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Literal, cast
 
 import typer
 
+from hone.base.visible import visible
+
 if TYPE_CHECKING:
     from hone.tasks.base import TracedTask
 
@@ -53,13 +55,13 @@ def data_show(
     if style is not None and style not in styles:
         raise UserError(f"--style {style}: task {task.name} writes {', '.join(styles) or 'no worked answers'}")
     for problem in found[:problems]:
-        print(f"--- {problem.id}  level {problem.level or '-'}")
-        print("\n".join(message["content"] for message in problem.messages))
-        print(f"answer: {problem.answer}")
+        print(visible(f"--- {problem.id}  level {problem.level or '-'}"))
+        print(visible("\n".join(message["content"] for message in problem.messages)))
+        print(visible(f"answer: {problem.answer}"))
         if style is not None:
-            print(cast("TracedTask", task).trace(problem, style, opened.seed).text)
-    print(f"\n{split}:")
-    print("\n".join(inspect.counts(found, *inspect.measure_of(model))))
+            print(visible(cast("TracedTask", task).trace(problem, style, opened.seed).text))
+    print(visible(f"\n{split}:"))
+    print(visible("\n".join(inspect.counts(found, *inspect.measure_of(model)))))
 
 
 @data.command("check")
@@ -83,11 +85,15 @@ def data_check(
         if inspect.is_knights_file(source):
             rows = read_rows(source)
             found = check_rows(rows)
-            print("\n".join([f"{source}: {len(rows)} rows, {len(found)} faulty", *(f"  {fault}" for fault in found)]))
+            print(
+                visible(
+                    "\n".join([f"{source}: {len(rows)} rows, {len(found)} faulty", *(f"  {fault}" for fault in found)])
+                )
+            )
             faults += len(found)
         else:
             lines, wrong = inspect.check(inspect.open_source(source, overrides))
-            print("\n".join([source, *(f"  {line}" for line in lines)]))
+            print(visible("\n".join([source, *(f"  {line}" for line in lines)])))
             faults += wrong
     raise typer.Exit(1 if faults else 0)
 
@@ -115,9 +121,9 @@ def data_overlap(
         raise UserError(f"{len(found)} sources ({', '.join(found)}): give one or two")
     a, b = found[0], found[1] if len(found) > 1 else None
     if b is not None and inspect.is_knights_file(a) and inspect.is_knights_file(b):
-        print("people  rows of A  rows of B  of A in B  with operands in order too")
+        print(visible("people  rows of A  rows of B  of A in B  with operands in order too"))
         for row in overlap(read_rows(a), read_rows(b)):
-            print(f"{row.people:6} {row.rows_a:10} {row.rows_b:10} {row.shared:10} {row.shared_exactly:27}")
+            print(visible(f"{row.people:6} {row.rows_a:10} {row.rows_b:10} {row.shared:10} {row.shared_exactly:27}"))
         return
     ours, *others = (inspect.open_source(s, given) for s, given in zip(found, inspect.fitting(found, overrides)))
     if b is not None:
@@ -126,7 +132,7 @@ def data_overlap(
     else:
         splits = {split: [problem for _, problem in rows] for split, rows in ours.rows().items()}
         pairs = inspect.split_pairs(a, splits)
-    print("\n".join(inspect.overlap(pairs, ngram)))
+    print(visible("\n".join(inspect.overlap(pairs, ngram))))
 
 
 @data.command("dedup")
@@ -153,7 +159,7 @@ def data_dedup(
     rows = inspect.rows_of(ours, split)
     total, copies, leaked = inspect.dedup(rows, theirs, ngram, out)
     also = f", {leaked} in {against}" if against is not None else ""
-    print(f"{out}: {total - copies - leaked} of {total} rows; left out: {copies} duplicates{also}")
+    print(visible(f"{out}: {total - copies - leaked} of {total} rows; left out: {copies} duplicates{also}"))
 
 
 @data.command("label")
@@ -179,8 +185,8 @@ def data_label(
     asked = Judge(config) if config.url is not None else None
     counts, by = label(make_task(recipe.task, recipe.seed).problems(split), names, asked, out)
     for name, count in counts.most_common():
-        print(f"{count:7}  {name}")
-    print(f"{out}: " + ", ".join(f"{count} by {who}" for who, count in by.most_common()))
+        print(visible(f"{count:7}  {name}"))
+    print(visible(f"{out}: " + ", ".join(f"{count} by {who}" for who, count in by.most_common())))
 
 
 @data.command("perturb")
@@ -214,7 +220,5 @@ def data_perturb(
     rows = perturbed_rows(((puzzle_of_problem(p), p.messages[-1]["content"]) for p in problems), kind, seed)
     write_rows(out, rows)
     rest = len(problems) - len(rows)
-    print(
-        f"{out}: {len(rows)} rows"
-        + (f"; {rest} puzzles have no such neighbour with one other solution" if rest else "")
-    )
+    without = f"; {rest} puzzles have no such neighbour with one other solution" if rest else ""
+    print(visible(f"{out}: {len(rows)} rows{without}"))

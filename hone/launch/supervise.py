@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 from hone.base.settings import PEER_LOST, UserError
+from hone.base.visible import visible
 from hone.launch.job import Job
 
 #: Exit codes that are no failure of a worker: asked to stop by Ctrl-C, and by SIGTERM (see `hone.runs.writer`).
@@ -90,7 +91,7 @@ def supervise(job: Job, begin: Callable[[Job], Workers]) -> int:
             message += f"; it has been started again {attempt} times already (launch.restarts)"
         details = {"restart": attempt} if again else {}
         job.event("worker_lost" if exit.lost else "worker_failed", message, rank=culprit, code=exit.code, **details)
-        print(message, file=sys.stderr, flush=True)
+        print(visible(message), file=sys.stderr, flush=True)
         if not again:
             return exit.code
 
@@ -160,7 +161,7 @@ def _report(job: Job, culprit: int, exits: dict[int, Exit], where: str, sizes: d
     if culprit == 0 or same:
         return
     for line in tail(job.log(culprit), sizes[culprit]):
-        print(f"[rank {culprit}, {where}] {line}", file=sys.stderr)
+        print(visible(f"[rank {culprit}, {where}] {line}"), file=sys.stderr)
 
 
 def tail(path: Path, begin: int = 0) -> list[str]:
@@ -179,4 +180,4 @@ def _size(path: Path) -> int:
 def announce(job: Job, where: str) -> None:
     """Said at the start, to the user."""
     workers = "1 worker" if job.processes == 1 else f"{job.processes} workers"
-    print(f"{workers} {where}; what all but the first say is in {job.folder / 'logs'}", file=sys.stderr)
+    print(visible(f"{workers} {where}; what all but the first say is in {job.folder / 'logs'}"), file=sys.stderr)

@@ -5,16 +5,11 @@ The key is read from the environment and stands in no file. Requests are retried
 
 from __future__ import annotations
 
-import json
-import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
+from hone.base.http import Http, ServerError, Unreadable, clean, may_pass
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.types import Finish
@@ -22,7 +17,6 @@ from hone.types import Finish
 KEY = "OPENAI_API_KEY"
 TRIES = 6
 TIMEOUT = 600.0  # seconds for one answer: reasoning models think for minutes
-_AGAIN = (408, 409, 429, 500, 502, 503, 504, 529)
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
@@ -39,20 +33,17 @@ class Endpoint:
 
     url: str
     model: str
+    http: Http = field(compare=False, repr=False)
 
     @classmethod
     def parse(cls, target: str) -> Endpoint:
         url, _, model = target.partition("#")
-        parts = urlsplit(url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or not model:
+        if "://" not in url or not model:
             raise UserError(
                 f"{target}: give a hosted model as URL#model, e.g. http://127.0.0.1:8000/v1#Qwen/Qwen3-0.6B"
             )
-        if parts.username or parts.password or parts.query:
-            raise UserError(f"{parts.hostname}: no key or password in the URL; set {KEY} in the environment")
-        if parts.scheme == "http" and parts.hostname not in ("127.0.0.1", "localhost", "::1") and os.environ.get(KEY):
-            raise UserError(f"{url}: {KEY} would travel unencrypted; use https, or unset it")
-        return cls(url.rstrip("/"), model)
+        http = Http(url, key_env=KEY, proxies=True)
+        return cls(http.url, model, http)
 
 
 def complete(
@@ -64,38 +55,24 @@ def complete(
         "max_tokens": sampling.max_tokens, "seed": seed,
         **{name: value for name in ("top_k", "min_p") if (value := getattr(sampling, name))},
     }  # fmt: skip
-    headers = {"Content-Type": "application/json"}
-    if key := os.environ.get(KEY):
-        headers["Authorization"] = f"Bearer {key}"
-    request = urllib.request.Request(f"{endpoint.url}/chat/completions", json.dumps(body).encode(), headers)
-    problem = ""
-    for attempt in range(tries):
-        wait = min(60.0, 2.0**attempt)
-        try:
-            with urllib.request.urlopen(request, timeout=TIMEOUT) as answer:
-                return _completion(json.loads(answer.read()))
-        except urllib.error.HTTPError as error:  # the network and its far end are not ours
-            problem = f"HTTP {error.code}: {error.read(300).decode(errors='replace')}"
-            if error.code not in _AGAIN:
-                raise UserError(f"{endpoint.url} ({endpoint.model}): {problem}") from error
-            wait = _retry_after(error, wait)
-        except (OSError, ValueError) as error:  # no connection, cut off, not JSON
-            problem = str(error)
-        if attempt + 1 < tries:
-            time.sleep(wait)
-    raise UserError(
-        f"{endpoint.url} ({endpoint.model}): no answer after {tries} tries: {problem}. What was sampled is kept; run "
-        "the same command to go on"
-    )
+
+    def ask() -> Completion:
+        path = "/chat/completions"
+        return _completion(endpoint.http.post(path, body, seconds=TIMEOUT, what=endpoint.model), sampling.max_tokens)
+
+    try:
+        return endpoint.http.retrying(ask, tries)
+    except ServerError as error:
+        if not may_pass(error):
+            raise UserError(f"{endpoint.url}: {error}") from error
+        raise UserError(
+            f"{endpoint.url}: no answer after {tries} tries: {error}. What was sampled is kept; run the same command "
+            "to go on"
+        ) from error
 
 
-def _retry_after(error: urllib.error.HTTPError, otherwise: float) -> float:
-    asked = error.headers.get("Retry-After", "")
-    return min(120.0, float(asked)) if asked.isdigit() else otherwise
-
-
-def _completion(answer: Mapping[str, Any]) -> Completion:
-    """Raises ValueError if the answer has another form than it should."""
+def _completion(answer: Any, max_tokens: int) -> Completion:
+    """Raises Unreadable if the answer has another form than it should."""
     try:
         choice = answer["choices"][0]
         message = choice["message"]
@@ -103,7 +80,13 @@ def _completion(answer: Mapping[str, Any]) -> Completion:
         thinking = message.get("reasoning_content") or message.get("reasoning")
         if isinstance(thinking, str) and thinking:
             text = f"<think>{thinking}</think>{text}"
-        tokens = int((answer.get("usage") or {}).get("completion_tokens") or 0)
+        tokens = _counted(answer.get("usage"), max(max_tokens, 4 * len(text)))
         return Completion(text, tokens, _FINISH.get(str(choice.get("finish_reason")), "abort"))
-    except (KeyError, IndexError, TypeError, AttributeError) as error:
-        raise ValueError(f"unexpected answer {str(answer)[:200]}") from error
+    except (LookupError, TypeError, AttributeError) as error:
+        raise Unreadable(f"unexpected answer {clean(str(answer))[:200]}") from error
+
+
+def _counted(usage: Any, most: int) -> int:
+    """Tokens of the answer, as the endpoint counts them; 0 if it says nothing that can be."""
+    tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
+    return min(tokens, most) if type(tokens) is int and tokens > 0 else 0

@@ -18,6 +18,7 @@ from typing import Any
 from hone.base import jsonl, stats
 from hone.base.progress import Track
 from hone.base.settings import UserError
+from hone.base.visible import visible
 from hone.measure import gold
 from hone.measure.evaluate import eval_problems, graded, which_model
 from hone.measure.models import Model, Sampler, find
@@ -71,7 +72,7 @@ def cli_eval(
         results.append(finish(store, problems, config, ks))
         if config.judge.url is not None:
             opinions.append(ask_judge(store, problems, config, task))
-    print("\n".join([said(results, problems, config, seed, ks), *gold.said(results), *opinions]))
+    print(visible("\n".join([said(results, problems, config, seed, ks), *gold.said(results), *opinions])))
     print(f"samples and summaries: {folder}; figures and tables: hone report {folder}")
     return folder
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -106,6 +107,11 @@ def base_of(adapter: str) -> str:
 def _found(config: ModelConfig, load: Callable[[], Any]) -> Any:
     try:
         return load()
+    except pickle.UnpicklingError as error:  # weights that are a program: torch does not run it
+        raise UserError(
+            f"model.path: {config.path}: its weights are a pickle that torch refuses to load (weights_only); give a "
+            "checkpoint in safetensors"
+        ) from error
     except (OSError, ValueError) as error:  # transformers' own, for a missing file, an unknown id, no network
         first = str(error).strip().splitlines()[0]
         raise UserError(f"model.path: {config.path}: {first}; give a folder with a checkpoint, or a hub id") from error

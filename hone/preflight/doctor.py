@@ -27,7 +27,6 @@ EXTRAS = {
     "math": ("math_verify",),
     "gym": ("reasoning_gym",),
     "serve": ("starlette", "uvicorn"),
-    "judge": ("httpx",),
     "data": ("datasets",),
     "sinks": ("wandb", "tensorboard", "trackio"),
 }

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from hone.base.visible import visible
 from hone.report.style import LIGHT
 from hone.report.svg import RC
-from hone.report.text import number, percent, visible
+from hone.report.text import number, percent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

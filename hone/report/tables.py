@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import csv
 import io
+import re
+import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from hone.report.text import escape, marked, percent, tokens, visible
+from hone.base.visible import visible
+from hone.report.text import escape, marked, percent, tokens
 from hone.types import VERIFIER_FAILURES, Interval
 
+_NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
 SMALL_N = 30  # below this an interval is so wide that the cell is marked
 
 
@@ -104,11 +108,14 @@ def to_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _inert(value: Any) -> Any:
-    """Text that a spreadsheet would run as a formula is quoted."""
+    """Text that a spreadsheet would run as a formula is quoted, blanks before it and wide signs included."""
     if not isinstance(value, str):
         return value
     text = visible(value)
-    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text
+    begins = unicodedata.normalize("NFKC", value.lstrip()[:1])
+    if value[:1] in ("\t", "\r", "\n") or (begins in ("=", "+", "-", "@") and not _NUMBER.fullmatch(value)):
+        return f"'{text}"
+    return text
 
 
 def interval_cell(interval: Interval, digits: int = 0) -> Cell:

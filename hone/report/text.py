@@ -8,26 +8,12 @@ import re
 import unicodedata
 from collections.abc import Iterable
 
-#: Controls (but tab and newline), format characters (bidirectional overrides, zero-width, byte order
-#: mark, tags), lone surrogates, private use and the separators U+2028/2029: shown by their number.
-_HIDDEN = re.compile(
-    "[\x00-\x08\x0b-\x1f\x7f-\x9f\xad\u0600-\u0605\u061c\u06dd\u070f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u200b-\u200f"
-    "\u2028-\u202e\u2060-\u206f\u3164\ud800-\udfff\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\U000e0000-\U000e0fff]"
-)
-
-
-def visible(text: object) -> str:
-    """The text with its invisible characters by number, e.g. ⟨U+202E⟩."""
-    return _HIDDEN.sub(_number, str(text))
+from hone.base.visible import visible
 
 
 def escape(text: object) -> str:
     """For element content and for quoted attributes; nothing in it is invisible or markup."""
     return html.escape(visible(text), quote=True)
-
-
-def _number(match: re.Match[str]) -> str:
-    return f"⟨U+{ord(match.group()):04X}⟩"
 
 
 def marked(text: str, spans: Iterable[tuple[int, int, str]], limit: int = 6000) -> str:

@@ -6,17 +6,13 @@ written down.
 
 from __future__ import annotations
 
-import json
-import os
-import time
-import urllib.error
-import urllib.request
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 
+from hone.base.http import Http, ServerError, Unreadable
 from hone.recipe.sections.prompt import PromptConfig
 from hone.rewards.perplexity import Answerer, AnswererError, Asked, answer_prompt
 from hone.types import FloatArray, Problem
@@ -24,15 +20,16 @@ from hone.types import FloatArray, Problem
 TIMEOUT = 120.0  # seconds for a request
 TRIES = 4
 CONCURRENT = 16  # requests at the same time
-RETRIED = (408, 409, 429, 500, 502, 503, 504)  # HTTP status that may pass
+ANSWER_BYTES = 256 << 20  # most of one answer: a log-prob of each token of all prompts
 
 
 class AnswerServer(Answerer):
     """Questions are put in the raw `prompt.template`: the interface knows no chat templates."""
 
-    def __init__(self, address: str, model: str, prompt: PromptConfig, system: str, pause: float = 1.0) -> None:
-        self.url = address.rstrip("/") + "/completions"
-        self.model, self.prompt, self.system, self.pause = model, prompt, system, pause
+    def __init__(self, address: str, model: str, prompt: PromptConfig, system: str) -> None:
+        self.http = Http(address, key_env="OPENAI_API_KEY", most=ANSWER_BYTES, proxies=True)
+        self.url = f"{self.http.url}/completions"
+        self.model, self.prompt, self.system = model, prompt, system
 
     def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
         """See `hone.rewards.perplexity.Answerer`."""
@@ -60,28 +57,18 @@ class AnswerServer(Answerer):
         return [found[context] for context in contexts]
 
     def _ask(self, wish: dict[str, Any]) -> dict[str, Any]:
-        """The answer of the server; tries again with growing pauses. Raises AnswererError."""
-        headers = {"Content-Type": "application/json"}
-        if key := os.environ.get("OPENAI_API_KEY"):
-            headers["Authorization"] = f"Bearer {key}"
-        request = urllib.request.Request(self.url, json.dumps(wish).encode(), headers)
-        problem = ""
-        for attempt in range(TRIES):
-            if attempt:
-                time.sleep(self.pause * 2.0 ** (attempt - 1))
-            try:
-                with urllib.request.urlopen(request, timeout=TIMEOUT) as response:
-                    answer = json.load(response)
-                if isinstance(answer, dict):
-                    return answer
-                problem = "not a JSON object"
-            except urllib.error.HTTPError as error:
-                problem = f"HTTP {error.code} {error.read(300).decode(errors='replace')}"
-                if error.code not in RETRIED:
-                    break
-            except (OSError, ValueError) as error:  # no connection, a time-out, no JSON
-                problem = str(error)
-        raise AnswererError(f"{self.url}: {problem}")
+        """The answer of the server. Raises AnswererError."""
+
+        def once() -> dict[str, Any]:
+            answer = self.http.post("/completions", wish, seconds=TIMEOUT, what=self.model)
+            if not isinstance(answer, dict):
+                raise Unreadable("not a JSON object")
+            return answer
+
+        try:
+            return self.http.retrying(once, TRIES)
+        except ServerError as error:
+            raise AnswererError(f"{self.url}: {error}") from error
 
 
 def tail(choice: Any, answer: str) -> FloatArray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol
 
 from hone.base.settings import UserError
+from hone.base.visible import visible
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.types import IntArray, Turn
 
@@ -20,7 +21,7 @@ Event = Callable[[str, str], None]
 
 def print_event(kind: str, message: str) -> None:
     """An `Event` where there is no run."""
-    print(f"{kind}: {message}", file=sys.stderr)
+    print(visible(f"{kind}: {message}"), file=sys.stderr)
 
 
 class Engine(Protocol):

@@ -112,7 +112,11 @@ class Renderer:
             by_role = {m["role"]: m["content"] for m in messages}
             return self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
         plain = [dict(m) for m in messages]
-        return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+        try:
+            return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+        except Exception as error:  # a template is a program of the model's author: it refuses, or fails in its own way
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+            raise UserError(f"the model's chat template fails ({reason}); see prompt.style: raw") from error
 
     def _with_system(self, messages: Messages) -> list[dict[str, str]]:
         system = self.system if self.config.system is None else self.config.system

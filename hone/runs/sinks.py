@@ -25,6 +25,7 @@ from typing import Any, Protocol
 
 from hone.base import jsonl
 from hone.base.settings import UserError
+from hone.base.visible import visible
 
 EVERY = 10.0  # seconds between looks at the run folder
 PROJECT = "hone"
@@ -194,7 +195,7 @@ def _work(folder: Path, kinds: Iterable[str], name: str, stop: threading.Event) 
 
 def _failed(folder: Path, kind: str, error: Exception) -> None:
     message = f"{kind}: {type(error).__name__}: {str(error)[:300]}; nothing more is copied there in this sitting"
-    print(f"[sink_failed] {message}", file=sys.stderr, flush=True)
+    print(visible(f"[sink_failed] {message}"), file=sys.stderr, flush=True)
     jsonl.append(folder / "events.jsonl", {"step": None, "kind": "sink_failed", "message": message})
 
 

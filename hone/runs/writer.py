@@ -34,6 +34,7 @@ from hone.base import jsonl
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.stop import Interrupted, Preempted, Stop, Stopping
+from hone.base.visible import visible
 from hone.base.world import ALONE, World
 from hone.learn import checkpoint
 from hone.learn.policy import Policy
@@ -105,7 +106,7 @@ class Run:
         """Something out of the ordinary: recorded, and said once on the terminal."""
         self._append("events.jsonl", {"step": step, "kind": kind, "message": message, **details})
         if self.world.main and kind not in ("checkpoint",):
-            print(f"[{kind}] {message}", file=sys.stderr, flush=True)
+            print(visible(f"[{kind}] {message}"), file=sys.stderr, flush=True)
 
     def log_eval(self, step: int, label: str, row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
         name = f"evals/{label}.jsonl" if label in ("before", "after") else f"evals/{label}_{step:06d}.jsonl"
@@ -275,7 +276,7 @@ class Run:
                 except BaseException:
                     self._writer.join()
                     if self._writer.error is not None:  # beside what ends the run anyway
-                        print(self._writer.error, file=sys.stderr, flush=True)
+                        print(visible(self._writer.error), file=sys.stderr, flush=True)
                     raise
                 self.settle()
         except Preempted:

@@ -2,12 +2,14 @@
 
 hone serve runs/demo
 curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "Puzzle: ", "max_tokens": 20}'
+
+Nothing is computed in the event loop: requests are read and rendered, tokens turned into text and answers into JSON in
+threads of their own, one piece at a time, so that the next client is answered meanwhile.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
 import time
 import uuid
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -16,20 +18,20 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from starlette.applications import Starlette
+from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
-from starlette.middleware.trustedhost import TrustedHostMiddleware
 from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from hone.base.settings import UserError
-from hone.rollout.native.requests import Request
+from hone.rollout.native.requests import Output, Request
 from hone.serve.answer import Answer, chat_logprobs, completion_logprobs
+from hone.serve.guard import Guard
 from hone.serve.model import ServedModel
-from hone.serve.protocol import ApiError, ChatAsk, CompletionAsk, parse, refused
+from hone.serve.protocol import ApiError, ChatAsk, CompletionAsk, check_amount, parse, refused, to_json
 from hone.serve.worker import Worker
 from hone.types import IntArray
 
@@ -58,19 +60,32 @@ class Api:
         self.model, self.worker, self.started = model, worker, int(time.time())
 
     async def models(self, _: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [self._about()]})
+
+    async def one_model(self, http: HttpRequest) -> Response:
+        self._check_name(http.path_params["name"])
+        return JSONResponse(self._about())
+
+    def _about(self) -> dict[str, Any]:
         about = {"id": self.model.name, "object": "model", "created": self.started, "owned_by": "hone"}
-        return JSONResponse({"object": "list", "data": [{**about, "max_model_len": self.model.context}]})
+        return {**about, "max_model_len": self.model.context}
 
     async def health(self, _: HttpRequest) -> Response:
         return JSONResponse({"status": "ok"})
 
     async def completions(self, http: HttpRequest) -> Response:
-        ask = parse(CompletionAsk, await http.body())
-        return await self._respond(http, ask, self._completion_job(ask))
+        return await self._respond(http, *await run_in_threadpool(self._read_completion, await http.body()))
 
     async def chat(self, http: HttpRequest) -> Response:
-        ask = parse(ChatAsk, await http.body())
-        return await self._respond(http, ask, self._chat_job(ask))
+        return await self._respond(http, *await run_in_threadpool(self._read_chat, await http.body()))
+
+    def _read_completion(self, body: bytes) -> tuple[Any, Job]:
+        ask = parse(CompletionAsk, body)
+        return ask, self._completion_job(ask)
+
+    def _read_chat(self, body: bytes) -> tuple[Any, Job]:
+        ask = parse(ChatAsk, body)
+        return ask, self._chat_job(ask)
 
     # --- from what is asked to requests ---
 
@@ -80,10 +95,14 @@ class Api:
             raise ApiError("max_tokens is 0: without echo there is nothing to answer", param="max_tokens")
         if ask.echo and ask.stream:
             raise ApiError("echo is not supported in a stream: leave one of them out", param="echo")
-        prompts = [self._prompt(prompt) for prompt in ask.prompts]
-        if not prompts:
+        if not ask.prompts:
             raise ApiError("prompt: give at least one", param="prompt")
+        check_amount(ask, len(ask.prompts), 0, 0, 0)
+        prompts = [self._prompt(prompt) for prompt in ask.prompts]
         top = ask.logprobs or 0
+        echoed = sum(map(len, prompts)) if ask.echo else 0
+        most = sum(self._limit(ids, ask.max_tokens) for ids in prompts)
+        check_amount(ask, len(prompts), echoed, most, 0 if ask.logprobs is None else 1 + top)
         requests = [
             self._request(ask, ids, stream, self._limit(ids, ask.max_tokens), ask.logprobs is not None, top, ask.echo)
             for stream, ids in enumerate(prompts)
@@ -107,12 +126,14 @@ class Api:
             raise ApiError("messages: the last one must be the user's", param="messages")
         if self.model.renderer.is_raw and sum(m["role"] != "system" for m in messages) > 1:
             raise ApiError("messages: this model has no chat template; give one user message", param="messages")
+        self._check_length(sum(len(message["content"]) for message in messages), "messages")
         try:
             ids = self.model.renderer.messages_ids(messages)
-        except TemplateError as error:  # raised by the model's own template, for roles in an order it does not know
+        except UserError as error:  # of the model's own template, for roles in an order it does not know
             raise ApiError(f"messages: {error}", param="messages") from None
         asked = ask.max_completion_tokens if ask.max_completion_tokens is not None else ask.max_tokens
         top = (ask.top_logprobs or 0) if ask.logprobs else 0
+        check_amount(ask, 1, 0, self._limit(ids, asked), 1 + top if ask.logprobs else 0)
         request = self._request(ask, ids, 0, self._limit(ids, asked), ask.logprobs, top, False)
         answers = [Answer(self.model.decode, request.sampling.stop) for _ in range(ask.n)]
         for answer in answers:
@@ -134,15 +155,23 @@ class Api:
 
     def _check_name(self, name: str) -> None:
         if name != self.model.name:
-            message = f"there is no model {name!r} here; it is called {self.model.name!r}"
+            message = f"there is no model {name[:200]!r} here; it is called {self.model.name!r}"
             raise ApiError(message, 404, "model", "model_not_found")
 
     def _prompt(self, prompt: str | list[int]) -> IntArray:
         if isinstance(prompt, str):
+            self._check_length(len(prompt), "prompt")
             return self.model.renderer.text_ids(prompt)
         if wrong := [i for i in prompt if not 0 <= i < self.model.vocabulary]:
             raise ApiError(f"prompt: {wrong[0]} is no token id: below {self.model.vocabulary}", param="prompt")
         return np.asarray(prompt, dtype=np.int64)
+
+    def _check_length(self, characters: int, param: str) -> None:
+        """Before it is cut into tokens, which takes long: whether it can fit at all."""
+        most = self.model.most_characters
+        if most is not None and characters > most:
+            message = f"{param}: {characters} characters do not fit the model's context of {self.model.context} tokens"
+            raise ApiError(message, param=param, code="context_length_exceeded")
 
     def _limit(self, ids: IntArray, asked: int | None) -> int:
         return self.model.room(len(ids)) if asked is None else max(1, asked)
@@ -171,22 +200,32 @@ class Api:
             await task
         finally:
             task.cancel()
+        body = await run_in_threadpool(self._whole, {**head, "object": job.kind}, job)
+        return Response(body, media_type="application/json")
+
+    @staticmethod
+    def _whole(head: dict[str, Any], job: Job) -> bytes:
         choices = [job.answer(i, answer, answer.text, True, True) for i, answer in enumerate(job.answers)]
-        return JSONResponse({**head, "object": job.kind, "choices": choices, "usage": _usage(job)})
+        return to_json({**head, "choices": choices, "usage": _usage(job)}).encode()
 
     async def _collect(self, job: Job, echo: bool) -> None:
-        n = job.requests[0].samples
         echoed: set[int] = set()
         async with aclosing(self._run(job)) as news:
-            async for which, output in news:
-                group = job.answers[which * n : which * n + n]
-                if echo and which not in echoed:
-                    echoed.add(which)
-                    self._echo(job.requests[which], group, output)
-                if job.drop and output.turn is not None:
-                    group[output.sample].finish = "length"
-                elif not job.drop:
-                    group[output.sample].push(output, job.scores)
+            async for items in news:
+                await run_in_threadpool(self._take, job, items, echoed if echo else None)
+
+    def _take(self, job: Job, items: Sequence[tuple[int, Output]], echoed: set[int] | None) -> None:
+        """News of the engine into the answers. `echoed`: the requests whose prompt stands there; None: not wanted."""
+        n = job.requests[0].samples
+        for which, output in items:
+            group = job.answers[which * n : which * n + n]
+            if echoed is not None and which not in echoed:
+                echoed.add(which)
+                self._echo(job.requests[which], group, output)
+            if job.drop and output.turn is not None:
+                group[output.sample].finish = "length"
+            elif not job.drop:
+                group[output.sample].push(output, job.scores)
 
     def _echo(self, request: Request, group: Sequence[Answer], output: Any) -> None:
         """The prompt before each answer; with scores, if they were asked for: they are the first news."""
@@ -198,21 +237,29 @@ class Api:
                 answer.echo(request.prompt_ids, s.logprobs, s.top_ids, s.top_logprobs)
 
     async def _events(self, head: dict[str, Any], job: Job, usage: bool) -> AsyncGenerator[str, None]:
-        n, begun = job.requests[0].samples, set[int]()
+        begun = set[int]()
         async with aclosing(self._run(job)) as news:
-            async for which, output in news:
-                i = which * n + output.sample
-                answer = job.answers[i]
-                answer.scored.clear()  # each piece has its own
-                new = answer.push(output, job.scores)
-                last = output.turn is not None
-                if not (new or answer.scored or last or i not in begun):
-                    continue
-                yield _event({**head, "choices": [job.piece(i, answer, new, i not in begun, last)]})
-                begun.add(i)
+            async for items in news:
+                for event in await run_in_threadpool(self._pieces, head, job, items, begun):
+                    yield event
         if usage:
             yield _event({**head, "choices": [], "usage": _usage(job)})
         yield "data: [DONE]\n\n"
+
+    @staticmethod
+    def _pieces(head: dict[str, Any], job: Job, items: Sequence[tuple[int, Output]], begun: set[int]) -> list[str]:
+        """The events of a stream for some news. `begun`: the choices that had one already."""
+        n, events = job.requests[0].samples, []
+        for which, output in items:
+            i = which * n + output.sample
+            answer = job.answers[i]
+            answer.scored.clear()  # each piece has its own
+            new = answer.push(output, job.scores)
+            last = output.turn is not None
+            if new or answer.scored or last or i not in begun:
+                events.append(_event({**head, "choices": [job.piece(i, answer, new, i not in begun, last)]}))
+                begun.add(i)
+        return events
 
     async def _run(self, job: Job) -> AsyncGenerator[Any, None]:
         try:
@@ -231,7 +278,7 @@ def _usage(job: Job) -> dict[str, int]:
 
 
 def _event(data: dict[str, Any]) -> str:
-    return f"data: {json.dumps(data)}\n\n"
+    return f"data: {to_json(data)}\n\n"
 
 
 async def _chain(first: str, rest: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
@@ -258,15 +305,15 @@ def _on_http_error(_: HttpRequest, error: Any) -> Response:
     return JSONResponse(ApiError(str(error.detail), error.status_code).body, error.status_code)
 
 
-def make_app(model: ServedModel, worker: Worker, hosts: Sequence[str] = ("*",)) -> Starlette:
-    """`hosts`: names that requests may address; others, as of a web page that points its name here, are refused."""
+def make_app(model: ServedModel, worker: Worker, hosts: Sequence[str] = ()) -> Starlette:
+    """`hosts`: names that requests may address; none: any. See `hone.serve.guard`."""
     api = Api(model, worker)
     routes = [
         Route("/v1/models", api.models),
+        Route("/v1/models/{name:path}", api.one_model),
         Route("/v1/completions", api.completions, methods=["POST"]),
         Route("/v1/chat/completions", api.chat, methods=["POST"]),
         Route("/health", api.health),
     ]
     handlers: Any = {ApiError: _on_api_error, UserError: _on_user_error, HTTPException: _on_http_error}
-    guard = Middleware(TrustedHostMiddleware, allowed_hosts=list(hosts))
-    return Starlette(routes=routes, exception_handlers=handlers, middleware=[guard])
+    return Starlette(routes=routes, exception_handlers=handlers, middleware=[Middleware(Guard, hosts=hosts)])

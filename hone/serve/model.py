@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -60,6 +61,12 @@ class ServedModel:
         """Tokens of prompt and completion together, at most; None: no limit known."""
         limit: int | None = getattr(self.engine.model.config, "max_position_embeddings", None)
         return limit
+
+    @cached_property
+    def most_characters(self) -> int | None:
+        """Of a text that fits the context, if every token were the longest of all; None: no limit known."""
+        longest = max(map(len, self.tokenizer.get_vocab()))
+        return None if self.context is None else self.context * longest
 
     def room(self, length: int) -> int:
         """Tokens that may follow a prompt of this length: as set, as far as the context has room; at least 1."""

@@ -6,13 +6,14 @@ error unless its value asks for nothing: it would have no effect.
 
 from __future__ import annotations
 
+import json
 import secrets
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator
 
 from hone.base.settings import UserError
-from hone.recipe.sections.rollout import SamplingConfig
+from hone.recipe.sections.rollout import COLDEST, SamplingConfig
 
 #: Parameters that change nothing about the answer.
 HARMLESS = {
@@ -27,7 +28,11 @@ HARMLESS = {
 }
 NEUTRAL: tuple[Any, ...] = (None, 0, False, "", [], {}, {"type": "text"}, "none", "auto")
 MAX_TOP = 20
-MAX_SAMPLES = 1024
+MAX_SAMPLES = 1024  # of one request, over all prompts
+MAX_TOKENS = 1 << 22  # of all answers of one request, with the prompts that are echoed
+MAX_SCORES = 200_000  # log-probs of one request, the likeliest tokens counted in
+MAX_STOPS = 16
+MAX_STOP_LENGTH = 256  # characters
 
 
 class ApiError(Exception):
@@ -47,13 +52,13 @@ class StreamOptions(BaseModel):
 class _Ask(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
-    model: str
+    model: str = Field(max_length=4096)
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     temperature: float | None = Field(default=None, ge=0.0, le=100.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
     top_k: int | None = Field(default=None, ge=-1)  # as vLLM and others have it; -1 and 0: off
     min_p: float | None = Field(default=None, ge=0.0, lt=1.0)
-    stop: list[str] = []
+    stop: Annotated[list[str], FailFast()] = []
     seed: int | None = None
     stream: bool = False
     stream_options: StreamOptions | None = None
@@ -68,10 +73,16 @@ class _Ask(BaseModel):
     def _something(cls, value: list[str]) -> list[str]:
         if "" in value:
             raise ValueError("a stop string must have at least one character")
+        if len(value) > MAX_STOPS:
+            raise ValueError(f"{len(value)} stop strings; {MAX_STOPS} are the most")
+        if longest := max((len(stop) for stop in value if len(stop) > MAX_STOP_LENGTH), default=0):
+            raise ValueError(f"a stop string of {longest} characters; {MAX_STOP_LENGTH} are the most")
         return value
 
     def settings(self, default: SamplingConfig, max_tokens: int) -> SamplingConfig:
         given = {key: value for key in ("temperature", "top_p", "min_p") if (value := getattr(self, key)) is not None}
+        if given.get("temperature", 1.0) < COLDEST:
+            given["temperature"] = 0.0  # greedy
         if self.top_k is not None:
             given["top_k"] = max(0, self.top_k)
         stop = tuple(self.stop) or default.stop
@@ -88,9 +99,20 @@ class _Ask(BaseModel):
 
 class CompletionAsk(_Ask):
     prompt: str | list[str] | list[int] | list[list[int]] = "<|endoftext|>"
-    max_tokens: int | None = Field(default=None, ge=0)  # 0: score the prompt only, with echo
+    max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)  # 0: score the prompt only, with echo
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
     echo: bool = False
+
+    @field_validator("prompt", mode="plain")
+    @classmethod
+    def _one_kind(cls, value: Any) -> Any:
+        """By hand: of a long list pydantic would collect an error for each item and each of the four kinds."""
+        rows = value if isinstance(value, list) else [value]
+        texts = all(type(row) is str for row in rows)
+        tokens = isinstance(value, list) and all(type(row) is int for row in rows)
+        if texts or tokens or all(type(row) is list and all(type(i) is int for i in row) for row in rows):
+            return value
+        raise ValueError("give a text, a list of texts, the token ids of one prompt, or a list of such")
 
     @property
     def prompts(self) -> list[str] | list[list[int]]:
@@ -118,9 +140,9 @@ class Message(BaseModel):
 
 
 class ChatAsk(_Ask):
-    messages: list[Message] = Field(min_length=1)
-    max_tokens: int | None = Field(default=None, ge=1)
-    max_completion_tokens: int | None = Field(default=None, ge=1)
+    messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
+    max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     logprobs: bool = False
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
 
@@ -133,13 +155,41 @@ def parse(kind: type[CompletionAsk] | type[ChatAsk], body: bytes) -> Any:
         first = error.errors()[0]
         param = str(first["loc"][0]) if first["loc"] else None
         where = f"{param}: " if param else ""
-        raise ApiError(f"{where}{first['msg']}", param=param) from None
+        raise ApiError(f"{where}{first['msg']}"[:500], param=param) from None
     for name, value in (ask.model_extra or {}).items():
         if name not in HARMLESS and value not in NEUTRAL:
-            raise ApiError(f"{name} is not supported here: leave it out", param=name, code="unsupported_parameter")
+            shown = name[:80]
+            raise ApiError(f"{shown} is not supported here: leave it out", param=shown, code="unsupported_parameter")
     if (best := (ask.model_extra or {}).get("best_of")) not in (None, ask.n):
-        raise ApiError(f"best_of {best} is not supported: leave it out, or set it to n", param="best_of")
+        raise ApiError(f"best_of {str(best)[:40]} is not supported: leave it out, or set it to n", param="best_of")
     return ask
+
+
+def check_amount(ask: CompletionAsk | ChatAsk, prompts: int, echoed: int, max_tokens: int, scores: int) -> None:
+    """Raises ApiError for more than one request may ask for: it would hold memory and processor for long.
+
+    `echoed`: tokens of the prompts that stand before the answers. `max_tokens`: the sum over the prompts.
+    `scores`: log-probs at each token.
+    """
+    if prompts * ask.n > MAX_SAMPLES:
+        message = f"{prompts} prompts with n {ask.n}: {prompts * ask.n} answers; {MAX_SAMPLES} are the most"
+        raise ApiError(f"{message}: send several requests", param="n")
+    tokens = (echoed + max_tokens) * ask.n
+    if tokens > MAX_TOKENS:
+        message = f"up to {tokens} tokens are asked for; {MAX_TOKENS} are the most: lower max_tokens or n"
+        raise ApiError(message, param="max_tokens")
+    if tokens * scores > MAX_SCORES:
+        message = f"up to {tokens * scores} log-probs are asked for; {MAX_SCORES} are the most"
+        raise ApiError(f"{message}: lower logprobs, max_tokens or n", param="logprobs")
+
+
+def to_json(value: Any) -> str:
+    """As `json.dumps`, in small steps: one step for all of a large answer would hold every other thread up."""
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{json.dumps(str(key))}: {to_json(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list) and len(value) > 64:
+        return "[" + ", ".join(map(to_json, value)) + "]"
+    return json.dumps(value)
 
 
 def refused(error: UserError) -> ApiError:

@@ -24,6 +24,7 @@ from typing import Any
 from hone.base import jsonl
 from hone.base.progress import Track
 from hone.base.settings import UserError
+from hone.base.visible import visible
 from hone.rollout.collect import rollouts
 from hone.rollout.native.core import Core
 from hone.rollout.native.requests import Request
@@ -43,8 +44,8 @@ def show_problems(model: ServedModel, count: int) -> None:
     for problem, (rollout,) in zip(chosen, answers, strict=True):
         grade = model.task.grade(problem, rollout.text)
         prompt, text = model.renderer.prompt_text(problem), rollout.text.removeprefix(model.renderer.prefix)
-        print(f"--- {problem.id}\n{prompt}{text}")
-        print(f"=> {grade.verdict}, {rollout.num_tokens} tokens, finished by {rollout.finish}\n")
+        print(visible(f"--- {problem.id}\n{prompt}{text}"))
+        print(visible(f"=> {grade.verdict}, {rollout.num_tokens} tokens, finished by {rollout.finish}\n"))
 
 
 def answer_one(model: ServedModel, text: str, seed: int) -> None:
@@ -59,7 +60,7 @@ def chat(model: ServedModel, seed: int) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # editing and history at the prompt
     keeps = "" if not model.renderer.is_raw else " This model has no chat template: every line is a prompt of its own."
-    print(f"{model.name}.{keeps} /new begins anew, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
+    print(f"{visible(model.name)}.{keeps} /new begins anew, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
     with model.engine.open() as core:
         turns = 0
         while True:
@@ -77,7 +78,7 @@ def chat(model: ServedModel, seed: int) -> None:
             try:
                 answer = _say(model, core, [*history, message], seed, stream=turns)
             except UserError as error:  # too long: the line is not kept
-                print(f"{error}; or begin anew with /new", file=sys.stderr)
+                print(f"{visible(error)}; or begin anew with /new", file=sys.stderr)
                 continue
             turns += 1
             if not model.renderer.is_raw:
@@ -91,7 +92,7 @@ def _say(model: ServedModel, core: Core, messages: Sequence[Mapping[str, str]], 
     shown = ShownText(model.decode, sampling.stop)
     (number,) = core.submit([Request(ids, sampling, seed, stream, streamed=True)])
     parts = [model.renderer.prefix]
-    print(model.renderer.prefix, end="", flush=True)
+    print(visible(model.renderer.prefix), end="", flush=True)
     finish = ""
     with _interrupt() as interrupted:
         while core.busy:
@@ -102,11 +103,11 @@ def _say(model: ServedModel, core: Core, messages: Sequence[Mapping[str, str]], 
                 if output.turn is not None:
                     new, finish = new + shown.rest(), output.turn.finish
                 parts.append(new)
-                print(new, end="", flush=True)
+                print(visible(new), end="", flush=True)
     print()
     if finish != "stop":
         why = f"cut at {sampling.max_tokens} tokens" if finish == "length" else "stopped"
-        print(f"[{why}]", file=sys.stderr)
+        print(visible(f"[{why}]"), file=sys.stderr)
     return "".join(parts)
 
 
@@ -149,7 +150,7 @@ def answer_file(model: ServedModel, prompts: Sequence[dict[str, Any]], out: Path
             jsonl.append(out, {"index": i, "sample": g, **row})
             progress.advance()
     jsonl.write(out, sorted(jsonl.read(out), key=lambda row: (row["index"], row["sample"])))
-    print(f"{out}: {len(prompts) * samples} answers to {len(prompts)} prompts", file=sys.stderr)
+    print(f"{visible(out)}: {len(prompts) * samples} answers to {len(prompts)} prompts", file=sys.stderr)
 
 
 def _turns_of(

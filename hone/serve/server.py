@@ -7,11 +7,17 @@ import socket
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from hone.base.settings import UserError
 
-LOOPBACK = ("127.0.0.1", "localhost")
+if TYPE_CHECKING:
+    import uvicorn
+
 _GRACE = 10  # seconds that running answers have left after a Ctrl-C; a second one ends them at once
+_KEEP_ALIVE = 5  # seconds that a connection may rest between two requests
+_HEADER_BYTES = 32 << 10  # of one request
+HEADER_SECONDS = 20.0  # for them to arrive; a connection is closed at the latest after twice as long
 
 
 def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: str, port: int) -> None:
@@ -20,6 +26,7 @@ def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: 
         import uvicorn
 
         from hone.serve.app import make_app
+        from hone.serve.guard import allowed_hosts
     except ImportError as error:
         raise UserError(f"hone serve needs {error.name}: pip install 'hone-rl[serve]'") from error
     from hone.serve.model import load_served
@@ -27,19 +34,56 @@ def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: 
 
     listener = listen(host, port)
     model = load_served(target, overrides, checkpoint)
-    hosts = LOOPBACK if host in LOOPBACK else ("*",)
     with Worker(model.engine) as worker:
-        app = make_app(model, worker, hosts)
-        config = uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=_GRACE)
-        address = f"http://{host}:{listener.getsockname()[1]}/v1"
+        app = make_app(model, worker, allowed_hosts(host))
+        config = settings(app)
+        shown = f"[{host}]" if ":" in host else host
+        address = f"http://{shown}:{listener.getsockname()[1]}/v1"
         print(f"{model.name} ({model.path}) at {address}; Ctrl-C ends it", file=sys.stderr, flush=True)
         uvicorn.Server(config).run(sockets=[listener])
 
 
+def settings(app: Any) -> uvicorn.Config:
+    """Bounds on what a client may do before its request is there."""
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Impatient(H11Protocol):
+        """Closes a connection on which no request arrives whole: uvicorn itself would wait for ever."""
+
+        _resting: Any = None  # the exchange that was over already at the last look
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(HEADER_SECONDS, self._look)
+
+        def _look(self) -> None:
+            if self.transport.is_closing():
+                return
+            over = self.cycle is None or self.cycle.response_complete
+            if over and self._resting is (self.cycle or self):
+                self.transport.abort()
+                return
+            self._resting = (self.cycle or self) if over else None
+            self.loop.call_later(HEADER_SECONDS, self._look)
+
+    return uvicorn.Config(
+        app,
+        http=Impatient,
+        ws="none",
+        log_level="warning",
+        timeout_graceful_shutdown=_GRACE,
+        timeout_keep_alive=_KEEP_ALIVE,
+        h11_max_incomplete_event_size=_HEADER_BYTES,
+    )
+
+
 def listen(host: str, port: int) -> socket.socket:
     """Port 0: any that is free."""
-    if host not in LOOPBACK:
-        print(f"note: {host} can be reached from other machines, and nobody is asked for a password", file=sys.stderr)
+    from hone.serve.guard import allowed_hosts
+
+    if not allowed_hosts(host):
+        print(f"note: {host} can be reached from other machines, and no password is asked for", file=sys.stderr)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -54,8 +54,9 @@ class Worker:
         if self._thread.is_alive():
             raise RuntimeError("the engine's thread has not ended within 60 s; a forward pass hangs")
 
-    async def run(self, requests: Sequence[Request]) -> AsyncGenerator[tuple[int, Output], None]:
-        """(index of the request, news) until every sample has finished; leaving early cancels the rest.
+    async def run(self, requests: Sequence[Request]) -> AsyncGenerator[list[tuple[int, Output]], None]:
+        """(index of the request, news), as many as there are, until every sample has finished; leaving early cancels
+        the rest.
 
         Raises what `Core.submit` raises, and RuntimeError if the engine failed or was stopped meanwhile.
         """
@@ -70,12 +71,17 @@ class Worker:
         left = sum(request.samples for request in requests)
         try:
             while left:
-                item = await news.get()
-                if isinstance(item, Exception):
-                    left = 0
-                    raise item
-                left -= item[1].turn is not None
-                yield item
+                items = [await news.get()]
+                while not news.empty():
+                    items.append(news.get_nowait())
+                new = []
+                for item in items:
+                    if isinstance(item, Exception):
+                        left = 0
+                        raise item
+                    left -= item[1].turn is not None
+                    new.append(item)
+                yield new
         finally:
             if left:
                 ticket.cancelled = True
@@ -88,7 +94,7 @@ class Worker:
         while not self._stopping:
             tickets: dict[int, _Ticket] = {}  # request of the core -> whose it is
             try:
-                with self._engine.open() as core:
+                with self._engine.open(others=True) as core:
                     while not self._stopping:
                         self._turn(core, tickets)
             except Exception as error:  # of the model or the device: the clients are told, the server goes on

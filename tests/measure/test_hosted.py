@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 
 from hone.base.settings import UserError
-from hone.measure import hosted
 from hone.measure import run as evals
 from hone.measure.hosted import Endpoint, complete
 from hone.measure.store import read_measured, stored
@@ -62,7 +61,7 @@ def says(text: str | None, finish: str = "stop", **more: Any) -> tuple[int, dict
 def serve(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     servers: list[Server] = []
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    monkeypatch.setattr(hosted.time, "sleep", lambda _: None)
+    monkeypatch.setattr("hone.base.http.FIRST_PAUSE", 0.001)
 
     def start(*replies: tuple[int, Any]) -> Server:
         servers.append(Server(*replies))
@@ -90,17 +89,17 @@ def test_it_tries_again_where_that_can_help_and_not_elsewhere(serve: Any) -> Non
     assert complete(Endpoint.parse(server.endpoint), [], SAMPLING, 0).finish == "length"
     assert len(server.got) == 5
     refused = serve((401, {"error": "no such key"}))
-    with pytest.raises(UserError, match=r"HTTP 401: .*no such key"):
+    with pytest.raises(UserError, match=r"answered 401: .*no such key"):
         complete(Endpoint.parse(refused.endpoint), [], SAMPLING, 0)
     assert len(refused.got) == 1
     down = serve((500, {}))
-    with pytest.raises(UserError, match=r"no answer after 3 tries: HTTP 500.*What was sampled is kept"):
+    with pytest.raises(UserError, match=r"no answer after 3 tries: .* 500.*What was sampled is kept"):
         complete(Endpoint.parse(down.endpoint), [], SAMPLING, 0, tries=3)
 
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1/v1", "ftp://h/v1#m", "http://#m"])
 def test_an_address_that_is_none(target: str) -> None:
-    with pytest.raises(UserError, match="give a hosted model as URL#model"):
+    with pytest.raises(UserError, match=r"give a hosted model as URL#model|is no address"):
         Endpoint.parse(target)
 
 

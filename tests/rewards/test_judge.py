@@ -17,7 +17,6 @@ from hone.grade.workers import Failure
 from hone.recipe.load import load
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
-from hone.rewards.judge import client as module
 from hone.rewards.judge.client import Judge, Question, Schema, quoted, read_object
 from hone.rewards.judge.config import JudgeConfig
 from hone.rewards.judge.labels import OTHER, SUBJECTS, by_words, choose, label
@@ -34,7 +33,7 @@ SECRET = "sk-very-secret-0123456789"
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
-    monkeypatch.setattr(module, "FIRST_PAUSE", 0.02)
+    monkeypatch.setattr("hone.base.http.FIRST_PAUSE", 0.02)
     monkeypatch.setenv("OPENAI_API_KEY", SECRET)
 
 
@@ -134,7 +133,7 @@ def test_a_server_that_always_fails_gives_failures_not_zeros(tmp_path):
         assert server.asked["Say 1"] == 3
     (answer,) = ask(judge, [1])  # nobody there
     assert answer.kind == "verifier_error"
-    assert "ConnectError" in answer.message
+    assert "Connection refused" in answer.message
     with serving(lambda body, _: (400, {}, "context too long")) as server:
         assert ask(judge_at(server, tmp_path), [1]) == [Failure("verifier_error", "HTTP 400: context too long")]
 

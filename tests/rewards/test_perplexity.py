@@ -429,11 +429,12 @@ class Echo(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def server():
+def server(monkeypatch):
+    monkeypatch.setattr("hone.base.http.FIRST_PAUSE", 0.001)
     Echo.failures, Echo.wishes = [], []
     http = ThreadingHTTPServer(("127.0.0.1", 0), Echo)
     threading.Thread(target=http.serve_forever, args=(0.02,), daemon=True).start()
-    yield AnswerServer(f"http://127.0.0.1:{http.server_port}/v1/", "m", PROMPT, "", pause=0.01)
+    yield AnswerServer(f"http://127.0.0.1:{http.server_port}/v1/", "m", PROMPT, "")
     http.shutdown()
 
 
@@ -462,10 +463,10 @@ def test_a_server_that_fails_for_a_while_is_asked_again(server):
     assert len(server.logprobs(question(), [""], "A: ", "42")[0]) == 2
     assert len(Echo.wishes) == 3
     Echo.failures = [400]
-    with pytest.raises(AnswererError, match="HTTP 400"):
+    with pytest.raises(AnswererError, match="answered 400"):
         server.logprobs(question(), [""], "A: ", "42")
     Echo.failures = [500] * 9
-    with pytest.raises(AnswererError, match="HTTP 500"):
+    with pytest.raises(AnswererError, match="answered 500"):
         server.logprobs(question(), [""], "A: ", "42")
 
 

@@ -14,8 +14,9 @@ from hone.model import tiny
 from hone.model.load import load_tokenizer
 from hone.recipe.sections.model import ModelConfig, TinyConfig
 from hone.serve.app import make_app
+from hone.serve.guard import LOOPBACK
 from hone.serve.model import ServedModel, load_served
-from hone.serve.server import LOOPBACK, listen
+from hone.serve.server import listen, settings
 from hone.serve.worker import Worker
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
@@ -46,7 +47,9 @@ def url(model: ServedModel) -> Iterator[str]:
     listener = listen("127.0.0.1", 0)
     with Worker(model.engine) as worker:
         app = make_app(model, worker, LOOPBACK)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", timeout_graceful_shutdown=1))
+        config = settings(app)
+        config.timeout_graceful_shutdown = 1
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
         thread.start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/v1"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.base.settings import UserError
+from hone.base.visible import visible
 from hone.model.load import stop_token_ids
 from hone.preflight.check import base
 from hone.preflight.check.findings import Finding, distinct, lines
@@ -58,7 +59,7 @@ def cli_check(
         values = {"failed": result.failed, **asdict(result)}
         print(json.dumps(values, indent=1, ensure_ascii=False))
     else:
-        print(f"{score_table(result.scores)}\n\n{lines(result.findings)}")
+        print(visible(f"{score_table(result.scores)}\n\n{lines(result.findings)}"))
     return int(result.failed)
 
 
@@ -153,8 +154,8 @@ def dry_run(recipe: Recipe | Pipeline) -> int:
     shown = Subject(recipe, stages_of(recipe)[-1][0])
     for problem in shown.task.problems("train")[:2]:
         prompt = shown.renderer.prompt_text(problem)
-        print(f"\nprompt of {problem.id}, {len(shown.renderer.prompt_ids(problem))} tokens:\n{prompt}")
-    print(f"\n{score_table(result.subject.scores)}\n\n{lines(result.findings)}")
+        print(visible(f"\nprompt of {problem.id}, {len(shown.renderer.prompt_ids(problem))} tokens:\n{prompt}"))
+    print(visible(f"\n{score_table(result.subject.scores)}\n\n{lines(result.findings)}"))
     return int(any(finding.level == "fail" for finding in result.findings))
 
 

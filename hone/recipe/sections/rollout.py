@@ -5,9 +5,20 @@ from __future__ import annotations
 from typing import Annotated, Literal
 from urllib.parse import urlsplit
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import (
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    field_validator,
+    model_validator,
+)
 
 from hone.base.settings import Section
+
+#: Lower temperatures give the likeliest token all of the probability, and a division by them overflows.
+COLDEST = 1e-5
 
 
 class SamplingConfig(Section):
@@ -18,6 +29,13 @@ class SamplingConfig(Section):
     max_tokens: PositiveInt = 256  # completion tokens
     # The completion ends with the token that completes one of these in its text; the text keeps all of that token.
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+
+    @field_validator("temperature")
+    @classmethod
+    def _divides(cls, value: float) -> float:
+        if 0.0 < value < COLDEST:
+            raise ValueError(f"{value:g} is too small to divide by; give 0 for greedy answers, or at least {COLDEST:g}")
+        return value
 
 
 class ServerConfig(Section):

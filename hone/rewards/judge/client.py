@@ -3,38 +3,34 @@
     judge = Judge(JudgeConfig(url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-8B"))
     judge.ask([Question("Is 7 prime?", YES_NO)])        # [True]
 
-Many at the same time, each tried again after what may pass (429, 5xx, a broken or stalled connection, an answer that
-is not the JSON asked for), with growing pauses that are drawn at random, so that waiting clients do not come back all
-at once; a Retry-After holds all of them. Answers that could be read are kept on disk by the content of the question:
-an interrupted run loses none, and pays for none twice. Every wait is bounded, the whole by `seconds`.
+Many at the same time, each tried again after what may pass (see `hone.base.http`; also an answer that is not the JSON asked
+for). Answers that could be read are kept on disk by the content of the question: an interrupted run loses none, and
+pays for none twice. Every wait is bounded, the whole by `seconds`.
 The key is read from the environment when it is sent, and taken out of whatever the server says.
 """
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import os
-import random
-import re
 import tempfile
-import time
+import threading
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from hone.base.http import Http, ServerError, ServerHangs, ServerRefused, Unreadable, clean, may_pass
 from hone.base.settings import UserError
 from hone.grade.workers import Failure
 from hone.rewards.judge.config import JudgeConfig
 
-RETRIED = (408, 409, 425, 429, 500, 502, 503, 504, 529)
 #: The whole judge is unusable: the key, the address or the model's name is wrong.
 REFUSED = (401, 403, 404)
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 30.0  # seconds; a Retry-After is obeyed up to the longest
-SHOWN = 200  # characters of a server's message
+MOST_TOKENS = 1 << 30  # that one call can have used
 
 
 @dataclass(frozen=True)
@@ -59,11 +55,8 @@ class Judge:
     def __init__(self, config: JudgeConfig) -> None:
         if config.url is None:
             raise UserError("judge: no endpoint; set judge.url and judge.model, as in https://api.openai.com/v1")
-        try:
-            import httpx  # noqa: F401
-        except ImportError:
-            raise UserError("judge: the package httpx is missing; pip install 'hone-rl[judge]'") from None
         self.config = config
+        self._lock = threading.Lock()
         self.counts: Counter[str] = Counter()  # since the beginning: calls, tokens, cached, failed, retries
         self._told: Counter[str] = Counter()
         if config.key_env and not config.is_local and not os.environ.get(config.key_env):
@@ -92,79 +85,66 @@ class Judge:
         if missing:
             if over := self._over_budget():
                 raise UserError(f"judge: {over}; raise it and go on with --resume")
-            answers.update(asyncio.run(self._ask_all({key: first[key] for key in missing})))
+            answers.update(self._ask_all({key: first[key] for key in missing}))
         self.counts["failed"] += sum(isinstance(answers[key], Failure) for key in missing)
         return [answers[self._key(question)] for question in questions]
 
     # --- asking ---
 
-    async def _ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
-        import httpx
-
+    def _ask_all(self, questions: Mapping[str, Question]) -> dict[str, Any]:
         config = self.config
-        answers: dict[str, Any] = {}
-        gate, limit = _Gate(), asyncio.Semaphore(config.concurrency)
-        client = httpx.AsyncClient(
-            timeout=config.timeout, limits=httpx.Limits(max_connections=None), trust_env=not config.is_local
-        )
-
-        async def one(key: str, question: Question) -> None:
-            async with limit:
-                answers[key] = await self._answer(client, gate, key, question)
-
-        async with client:
-            tasks = [asyncio.create_task(one(key, question)) for key, question in questions.items()]
-            done, late = await asyncio.wait(tasks, timeout=config.seconds, return_when=asyncio.FIRST_EXCEPTION)
-            for task in late:
-                task.cancel()
-            await asyncio.gather(*late, return_exceptions=True)
-            refused = [error for task in done if (error := task.exception()) is not None]
-        if refused:
-            raise refused[0]
+        http = Http(config.url or "", key_env=config.key_env, proxies=True)
+        pool = ThreadPoolExecutor(min(config.concurrency, len(questions)), "judge")
+        try:
+            futures = {pool.submit(self._answer, http, *item): item[0] for item in questions.items()}
+            done, _ = wait(futures, timeout=config.seconds, return_when=FIRST_EXCEPTION)
+            answers = {futures[future]: future.result() for future in done}
+        finally:
+            pool.shutdown(wait=False, cancel_futures=True)
+            http.hang_up()  # ends what is late, in the middle of a pause too
+            pool.shutdown()
         why = Failure("verifier_timeout", f"no answer within {config.seconds:g} s (judge.seconds)")
         return {key: answers.get(key, why) for key in questions}
 
-    async def _answer(self, client: Any, gate: _Gate, key: str, question: Question) -> Any:
-        problem = ""
-        for attempt in range(self.config.tries):
-            if attempt:
-                self.counts["retries"] += 1
-                await asyncio.sleep(random.uniform(0.5, 1.0) * min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**attempt))
-            await gate.wait()
-            if over := self._over_budget():
-                return Failure("verifier_error", over)
-            try:
-                status, headers, text = await self._post(client, question)
-            except asyncio.TimeoutError:
-                problem = f"no answer within {self.config.timeout:g} s (judge.timeout)"
-                continue
-            except Exception as error:  # of the network, whatever the library calls it
-                problem = self._clean(f"{type(error).__name__}: {error}")
-                continue
-            if status == 200:
-                try:
-                    return self._read(key, question, text)
-                except ValueError as error:
-                    problem = self._clean(str(error))
-                    continue
-            problem = f"HTTP {status}: {self._clean(text) or 'without a word'}"
-            if status in REFUSED:
-                raise UserError(f"judge {self.config.url}: {problem}; look at judge.url, judge.model and the key")
-            if status not in RETRIED:
-                return Failure("verifier_error", problem)
-            gate.hold(headers.get("retry-after"))
-        return Failure("verifier_error", f"{problem} (after {self.config.tries} tries)")
+    def _answer(self, http: Http, key: str, question: Question) -> Any:
+        """What the answer means, or a Failure. Raises UserError if the judge is unusable."""
 
-    async def _post(self, client: Any, question: Question) -> tuple[int, Mapping[str, str], str]:
-        self.counts["calls"] += 1
-        key = os.environ.get(self.config.key_env or "")
-        headers = {"Authorization": f"Bearer {key}"} if key else {}
-        url = f"{(self.config.url or '').rstrip('/')}/chat/completions"
-        # The library's own limits are on each read; a server that sends a byte now and then would pass them for ever.
-        answer = await asyncio.wait_for(
-            client.post(url, json=self._body(question), headers=headers), self.config.timeout
-        )
-        return answer.status_code, answer.headers, answer.text
+        def ask() -> Any:
+            if over := self._spend_call():
+                return Failure("verifier_error", over)
+            reply = http.post("/chat/completions", self._body(question), seconds=self.config.timeout, what="the judge")
+            try:
+                return self._read(key, question, reply)
+            except ValueError as error:
+                raise Unreadable(clean(str(error), http.key)) from error
+
+        try:
+            return http.retrying(ask, self.config.tries, on_retry=lambda: self._count("retries"))
+        except ServerRefused as error:
+            problem = f"HTTP {error.status}: {error.message}"
+            if error.status in REFUSED:
+                reason = f"judge {self.config.url}: {problem}; look at judge.url, judge.model and the key"
+                raise UserError(reason) from error
+            return Failure("verifier_error", self._after_tries(problem, error))
+        except ServerHangs as error:
+            problem = f"no answer within {self.config.timeout:g} s (judge.timeout)"
+            return Failure("verifier_error", self._after_tries(problem, error))
+        except ServerError as error:
+            return Failure("verifier_error", self._after_tries(str(error), error))
+
+    def _after_tries(self, problem: str, error: ServerError) -> str:
+        return f"{problem} (after {self.config.tries} tries)" if may_pass(error) else problem
+
+    def _count(self, name: str, more: int = 1) -> None:
+        with self._lock:
+            self.counts[name] += more
+
+    def _spend_call(self) -> str | None:
+        """Counts a call; returns why there may be none."""
+        with self._lock:
+            over = self._over_budget()
+            self.counts["calls"] += over is None
+            return over
 
     def _body(self, question: Question) -> dict[str, Any]:
         schema = question.schema
@@ -190,17 +170,14 @@ class Judge:
         }
         return {name: value for name, value in body.items() if value is not None}
 
-    def _read(self, key: str, question: Question, text: str) -> Any:
+    def _read(self, key: str, question: Question, reply: Any) -> Any:
         """The meaning of a reply, which is kept; raises ValueError if it is not what was asked for."""
         try:
-            reply = json.loads(text)
             content = reply["choices"][0]["message"]["content"]
-            usage = reply.get("usage") or {}
-        except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-            raise ValueError(f"not a chat completion: {text}") from None
-        used = usage.get("total_tokens") if isinstance(usage, dict) else None
-        # A server that does not count is counted for, at four characters a token.
-        self.counts["tokens"] += used if isinstance(used, int) else (len(question.text) + len(str(content))) // 4
+            usage = reply.get("usage")
+        except (LookupError, TypeError, AttributeError):
+            raise ValueError(f"not a chat completion: {reply}") from None
+        self._count("tokens", _tokens_used(usage, len(question.text) + len(str(content))))
         answer = read_object(content, question.schema)
         self._keep(key, content)
         return answer
@@ -211,12 +188,6 @@ class Judge:
             if most is not None and self.counts[name] >= most:
                 return f"the budget of {most} {name} (judge.max_{name}) is used up"
         return None
-
-    def _clean(self, text: str) -> str:
-        """What may be shown of a server's message: short, and without the key, which some servers echo."""
-        key = os.environ.get(self.config.key_env or "")
-        text = text.replace(key, "***") if key else text
-        return " ".join(re.sub(r"\b(sk|key|Bearer)[-_ ][\w*.-]{8,}", "***", text).split())[:SHOWN]
 
     # --- keeping ---
 
@@ -247,23 +218,10 @@ class Judge:
         os.replace(aside, path)
 
 
-class _Gate:
-    """Holds all requests when the server asks for a pause."""
-
-    def __init__(self) -> None:
-        self._until = 0.0
-
-    def hold(self, retry_after: str | None) -> None:
-        try:
-            seconds = float(retry_after or 0.0)
-        except ValueError:  # a date: the usual pause does
-            return
-        if seconds > 0:
-            self._until = max(self._until, time.monotonic() + min(seconds, LONGEST_PAUSE))
-
-    async def wait(self) -> None:
-        while (left := self._until - time.monotonic()) > 0:
-            await asyncio.sleep(left)
+def _tokens_used(usage: Any, characters: int) -> int:
+    """As the server counts. One that does not, or says what cannot be, is counted for, at four characters a token."""
+    used = usage.get("total_tokens") if isinstance(usage, Mapping) else None
+    return used if type(used) is int and 0 < used < MOST_TOKENS else characters // 4 + 1
 
 
 def read_object(content: Any, schema: Schema) -> Any:

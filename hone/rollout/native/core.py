@@ -57,6 +57,7 @@ class Core:
 
     `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns;
     `kernel` computes attention where it fits. `recorder` records decode steps; `gave_up` is told why it could not.
+    `reserve`: rows that what was submitted at once leaves to others.
     """
 
     def __init__(
@@ -70,6 +71,7 @@ class Core:
         kernel: Kernel | None = None,
         recorder: Recorder | None = None,
         gave_up: Callable[[str], None] = print,
+        reserve: int = 0,
     ) -> None:
         self._model, self._device = model, next(model.parameters()).device
         self._head = None if model.dtype == torch.float32 or not has_plain_head(model) else output_head(model)
@@ -81,7 +83,7 @@ class Core:
         self._requests: dict[int, Request] = {}
         self._left: dict[int, int] = {}  # request -> samples that wait or hold a row
         self._submitted = 0
-        self._queue = Queue(budget, max_sequences)
+        self._queue = Queue(budget, max_sequences, reserve)
         self._arrived = False  # something was submitted since rows entered last
         self._rows = Rows.enter([], self._requests, self._device)
         self._alive: list[bool] = []  # [B] as of the last look

@@ -82,8 +82,11 @@ class NativeEngine:
         return self._config.weights != "policy" and self._model.dtype == torch.float32
 
     @contextmanager
-    def open(self) -> Iterator[Core]:
-        """A running batch, to be stepped in this thread; the model belongs to it until the end of the block."""
+    def open(self, others: bool = False) -> Iterator[Core]:
+        """A running batch, to be stepped in this thread; the model belongs to it until the end of the block.
+
+        `others`: what is submitted at once leaves some room for what others may submit later.
+        """
         budget = Budget.of(self._model, self._config.kv_cache_gib)
         # Not inference_mode: a rotary embedding that rescales itself would keep inference tensors as buffers.
         with torch.no_grad(), serving(self._model, self._config.weights):
@@ -97,6 +100,7 @@ class NativeEngine:
                 self._load_kernel(),
                 self._recorder(),
                 self._no_graphs,
+                reserve=max(1, self._config.max_sequences // 8) if others else 0,
             )
             try:
                 yield core

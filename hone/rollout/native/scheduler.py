@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -20,58 +21,117 @@ from hone.types import Finish, IntArray, Turn
 
 
 class Queue:
-    """Samples still to be started: first come, first served, and whole groups."""
+    """Samples still to be started: first come, first served, and whole groups.
 
-    def __init__(self, budget: Budget, max_sequences: int) -> None:
-        self._waiting: deque[Work] = deque()
+    `reserve`: rows that what came at once (a batch) leaves free for others; batches then take turns, so that a large
+    one cannot make all others wait.
+    """
+
+    def __init__(self, budget: Budget, max_sequences: int, reserve: int = 0) -> None:
+        self._batches: deque[deque[Work]] = deque()  # none of them empty; the first is next
+        self._batch_of: dict[int, int] = {}  # request -> the number of its batch, while it waits or runs
+        self._added = 0
         self._budget = budget
         self._max_sequences = max_sequences
+        self._reserve = min(reserve, max_sequences - 1)
 
     def add(self, requests: Mapping[int, Request]) -> None:
-        """Of those that come together, the longest prompts first.
+        """A batch: of those that come together, the longest prompts first.
 
         Prompts of like length are then decoded together, and little of the padded rectangle is wasted.
         """
         order = sorted(requests, key=lambda i: (-len(requests[i].prompt_ids), i))
-        self._waiting.extend((i, sample) for i in order for sample in range(requests[i].samples))
+        if order:
+            self._batches.append(deque((i, sample) for i in order for sample in range(requests[i].samples)))
+        self._added += 1
+        self._batch_of |= dict.fromkeys(order, self._added)
 
     def take(self, running: Sequence[Work], requests: Mapping[int, Request]) -> list[Work]:
         """As many as there is room for beside the `running` ones; none overtakes one that waits longer."""
-        prompts = {i for i, _ in running}
-        longest = max((len(requests[i].prompt_ids) for i in prompts), default=0)
-        most = max((requests[i].sampling.max_tokens for i in prompts), default=0)
+        self._batch_of = {i: batch for i, batch in self._batch_of.items() if i in requests}
+        room = _Room(self, running, requests)
         taken: list[Work] = []
-        while self._waiting and len(running) + len(taken) < self._max_sequences:
-            i, _ = self._waiting[0]
-            prompts.add(i)
-            longest = max(longest, len(requests[i].prompt_ids))
-            most = max(most, requests[i].sampling.max_tokens)
-            if not self._budget.fits(len(prompts), longest, len(running) + len(taken) + 1, most):
+        full = 0  # batches in a row that have their share already
+        while full < len(self._batches):
+            batch = self._batches[0]
+            answer = room.for_one_of(batch[0][0])
+            if answer == "no":
                 break
-            taken.append(self._waiting.popleft())
+            if self._reserve:
+                self._batches.rotate(-1)
+            if answer == "share used up":
+                full += 1
+                continue
+            full = 0
+            room.add(batch[0][0])
+            taken.append(batch.popleft())
+            if not batch:
+                self._batches.remove(batch)
         return taken
 
     def has_room(self, running: Sequence[Work], requests: Mapping[int, Request]) -> bool:
         """Whether `take` would give anything."""
-        if not self._waiting or len(running) >= self._max_sequences:
-            return False
-        asked = {i: requests[i] for i, _ in (*running, self._waiting[0])}
-        longest = max(len(request.prompt_ids) for request in asked.values())
-        most = max(request.sampling.max_tokens for request in asked.values())
-        return self._budget.fits(len(asked), longest, len(running) + 1, most)
+        room = _Room(self, running, requests)
+        for batch in self._batches:
+            answer = room.for_one_of(batch[0][0])
+            if answer != "share used up":
+                return answer == "yes"
+        return False
 
     def drop(self, request: int) -> list[Work]:
         """Take its samples out; returns them."""
-        gone = [work for work in self._waiting if work[0] == request]
-        self._waiting = deque(work for work in self._waiting if work[0] != request)
+        gone = [work for batch in self._batches for work in batch if work[0] == request]
+        left = (deque(work for work in batch if work[0] != request) for batch in self._batches)
+        self._batches = deque(batch for batch in left if batch)
         return gone
 
     def waits(self, request: int) -> bool:
-        """Whether samples of the request that was taken last are still waiting."""
-        return bool(self._waiting) and self._waiting[0][0] == request
+        """Whether samples of the request that its batch has begun are still waiting."""
+        return any(batch[0][0] == request for batch in self._batches)
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return sum(map(len, self._batches))
+
+
+class _Room:
+    """What there is room for beside rows that run, or are about to."""
+
+    def __init__(self, queue: Queue, running: Sequence[Work], requests: Mapping[int, Request]) -> None:
+        self._queue, self._requests = queue, requests
+        self._rows = self._longest = self._most = 0
+        self._prompts: set[int] = set()
+        self._held: Counter[int] = Counter()  # batch -> rows
+        for request, _ in running:
+            self.add(request)
+
+    def add(self, request: int) -> None:
+        """One more row."""
+        if request not in self._prompts:
+            self._prompts.add(request)
+            self._longest = max(self._longest, len(self._requests[request].prompt_ids))
+            self._most = max(self._most, self._requests[request].sampling.max_tokens)
+        self._rows += 1
+        self._held[self._queue._batch_of[request]] += 1
+
+    def for_one_of(self, request: int) -> Literal["yes", "no", "share used up"]:
+        """Whether a row of this request fits."""
+        queue, spare = self._queue, self._queue._reserve
+        if self._rows >= queue._max_sequences:
+            return "no"
+        prompts = len(self._prompts | {request})
+        longest = max(self._longest, len(self._requests[request].prompt_ids))
+        most = max(self._most, self._requests[request].sampling.max_tokens)
+        if not queue._budget.fits(prompts, longest, self._rows + 1, most):
+            return "no"
+        held = self._held[queue._batch_of[request]]
+        if not spare or not held:
+            return "yes"
+        alone = held == self._rows
+        if held >= queue._max_sequences - spare or (
+            alone and not queue._budget.fits(prompts + 1, longest, self._rows + 1 + spare, most)
+        ):
+            return "share used up"
+        return "yes"
 
 
 @dataclass(slots=True)

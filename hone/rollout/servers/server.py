@@ -15,12 +15,13 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
-from hone.base.http import Http, ServerError, ServerHangs, ServerLost, ServerRefused
+from hone.base.http import Http, ServerError, ServerHangs, ServerLost, ServerRefused, may_pass
 from hone.base.processes import Server
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, ServerConfig
@@ -35,6 +36,10 @@ if TYPE_CHECKING:
 SHORT = 20.0  # seconds for a question whose answer needs no work: health, list of models
 TRIES = 3  # how often one prompt is asked when the server is well but gives no whole answer to it
 MODEL = "policy"  # the name under which a server that hone starts serves the model
+
+
+#: Answers hold a log-prob of each token, so they are large, and the server is the user's own.
+server_at = partial(Http, most=1 << 30)
 
 
 class Aborted(ServerError):
@@ -237,7 +242,7 @@ class ServerEngine(ABC):
 
     def _try_again(self, prompt: int, error: ServerRefused | Aborted, tries: Counter[int]) -> None:
         """Raises UserError if it is the request's fault, or if it happened too often."""
-        if isinstance(error, ServerRefused) and 400 <= error.status < 500 and error.status not in (408, 429):
+        if isinstance(error, ServerRefused) and not may_pass(error):
             raise UserError(f"{self.name} refuses prompt {prompt}: {error.message} (status {error.status})") from error
         tries[prompt] += 1
         if tries[prompt] >= TRIES:
@@ -246,7 +251,7 @@ class ServerEngine(ABC):
                 f"memory for keys and values is too small, lower rollout.max_sequences. Log: {self._log}"
             ) from error
         self._event("server_retry", f"{self.name}, prompt {prompt}: {error}; it is asked again")
-        time.sleep(min(1.0, 0.1 * 2 ** tries[prompt]))
+        self.http.pause(tries[prompt])
 
     def _turns(self, prompt: IntArray, sampling: SamplingConfig, samples: int, seed: int) -> list[Turn]:
         found = self._answers([int(i) for i in prompt], sampling, samples, seed)
@@ -263,7 +268,7 @@ class ServerEngine(ABC):
         """Before anything is loaded or exported. Raises UserError."""
         if self.config.url is not None:
             try:
-                self._healthy(Http(self.config.url))
+                self._healthy(server_at(self.config.url))
             except ServerError as error:
                 message = f"rollout.{self.module}.url: no server that can be used at {self.config.url}: {error}"
                 raise UserError(f"{message}; start one, or remove url to have hone start it") from error
@@ -314,7 +319,7 @@ class ServerEngine(ABC):
             self._event("server_leftover", f"stopped the {self.name} server that an earlier run left behind")
         self._check_port()
         port = self.config.port or self._host.free_port()
-        http = Http(f"http://{self._host.address}:{port}")
+        http = server_at(f"http://{self._host.address}:{port}")
         if self._host.address != LOOPBACK:
             self._event("server_listens", f"{self.name} at {http.url}: open to every machine that reaches this address")
         command = [*self._command(self._served, port), *self.config.arguments]
@@ -333,7 +338,7 @@ class ServerEngine(ABC):
 
     def _connect(self) -> None:
         assert self.config.url is not None
-        self._http = Http(self.config.url)
+        self._http = server_at(self.config.url)
         self._look_around()
 
     def _look_around(self) -> None:
@@ -378,7 +383,7 @@ class ServerEngine(ABC):
         deadline = time.monotonic() + self.config.start_timeout
         while True:
             try:
-                if self._healthy(Http(url)):
+                if self._healthy(server_at(url)):
                     return
                 reason = "not ready"
             except ServerError as error:
