@@ -13,7 +13,6 @@ import hashlib
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -87,16 +86,15 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 def put(path: Path, content: str | bytes) -> None:
     """Write a file in one step and see it to the disk: a reader, or a kill, never meets half of it."""
     data = content.encode() if isinstance(content, str) else content
-    handle, aside = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".writing", dir=path.parent)
+    aside = path.with_name(path.name + ".writing")
     try:
-        with os.fdopen(handle, "wb") as file:
-            os.fchmod(file.fileno(), 0o666 & ~_umask())
+        with aside.open("wb") as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.replace(aside, path)
-    except BaseException:
-        Path(aside).unlink(missing_ok=True)
+    except OSError:
+        aside.unlink(missing_ok=True)
         raise
 
 
@@ -106,9 +104,3 @@ def remove(path: Path) -> None:
         path.unlink(missing_ok=True)
     elif path.exists():
         shutil.rmtree(path)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
