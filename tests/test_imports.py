@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROWS = (
     ("types",),
     ("config",),
-    ("validate", "dist", "checksums"),
+    ("validate", "dist", "checksums", "terminal"),
     ("data", "chain"),
     ("verify",),
     ("judge",),

@@ -10,6 +10,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from hone.base import checksums
 from hone.base.settings import UserError
 from hone.model import attention, compiled, lora, shards
 from hone.model.logprobs import output_head
@@ -30,9 +31,11 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
     """The model in `config.dtype`, with our attention and without dropout; an adapter's folder is its base with the
     adapter merged in. `on`: where, by default the accelerator.
 
-    Raises UserError when there is no model at `config.path`, or one that would train silently wrong.
+    Raises UserError when there is no model at `config.path`, one of a run that is damaged, or one that would train
+    silently wrong.
     """
     attention.register()
+    checksums.require(Path(config.path).expanduser())
     if lora.is_adapter(config.path):
         model = load_model(config.at(base_of(config.path)), on)
         lora.merge_from(model, config.path)

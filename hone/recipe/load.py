@@ -23,6 +23,7 @@ from hone.grade.targets import read_target
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
 from hone.recipe.recipe import Name, Pipeline, Recipe, stages
+from hone.runs import seal
 from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import registered
 from hone.tasks.rows.files import SUFFIXES
@@ -34,7 +35,10 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
     Raises ConfigError, with one line per problem. `check_files`: the files and folders it names must be there; a
     report, which reads a finished run, does not need them.
     """
-    layer = read(file := find(path))
+    file = find(path)
+    if file.name == "config.resolved.json":
+        seal.require_file(file.parent, file.name)
+    layer = read(file)
     if file.suffix == ".json":
         layer = Layer(_as_written(layer.data), layer.origins)
     if file.name == "config.resolved.json":  # a run folder is that run, wherever it has been moved to

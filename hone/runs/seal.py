@@ -2,8 +2,8 @@
 
 Three kinds of files, one rule each:
 
-    files of rows           metrics.jsonl, evals.jsonl, ...: they only grow, so their first N bytes have one sha256. Every
-                            checkpoint records both (`state.json`), and so does `seal.json` for readers of the run
+    files of rows           metrics.jsonl, evals.jsonl, ...: they only grow, so their first N bytes have one sha256.
+                            Every checkpoint records both (`state.json`), and so does `seal.json` for readers of the run
     files written once      rollouts/step_N.jsonl, tokens/step_N.safetensors, evals/LABEL.jsonl: a row in files.jsonl
                             {"step": 3, "file": "rollouts/step_000003.jsonl", "bytes": 5120, "sha256": "..."}
     files that are replaced config.resolved.json, manifest.json, ...: their sha256 in `seal.json`
@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,10 +97,13 @@ def log_faults(folder: Path, records: Records) -> dict[str, str]:
     return faults
 
 
-def once_faults(folder: Path) -> dict[str, str]:
-    """File -> what is wrong with it, for files that were written once; a folder that was removed whole is no fault."""
+def once_faults(folder: Path, without: Collection[str] = ()) -> dict[str, str]:
+    """File -> what is wrong with it, for files that were written once; a folder that was removed whole is no fault.
+
+    `without`: folders that are not looked at.
+    """
     faults = {}
-    removed = {name for name in DISPENSABLE if not (folder / name).exists()}
+    removed = {*without, *(name for name in DISPENSABLE if not (folder / name).exists())}
     for row in jsonl.read(folder / ONCE):
         name = str(row.get("file"))
         if name.split("/")[0] in removed:
@@ -115,14 +118,14 @@ def once_faults(folder: Path) -> dict[str, str]:
     return faults
 
 
-def faults(folder: Path) -> Iterator[tuple[str, str]]:
+def faults(folder: Path, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """(file, what is wrong with it) of everything in a run folder that is not what was written."""
     seal = read(folder)
     for name in seal["files"]:
         if problem := file_fault(folder, name, seal):
             yield name, problem
     yield from log_faults(folder, seal["logs"]).items()
-    yield from once_faults(folder).items()
+    yield from once_faults(folder, without).items()
 
 
 def file_fault(folder: Path, name: str, seal: Mapping[str, Any] | None = None) -> str | None:
@@ -190,6 +193,18 @@ def write_logs(folder: Path, records: Records) -> None:
 
 def _write(folder: Path, seal: Mapping[str, Any]) -> None:
     checksums.put(folder / FILE, json.dumps(seal, indent=1))
+
+
+def stage_folders(run: Path) -> list[Path]:
+    """The folders of a run's stages, in order; of a run of one stage its own. Raises UserError for a damaged list."""
+    require_file(run, "stages.json")
+    path = run / "stages.json"
+    if not path.exists():
+        return [run]
+    rows = checksums.read_json(path, list, "restore it from a copy")
+    if not all(isinstance(row, dict) and isinstance(row.get("folder"), str) for row in rows):
+        raise UserError(f"{path} is damaged: it does not name the folders of stages; restore it from a copy")
+    return [run / row["folder"] for row in rows]
 
 
 # --- going back -------------------------------------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.recipe.schedule import Phases, settings, stagnation
 from hone.recipe.sections.algo import ResetConfig
+from hone.runs import seal
 
 if TYPE_CHECKING:
     from hone.learn.policy import Policy
@@ -168,10 +169,7 @@ def read_request(folder: Path) -> str | None:
 
 def _stage_folder(target: Path) -> Path:
     """Of a run of several stages, the one that has begun and is not finished."""
-    stages = target / "stages.json"
-    rows = checksums.read_json(stages, list, "restore it from a copy") if stages.exists() else [{"folder": "."}]
-    names = [str(row["folder"]) for row in rows]
-    begun = [target / name for name in names if (target / name / "manifest.json").exists()]
+    begun = [folder for folder in seal.stage_folders(target) if (folder / "manifest.json").exists()]
     if not begun:
         raise UserError(f"{target}: no run has begun there; give the folder of one, such as runs/demo")
     open_ = [folder for folder in begun if not (folder / "model").exists()]
