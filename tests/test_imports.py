@@ -17,6 +17,7 @@ ROWS = (
     ("types",),
     ("config",),
     ("validate", "dist", "checksums", "terminal"),
+    ("places",),
     ("data", "chain"),
     ("verify",),
     ("judge",),

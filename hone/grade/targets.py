@@ -7,6 +7,7 @@ from pathlib import Path
 
 from hone.base.settings import UserError
 from hone.grade import child
+from hone.recipe import places
 
 
 def read_target(target: str) -> bytes | None:
@@ -22,7 +23,7 @@ def read_target(target: str) -> bytes | None:
             raise UserError(f"{target}: no module {top} is installed, nor is there one in {Path.cwd()}")
         return None
     try:
-        return Path(place).expanduser().read_bytes()
+        return places.locate(place).read_bytes()
     except OSError as error:
         why = f"cannot be read ({error.strerror}); paths are relative to {Path.cwd()}"
         raise UserError(f"{target}: {place} {why}") from None

@@ -28,6 +28,7 @@ from hone.model import shards
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.parallel import as_forward, assemble, spread
 from hone.model.random_state import own_random_numbers
+from hone.recipe import places
 from hone.recipe.sections.algo import AlgoConfig, ValueConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
 from hone.recipe.sections.optim import LayersConfig, OptimConfig
@@ -76,7 +77,7 @@ class Policy:
         if lora is not None:
             adapters.attach(model, lora, self._adapter_seed())
             if lora.path is not None:
-                adapters.load_adapter(model, Path(lora.path))
+                adapters.load_adapter(model, places.locate(lora.path))
         if world.cut and reference is not None and reference is not model:
             spread(reference, world)
         self.reference = reference

@@ -18,6 +18,7 @@ from hone.base.world import ALONE, World
 from hone.grade.parse import parse
 from hone.measure.stats import passk, reflection
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.recipe import places
 from hone.recipe.recipe import EvalConfig, Pipeline, Recipe
 from hone.rewards.base import judge_all
 from hone.rewards.judge.client import Judge
@@ -199,7 +200,7 @@ def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Rec
             if (candidate / "model" / "config.json").exists():
                 return stage, candidate / "model"
     if stage.model.path != "tiny":
-        return stage, Path(stage.model.path)
+        return stage, places.locate(stage.model.path)
     raise UserError(f"{folder}: nothing is trained there yet; run `hone train` first, or give --checkpoint")
 
 

@@ -14,6 +14,7 @@ from hone.base import checksums
 from hone.base.settings import UserError
 from hone.model import attention, compiled, lora, shards
 from hone.model.logprobs import output_head
+from hone.recipe import places
 from hone.recipe.sections.model import ModelConfig
 
 if TYPE_CHECKING:
@@ -35,6 +36,7 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
     silently wrong.
     """
     attention.register()
+    config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
     checksums.require(Path(config.path).expanduser())
     if lora.is_adapter(config.path):
         model = load_model(config.at(base_of(config.path)), on)
@@ -87,6 +89,7 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The checkpoint's own tokenizer; one without an end-of-text token is an error."""
+    config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
     if lora.is_adapter(config.path) and not (Path(config.path) / "tokenizer_config.json").exists():
         config = config.at(base_of(config.path))
     tokenizer = _found(config, lambda: AutoTokenizer.from_pretrained(config.path, revision=config.revision))
@@ -96,13 +99,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def base_of(adapter: str) -> str:
-    """The model that an adapter belongs to: a folder or a hub id. Raises UserError for a folder that has gone."""
+    """The model that an adapter belongs to: a folder, also one that has moved with its run, or a hub id.
+
+    Raises UserError for a folder that has gone.
+    """
     base = str(lora.read_config(adapter)["base_model_name_or_path"])
     if Path(base).is_absolute() and not Path(base).exists():
-        raise UserError(
-            f"{adapter}: its base model {base} is not there (moved?); correct base_model_name_or_path in "
-            f"{lora.CONFIG_FILE}"
-        )
+        place = places.moved(base, Path(adapter))
+        if place is None:
+            raise UserError(
+                f"{adapter}: its base model {base} is not there (moved?); put it back, or write where it is as "
+                f"base_model_name_or_path in {lora.CONFIG_FILE}"
+            )
+        return str(place)
     return base
 
 

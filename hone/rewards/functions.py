@@ -25,6 +25,7 @@ from hone.base.settings import UserError
 from hone.grade.child import describe, finished, load_target, looks_of
 from hone.grade.targets import read_target
 from hone.grade.workers import Failure, Workers
+from hone.recipe.places import locate_target
 from hone.rewards.base import Judged, Part, Score
 from hone.rewards.config import RewardConfig
 from hone.types import VERIFIER_FAILURES, Problem, Reward, Rollout
@@ -65,7 +66,7 @@ class UserFunction(Part):
             looks = self.workers.looks()
         else:
             try:
-                self.function = load_target(target, source)
+                self.function = load_target(locate_target(target), source)
             except (Exception, SystemExit) as error:  # whatever importing the user's file raises
                 raise UserError(f"{target}: cannot be imported: {describe(error)}") from error
             looks = looks_of(self.function)

@@ -8,6 +8,7 @@
     ledger.jsonl           which problems were drawn for a step: see hone.runs.ledger
     evals.jsonl            one row per evaluation; evals/LABEL.jsonl its samples
     events.jsonl           whatever was out of the ordinary
+    inputs.json            the files that the recipe names, copies of the small ones in inputs/: see hone.recipe.places
     files.jsonl            size and checksum of every file that is written once; seal.json: of the others
     rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
     tokens/step_N.safetensors   its tokens: ids, advantages, entropies, log-probs of sampler and trainer
@@ -39,6 +40,7 @@ from hone.base.stop import Interrupted, Preempted, Stop, Stopping
 from hone.base.world import ALONE, World
 from hone.learn import checkpoint
 from hone.learn.policy import Policy
+from hone.recipe import places
 from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs import seal
 from hone.runs.ledger import row_of
@@ -78,7 +80,7 @@ class Run:
         folder.mkdir(parents=True, exist_ok=True)
         jsonl.keep(folder / "events.jsonl", lambda row: True)
         run._logs.begin()
-        for name in ("config.resolved.json", "manifest.json"):
+        for name in ("config.resolved.json", "manifest.json", places.FILE):
             seal.require_file(folder, name)
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
@@ -87,6 +89,10 @@ class Run:
                 "config_changed", "resumed with other settings than before; config.resolved.json has the new ones"
             )
         seal.put(folder, resolved.name, text)
+        inputs, changed = places.record(folder, config)
+        seal.put(folder, places.FILE, inputs)
+        if data := [key for key in changed if not key.startswith("reward.parts.")]:
+            run.event("file_changed", f"resumed with other contents of {', '.join(data)} than before")
         files = user_files(config)
         if not (folder / "manifest.json").exists():
             seal.put(folder, "manifest.json", json.dumps({**manifest(seed), "files": files}, indent=1))
