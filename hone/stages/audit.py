@@ -19,6 +19,7 @@ from hone.base.settings import UserError
 from hone.base.validate import without_defaults
 from hone.learn import checkpoint
 from hone.measure.models import at_step, model_folder
+from hone.recipe import places
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.runs import card, seal
@@ -52,6 +53,7 @@ def check(folder: Path) -> tuple[list[str], int]:
 
 def faults(folder: Path) -> Iterator[str]:
     """What is wrong in the folder of one stage."""
+    places.use(folder)  # the draws are made again, from the run's own data
     damaged = dict(seal.faults(folder))
     yield from (f"{name}: {problem}" for name, problem in damaged.items())
     for place in (*sorted((folder / "resets").glob("reset_*")), *(folder / name for name in ("model", "adapter"))):
