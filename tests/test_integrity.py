@@ -131,7 +131,7 @@ def elsewhere(made: Made, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, of: P
     return run
 
 
-@pytest.fixture()
+@pytest.fixture
 def hidden(made: Made) -> Iterator[None]:
     """Whatever a test does, the home of the run comes back."""
     yield

@@ -43,6 +43,7 @@ from hone.learn.policy import Policy
 from hone.recipe import places
 from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs import seal
+from hone.runs.history import History, reach
 from hone.runs.ledger import row_of
 from hone.runs.manifest import manifest, user_files
 from hone.runs.retention import best_validated
@@ -58,7 +59,8 @@ class Run:
     def __init__(self, folder: Path, checkpoints: CheckpointConfig, world: World = ALONE) -> None:
         self.folder, self.world = folder, world
         self.config = checkpoints
-        self.history: list[dict[str, Any]] = []  # rows of metrics.jsonl
+        self.history = History()  # rows of metrics.jsonl, as far as they are read again
+        self._reach = 1000
         self._logs = seal.Logs(folder)
         self._stop = Stop(checkpoints.stop_within_seconds, world.main)
         self._stopping = False  # a process was asked to, and the step is saved
@@ -75,6 +77,8 @@ class Run:
     ) -> Run:
         """Create the folder, or continue in it; says so if its settings were other ones."""
         run = cls(folder, checkpoints, world)
+        run._reach = reach(config)
+        run.history = History(reach=run._reach)
         if not world.main:
             return run
         folder.mkdir(parents=True, exist_ok=True)
@@ -107,8 +111,9 @@ class Run:
     # --- rows ---------------------------------------------------------------------------------
 
     def log(self, step: int, metrics: Mapping[str, float | str], seconds: Mapping[str, float]) -> None:
-        self.history.append({"step": step, **metrics})
-        self._append("metrics.jsonl", self.history[-1])
+        row = {"step": step, **metrics}
+        self.history.append(row)
+        self._append("metrics.jsonl", row)
         self._append("timings.jsonl", {"step": step, **{k: round(v, 4) for k, v in seconds.items()}})
 
     def log_costs(self, step: int, costs: Mapping[str, float]) -> None:
@@ -224,7 +229,8 @@ class Run:
                 policy.restore(good, state["policy"])
             if course is not None and state.get("course") is not None:
                 course.restore(state["course"])
-        self.history = self.world.on_main(lambda: self._back_to(step, resets, records), "the rows so far")
+        rows = self.world.on_main(lambda: self._back_to(step, resets, records), "the rows so far")
+        self.history = History(rows, self._reach)
         self._at = step, policy, course
         self._saved = step
         return step
@@ -290,7 +296,7 @@ class Run:
         if started:
             self.event("resumed", f"going on with step {step}", step)
         self._seal()
-        return self.rows("metrics.jsonl")
+        return list(History(self.rows("metrics.jsonl"), self._reach))
 
     def finish(self, policy: Policy, steps: int) -> None:
         """Export the final model; a stage with a `model` folder is complete."""
