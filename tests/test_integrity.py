@@ -108,8 +108,7 @@ def outcome(call: Callable[[], Any]) -> str | None:
     try:
         call()
     except UserError as error:
-        assert str(error)
-        return str(error)
+        return str(error) or "an error without a message"
     except Exception as error:
         problem = terminal.disk_problem(error)
         if problem is None:

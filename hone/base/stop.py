@@ -17,9 +17,7 @@ from typing import Any
 
 import psutil
 
-_leave = (
-    os._exit
-)  # as it is now: while a function of the user's runs, it is replaced (`hone.rewards.functions.no_exit`)
+_leave = os._exit  # as it is now: it is replaced while a function of the user's runs (`no_exit` in hone.rewards)
 
 #: Exit code after SIGTERM, saved or not: what is in the run folder can be gone on from.
 EX_TEMPFAIL = 75

@@ -114,7 +114,10 @@ def prepare_streams(lossy_output: bool) -> None:
             setattr(sys, name, open(number, "w", encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
         elif stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
             if name == "stderr" or lossy_output:
-                settings = {"line_buffering": stream.line_buffering, "write_through": stream.write_through}
+                settings: dict[str, Any] = {
+                    "line_buffering": stream.line_buffering,
+                    "write_through": stream.write_through,
+                }
                 encoding = stream.encoding
                 other = Lossy(stream.detach(), encoding, errors="backslashreplace", **settings)
                 setattr(sys, name, other)

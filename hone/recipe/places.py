@@ -1,7 +1,7 @@
 """Where the files that a recipe names are, on this machine and now. The one home of this question.
 
-A path in a recipe is relative to the folder that hone was started in. A run must outlive that: it may be copied, or used
-from another folder. So every run folder records the files that its recipe names, and carries what is small:
+A path in a recipe is relative to the folder that hone was started in. A run must outlive that: it may be copied, or
+used from another folder. So every run folder records the files that its recipe names, and carries what is small:
 
     RUN/inputs.json   {"folders": ["/home/me/runs/x"],      where the run has been
                        "inputs": {"data/train.jsonl": {"keys": ["task.source"], "kind": "data", "sha256": "...",
@@ -9,8 +9,8 @@ from another folder. So every run folder records the files that its recipe names
                            "copy": "inputs/1a2b3c4d/train.jsonl"}}}
     RUN/inputs/       copies: the user's functions with the files beside them that they import, and small data
 
-The values in the recipe stay as they were written. When a run folder is loaded (`use`), each is looked up in this order:
-the copy, beside the run as it was, where it was, as from here; only what has the recorded contents counts.
+The values in the recipe stay as they were written. When a run folder is loaded (`use`), each is looked up in this
+order: the copy, beside the run as it was, where it was, as from here; only what has the recorded contents counts.
 
     places.record(folder, config)       # a run begins, or goes on
     places.use(folder)                  # a run folder is loaded
