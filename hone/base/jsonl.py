@@ -10,22 +10,28 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hone.base.settings import UserError
 from hone.base.visible import well_formed
 
 Row = Mapping[str, Any]
 
 
 def append(path: Path, row: Row) -> None:
-    with path.open("a", encoding="utf-8") as file:
-        file.write(_line(row))
+    append_line(path, line(row))
+
+
+def append_line(path: Path, text: str) -> None:
+    """`text` is a whole line, as `line` makes it."""
+    with path.open("ab") as file:
+        file.write(text.encode("utf-8", errors="backslashreplace"))
 
 
 def write(path: Path, rows: Iterable[Row]) -> None:
-    replace(path, "".join(map(_line, rows)))
+    replace(path, "".join(map(line, rows)))
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole row; none if there is no such file."""
+    """Every whole row; none if there is no such file. A line that is JSON, but no object, counts as torn."""
     return [json.loads(line) for line in _whole_lines(path)]
 
 
@@ -45,15 +51,18 @@ def replace(path: Path, text: str) -> None:
 def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
+    if not path.is_file():
+        raise UserError(f"{path} is a folder, and a file of rows is needed; move it away")
     whole = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        with contextlib.suppress(json.JSONDecodeError):  # torn by a kill, and appended to before it was mended
-            json.loads(line)
-            whole.append(line + "\n")
+        with contextlib.suppress(ValueError, RecursionError):  # torn by a kill, and appended to before it was mended
+            if isinstance(json.loads(line), dict):
+                whole.append(line + "\n")
     return whole
 
 
-def _line(row: Row) -> str:
+def line(row: Row) -> str:
+    """One row as it stands in a file, with its end of line."""
     return well_formed(json.dumps(_finite(row), ensure_ascii=False)) + "\n"
 
 

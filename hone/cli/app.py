@@ -8,7 +8,6 @@ is a fault of ours.
 
 from __future__ import annotations
 
-import errno
 import os
 import sys
 from pathlib import Path
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 
 import hone
+from hone.base import terminal
 from hone.base.visible import visible
 from hone.cli.data import STYLE, Overrides, data
 
@@ -38,30 +38,36 @@ Target = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file or 
 Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last one of the run.")]
 
 
+#: Verbs whose work is worth finishing when nothing reads what they print any more.
+LONG = ("train", "eval", "verify")
+
+
 def main() -> None:
     # Read when torch is loaded. Threads that wait for long by spinning make a busy machine several times slower,
     # and threads that sleep at once take longer to wake than most operations of a small model.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
+    verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
+    if verb == "train":
+        terminal.stop_at_once_on_sigterm()
+    terminal.prepare_streams(lossy_output=verb in LONG)
     try:
         try:
             app(prog_name="hone")
         finally:
             sys.stdout.flush()
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        terminal.redirect(sys.stdout.fileno())
         sys.exit(1)
     except Exception as error:
         from hone.base.settings import UserError
 
-        if isinstance(error, OSError) and error.errno == errno.ENOSPC:
-            print(
-                f"the disk is full: {visible(error)}. Free some space; with --resume the run goes on", file=sys.stderr
-            )
-        elif isinstance(error, UserError):
+        if isinstance(error, UserError):
             print(visible(error), file=sys.stderr)
             sys.exit(error.exit_code)
-        else:
+        problem = terminal.disk_problem(error)
+        if problem is None:
             raise
+        print(visible(problem), file=sys.stderr)
         sys.exit(2)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 from pathlib import Path
 
+from hone.base import places
 from hone.base.settings import UserError
 from hone.grade import child
 
@@ -22,7 +23,7 @@ def read_target(target: str) -> bytes | None:
             raise UserError(f"{target}: no module {top} is installed, nor is there one in {Path.cwd()}")
         return None
     try:
-        return Path(place).expanduser().read_bytes()
+        return places.locate(place).read_bytes()
     except OSError as error:
         why = f"cannot be read ({error.strerror}); paths are relative to {Path.cwd()}"
         raise UserError(f"{target}: {place} {why}") from None

@@ -31,6 +31,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from hone.base.places import locate_target
 from hone.base.settings import UserError
 from hone.grade import child
 from hone.grade.targets import read_target
@@ -65,6 +66,7 @@ class Workers:
             raise ValueError(f"Workers: count {count}, deadline {deadline}, memory_mb {memory_mb} must be above 0")
         self.target, self.count, self.deadline, self.memory_mb = target, count, deadline, memory_mb
         self._source = read_target(target)
+        self._place = locate_target(target)  # files beside it can be imported
         self._lock = threading.Lock()
         self._workers: list[_Worker] = []  # those in use, and spares
         self._loaded = False  # the target has been imported once: it can be
@@ -148,7 +150,7 @@ class Workers:
         late = sum(w.state == "busy" and w.age() > self.deadline / 2 for w in self._workers)
         wanted = max(ready, min(self.count, work.unfinished) + min(late, len(work.waiting)))
         while len(self._workers) < wanted:
-            self._workers.append(_Worker(self.target, self._source, self.memory_mb, look=self._looks == {}))
+            self._workers.append(_Worker(self._place, self._source, self.memory_mb, look=self._looks == {}))
 
     def _assign(self, work: _Calls) -> None:
         free = self.count - sum(w.state == "busy" for w in self._workers)

@@ -145,7 +145,7 @@ def impatient() -> Iterator[None]:
     """Around what takes long before there are workers to hand a signal on to: it ends with the first signal."""
 
     def leave(number: int, _: object) -> None:
-        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(128 + number)
+        raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(PREEMPTED)
 
     before = {number: signal.signal(number, leave) for number in (signal.SIGINT, signal.SIGTERM)}
     try:

@@ -25,6 +25,7 @@ from typing import Any
 
 from torch import distributed as dist
 
+from hone.base import checksums
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn.policy import Policy
@@ -44,13 +45,19 @@ class Snapshot:
     course: Mapping[str, Any] | None  # of the curriculum
     keep: int  # newest ones
     best: Collection[int] = ()  # steps whose checkpoints stay besides
+    logs: Mapping[str, Any] | None = None  # what the files of rows held then: see `hone.learn.logs`
 
 
 def take(
-    step: int, policy: Policy, keep: int, course: Mapping[str, Any] | None = None, best: Collection[int] = ()
+    step: int,
+    policy: Policy,
+    keep: int,
+    course: Mapping[str, Any] | None = None,
+    best: Collection[int] = (),
+    logs: Mapping[str, Any] | None = None,
 ) -> Snapshot:
     """Copies what a checkpoint holds; the policy may go on at once. Every process calls it."""
-    return Snapshot(step, policy.save(), course, keep, best)
+    return Snapshot(step, policy.save(), course, keep, best, logs)
 
 
 def save(folder: Path, step: int, policy: Policy, keep: int, course: Mapping[str, Any] | None = None) -> Path:
@@ -83,7 +90,7 @@ def write(folder: Path, snapshot: Snapshot, world: World = ALONE, rows: Collecti
 
 
 def _prepare(aside: Path) -> None:
-    shutil.rmtree(aside, ignore_errors=True)
+    checksums.remove(aside)
     (aside / "model").mkdir(parents=True)
 
 
@@ -92,7 +99,7 @@ def _write_part(aside: Path, state: State, world: World) -> dict[str, str]:
     for name, tensors in state.tensors.items():
         shards.write(aside / name, tensors, world.writing)
     mine = [p for name in state.tensors for p in (aside / name).glob(f"shard-{world.rank + 1:05d}-*")]
-    return {str(p.relative_to(aside)): _sha256(p) for p in mine}
+    return {str(p.relative_to(aside)): checksums.sha256_of(p) for p in mine}
 
 
 def _complete(
@@ -101,7 +108,8 @@ def _complete(
     """The files that one process writes; the checkpoint becomes visible, older ones go."""
     sums = {name: digest for part in parts for name, digest in part.items()}
     state = {
-        "format": FORMAT, "step": snapshot.step, "policy": dict(snapshot.state.scalars), "course": snapshot.course
+        "format": FORMAT, "step": snapshot.step, "policy": dict(snapshot.state.scalars), "course": snapshot.course,
+        "logs": snapshot.logs,
     }  # fmt: skip
     files = {f"model/{name}": content for name, content in snapshot.state.files.items()}
     files["state.json"] = json.dumps(state, indent=1).encode()
@@ -109,12 +117,13 @@ def _complete(
         (aside / name).parent.mkdir(parents=True, exist_ok=True)
         _write_synced(aside / name, content)
         sums[name] = hashlib.sha256(content).hexdigest()
-    _write_synced(aside / "checksums.json", json.dumps(dict(sorted(sums.items())), indent=1).encode())
+    _write_synced(aside / checksums.FILE, json.dumps(dict(sorted(sums.items())), indent=1).encode())
     for path in (*(p for p in aside.rglob("*") if p.is_dir()), aside, *rows):
         fsync(path)
-    if final.exists():  # of an earlier attempt at this step; whole, so this one changes nothing
+    if final.exists() and fault(final) is None:  # of an earlier attempt at this step: this one changes nothing
         shutil.rmtree(aside)
     else:
+        checksums.remove(final)
         os.replace(aside, final)
     fsync(final.parent)
     prune(final.parent, snapshot.keep, snapshot.best)
@@ -180,7 +189,7 @@ def prune(folder: Path, keep: int, best: Collection[int] = ()) -> None:
     """Remove all but the newest `keep` and those of the steps `best`."""
     for old in found(folder)[:-keep]:
         if step_of(old) not in best:
-            shutil.rmtree(old)
+            checksums.remove(old)
 
 
 def drop_newer(folder: Path, good: Path | None) -> None:
@@ -188,9 +197,9 @@ def drop_newer(folder: Path, good: Path | None) -> None:
     kill left half written."""
     for candidate in found(folder):
         if good is not None and step_of(candidate) > step_of(good):
-            shutil.rmtree(candidate)
+            checksums.remove(candidate)
     for torn in folder.glob(".writing_*"):
-        shutil.rmtree(torn)
+        checksums.remove(torn)
 
 
 def found(folder: Path) -> list[Path]:
@@ -203,10 +212,15 @@ def step_of(checkpoint: Path) -> int:
     return int(checkpoint.name.removeprefix(PREFIX))
 
 
-def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
-    """The newest checkpoint whose checksums hold; `report` is told of each that was passed over."""
+def newest_good(folder: Path, report: Callable[[str], None], resets: Path | None = None) -> Path | None:
+    """The newest checkpoint that is whole, with the model of its last hard reset in the folder `resets`.
+
+    `report` is told of each that was passed over.
+    """
     for candidate in reversed(found(folder)):
         problem = fault(candidate)
+        if problem is None and resets is not None:
+            problem = _fault_of_reset(candidate, resets)
         if problem is None:
             return candidate
         report(f"checkpoint {candidate.name} is damaged ({problem}); looking for one before it")
@@ -215,7 +229,7 @@ def newest_good(folder: Path, report: Callable[[str], None]) -> Path | None:
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
     """Raises UserError for a checkpoint of another version of hone."""
-    state: dict[str, Any] = json.loads((checkpoint / "state.json").read_text())
+    state = checksums.read_json(checkpoint / "state.json", dict, "restore it, or move the checkpoint away")
     if state.get("format") != FORMAT:
         raise UserError(
             f"{checkpoint}: was written by another version of hone (format {state.get('format', 1)}, this one reads "
@@ -226,14 +240,26 @@ def read_state(checkpoint: Path) -> dict[str, Any]:
 
 def fault(checkpoint: Path) -> str | None:
     """What is wrong with a checkpoint, or None."""
+    problem = checksums.fault(checkpoint)
+    if problem is None and "state.json" not in json.loads((checkpoint / checksums.FILE).read_text()):
+        return f"{checksums.FILE} does not list state.json"
+    return problem
+
+
+def reset_name(number: int) -> str:
+    """The folder of hard reset `number`, from 1, below `resets`."""
+    return f"reset_{number:03d}"
+
+
+def _fault_of_reset(checkpoint: Path, resets: Path) -> str | None:
+    """What is wrong with the model that a checkpoint goes back to, that of its last hard reset; None if it has none."""
     try:
-        sums = json.loads((checkpoint / "checksums.json").read_text())
-        for name, expected in sums.items():
-            if _sha256(checkpoint / name) != expected:
-                return f"{name} differs from its checksum"
-    except (OSError, ValueError) as error:  # missing, unreadable or torn files are what is looked for here
-        return str(error)
-    return None
+        policy = read_state(checkpoint)["policy"]
+    except UserError:  # of another version: the caller says so
+        return None
+    number = len(policy.get("resets", ())) if isinstance(policy, dict) else 0
+    problem = checksums.fault(resets / reset_name(number)) if number else None
+    return None if problem is None else f"its base resets/{reset_name(number)}: {problem}"
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -244,14 +270,6 @@ def _write_synced(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _sha256(path: Path) -> str:
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(1 << 20):
-            digest.update(chunk)
-    return digest.hexdigest()
 
 
 def sync(folder: Path) -> None:

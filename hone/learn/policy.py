@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
+from hone.base import places
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn import state
@@ -76,7 +77,7 @@ class Policy:
         if lora is not None:
             adapters.attach(model, lora, self._adapter_seed())
             if lora.path is not None:
-                adapters.load_adapter(model, Path(lora.path))
+                adapters.load_adapter(model, places.locate(lora.path))
         if world.cut and reference is not None and reference is not model:
             spread(reference, world)
         self.reference = reference

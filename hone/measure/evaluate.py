@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hone.base import stats
+from hone.base import places, stats
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
@@ -230,7 +230,7 @@ def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Rec
             if (candidate / "model" / "config.json").exists():
                 return stage, candidate / "model"
     if stage.model.path != "tiny":
-        return stage, Path(stage.model.path)
+        return stage, places.locate(stage.model.path)
     raise UserError(f"{folder}: nothing is trained there yet; run `hone train` first, or give --checkpoint")
 
 

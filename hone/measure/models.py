@@ -10,7 +10,6 @@ find("http://127.0.0.1:8000/v1#name", recipe)    # OpenAI-compatible
 from __future__ import annotations
 
 import hashlib
-import json
 import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
@@ -20,13 +19,14 @@ from typing import Protocol
 
 import numpy as np
 
-from hone.base import jsonl
+from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.learn.checkpoint import found, step_of
 from hone.measure import hosted
 from hone.measure.evaluate import served
 from hone.recipe.recipe import Recipe
 from hone.rollout.collect import rollouts
+from hone.runs import seal
 from hone.runs.retention import best_validated
 from hone.tasks.base import Task
 from hone.types import Problem, Rollout, Turn
@@ -87,10 +87,7 @@ def model_folder(path: Path) -> Path:
     for candidate in (path, path / "model"):
         if (candidate / "config.json").is_file():
             return candidate
-    subs = [path]
-    if (path / "stages.json").is_file():
-        subs = [path / str(stage["folder"]) for stage in json.loads((path / "stages.json").read_text())]
-    for sub in reversed(subs):
+    for sub in reversed(seal.stage_folders(path)):
         newest = sorted((sub / "checkpoints").glob("step_*"), reverse=True)
         for candidate in (sub / "model", *(step / "model" for step in newest)):
             if (candidate / "config.json").is_file():
@@ -108,15 +105,13 @@ def at_step(target: str) -> Path:
     if path.exists() or not run or "/" in which:
         return path
     folder = Path(run).expanduser()
-    subs = [folder]
-    if (folder / "stages.json").is_file():
-        subs = [folder / str(stage["folder"]) for stage in json.loads((folder / "stages.json").read_text())]
-    trained = [sub for sub in subs if found(sub / "checkpoints")]
+    trained = [sub for sub in seal.stage_folders(folder) if found(sub / "checkpoints")]
     saved = {step_of(p): p for sub in trained[-1:] for p in found(sub / "checkpoints")}
     if not saved:
         raise UserError(f"{target}: {folder} has no checkpoints; give a run, or leave out @{which}")
     steps = ", ".join(map(str, sorted(saved)))
     if which == "best":
+        seal.require_logs(trained[-1], "evals.jsonl")
         ranked = best_validated(jsonl.read(trained[-1] / "evals.jsonl"), 1)
         if not ranked:
             raise UserError(f"{target}: {trained[-1]} has no validation; set eval.every, or name a step: {steps}")
@@ -147,7 +142,8 @@ def label_of(path: Path) -> str:
 
 def weights_digest(folder: Path) -> str:
     """sha256 over the names and contents of everything that decides what the model says."""
-    found = sorted(p for p in folder.iterdir() if p.suffix in (".safetensors", ".bin", ".json", ".model", ".jinja"))
+    kinds = (".safetensors", ".bin", ".json", ".model", ".jinja")
+    found = sorted(p for p in folder.iterdir() if p.suffix in kinds and p.name != checksums.FILE)
     whole = hashlib.sha256()
     for path in found:
         whole.update(f"{path.name} {path.stat().st_size}\n".encode())

@@ -11,6 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
+from hone.base import checksums, places
 from hone.base.settings import UserError
 from hone.model import attention, compiled, lora, shards
 from hone.model.logprobs import output_head
@@ -31,9 +32,12 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
     """The model in `config.dtype`, with our attention and without dropout; an adapter's folder is its base with the
     adapter merged in. `on`: where, by default the accelerator.
 
-    Raises UserError when there is no model at `config.path`, or one that would train silently wrong.
+    Raises UserError when there is no model at `config.path`, one of a run that is damaged, or one that would train
+    silently wrong.
     """
     attention.register()
+    config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
+    checksums.require(Path(config.path).expanduser())
     if lora.is_adapter(config.path):
         model = load_model(config.at(base_of(config.path)), on)
         lora.merge_from(model, config.path)
@@ -85,6 +89,7 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """The checkpoint's own tokenizer; one without an end-of-text token is an error."""
+    config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
     if lora.is_adapter(config.path) and not (Path(config.path) / "tokenizer_config.json").exists():
         config = config.at(base_of(config.path))
     tokenizer = _found(config, lambda: AutoTokenizer.from_pretrained(config.path, revision=config.revision))
@@ -94,13 +99,19 @@ def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
 
 
 def base_of(adapter: str) -> str:
-    """The model that an adapter belongs to: a folder or a hub id. Raises UserError for a folder that has gone."""
+    """The model that an adapter belongs to: a folder, also one that has moved with its run, or a hub id.
+
+    Raises UserError for a folder that has gone.
+    """
     base = str(lora.read_config(adapter)["base_model_name_or_path"])
     if Path(base).is_absolute() and not Path(base).exists():
-        raise UserError(
-            f"{adapter}: its base model {base} is not there (moved?); correct base_model_name_or_path in "
-            f"{lora.CONFIG_FILE}"
-        )
+        place = places.moved(base, Path(adapter))
+        if place is None:
+            raise UserError(
+                f"{adapter}: its base model {base} is not there (moved?); put it back, or write where it is as "
+                f"base_model_name_or_path in {lora.CONFIG_FILE}"
+            )
+        return str(place)
     return base
 
 

@@ -16,6 +16,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from hone.base import checksums
 from hone.recipe.sections.model import TinyConfig
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
@@ -63,7 +64,8 @@ def common_phrases(texts: Sequence[str], count: int) -> list[str]:
 
 
 def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTokenizerFast, seed: int) -> None:
-    """Write the checkpoint of a freshly initialised model to `folder`, with a tokenizer or one made of `texts`."""
+    """Write the checkpoint of a freshly initialised model to `folder`, with a tokenizer or one made of `texts`;
+    `checksums.json` in it is written last."""
     made = isinstance(texts, PreTrainedTokenizerFast)
     tokenizer = texts if made else train_tokenizer(texts, config.vocab_size, config.phrases)
     hf_config = Qwen2Config(
@@ -89,6 +91,7 @@ def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTo
     model.generation_config.pad_token_id = tokenizer.pad_token_id
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
+    checksums.write(folder)
 
 
 @torch.no_grad()

@@ -17,12 +17,14 @@ from pydantic import (
     ValidationError,
 )
 
+from hone.base import places
 from hone.base.settings import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
 from hone.base.validate import explain, validate, without_defaults
 from hone.grade.targets import read_target
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
 from hone.recipe.recipe import Name, Pipeline, Recipe, stages
+from hone.runs import seal
 from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import registered
 from hone.tasks.rows.files import SUFFIXES
@@ -34,7 +36,14 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
     Raises ConfigError, with one line per problem. `check_files`: the files and folders it names must be there; a
     report, which reads a finished run, does not need them.
     """
-    layer = read(file := find(path))
+    file = find(path)
+    if file.name == "config.resolved.json":
+        seal.require_file(file.parent, file.name)
+    if file.name == "config.resolved.json" and check_files:
+        places.use(file.parent)
+    else:
+        places.forget()
+    layer = read(file)
     if file.suffix == ".json":
         layer = Layer(_as_written(layer.data), layer.origins)
     if file.name == "config.resolved.json":  # a run folder is that run, wherever it has been moved to
@@ -183,11 +192,11 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
             is_data_ = path == ("sft", "data") and value is not None and (_is_path(value) or is_data(value))
             is_data_ |= path == ("task", "source") and value is not None and is_data(value)
             is_model, is_data_ = (found and chain.stage_named(value) is None for found in (is_model, is_data_))
-            if is_data_ and Path(value).expanduser().is_dir():
+            if not (is_model or is_adapter or is_data_ or (path[-1].endswith("_file") and value)):
                 continue
-            if not is_model and not is_adapter and not is_data_ and not (path[-1].endswith("_file") and value):
+            target = places.locate(value)
+            if is_data_ and target.is_dir():
                 continue
-            target = Path(value).expanduser()
             place = layer.where((*prefix, *path)) if (*prefix, *path) in layer.origins else layer.where(path)
             if is_adapter and not (target / "adapter_config.json").is_file():
                 yield f"{place}: lora.path: {value} has no adapter_config.json; give the folder of an adapter of peft"
@@ -213,7 +222,13 @@ def _missing_functions(stage: Recipe, layer: Layer, prefix: Place) -> Iterator[s
 def _is_path(value: str) -> bool:
     """A folder rather than a hub id (`name` or `owner/name`)."""
     head = value.split("/")[0]
-    return value.startswith(("/", ".", "~")) or value.count("/") > 1 or os.path.isdir(head) or os.path.exists(value)
+    return (
+        places.is_known(value)
+        or value.startswith(("/", ".", "~"))
+        or value.count("/") > 1
+        or os.path.isdir(head)
+        or os.path.exists(value)
+    )
 
 
 def _leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:

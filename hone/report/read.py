@@ -8,14 +8,19 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from hone.base.settings import UserError
+from hone.runs import seal
 
 Row = dict[str, Any]
+
+#: Damaged files that are named one by one.
+MOST_NAMED = 10
 
 
 @dataclass
@@ -142,7 +147,7 @@ def load_run(folder: Path) -> RunRecord:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"report: {folder} is not a folder; give the folder of a run, e.g. runs/demo")
-    notes: list[str] = []
+    notes: list[str] = damage(folder) if not (folder / "metrics.jsonl").exists() else []  # else `load_stage` looks
     listed = _json(folder / "stages.json", notes)
     results = _json(folder / "results.json", notes)
     results = results if isinstance(results, dict) else {}
@@ -180,7 +185,7 @@ def _inside(folder: Path, relative: str) -> Path:
 
 
 def load_stage(folder: Path, name: str | None = None, kind: str | None = None) -> StageRecord:
-    notes: list[str] = []
+    notes = damage(folder)
     config = _json(folder / "config.resolved.json", notes)
     manifest = _json(folder / "manifest.json", notes)
     config, manifest = (value if isinstance(value, dict) else {} for value in (config, manifest))
@@ -243,6 +248,22 @@ def stream(files: list[tuple[int, Path]], byte_budget: int) -> Iterator[tuple[in
         for record in rows(path):
             if isinstance(record.get("text"), str):
                 yield step, record
+
+
+def damage(folder: Path) -> list[str]:
+    """What is not as the run wrote it: said on the terminal, and in the report, which is made all the same.
+
+    Tokens are not looked at: no report reads them.
+    """
+    try:
+        wrong = [f"{name} is damaged: {why}" for name, why in seal.faults(folder, without=("tokens", "skipped"))]
+    except UserError as error:
+        wrong = [str(error)]
+    if len(wrong) > MOST_NAMED:
+        wrong[MOST_NAMED:] = [f"and {len(wrong) - MOST_NAMED} more files are damaged: hone runs check {folder}"]
+    for line in wrong:
+        print(f"{folder}: {line}", file=sys.stderr)
+    return wrong
 
 
 def _sums(path: Path, notes: list[str]) -> dict[str, float]:

@@ -16,12 +16,15 @@ runs in `hone.grade.workers`, where it may hang or crash, and sees one sample a 
 
 from __future__ import annotations
 
+import contextlib
 import numbers
+import os
 import sys
 import threading
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple, NoReturn
 
+from hone.base.places import locate_target
 from hone.base.settings import UserError
 from hone.grade.child import describe, finished, load_target, looks_of
 from hone.grade.targets import read_target
@@ -50,6 +53,35 @@ class _Logged(NamedTuple):
     details: Mapping[str, Sequence[float]]
 
 
+class Exited(UserError):
+    """A function of the user's called `os._exit` in this process."""
+
+
+@contextlib.contextmanager
+def no_exit(target: str) -> Iterator[None]:
+    """`os._exit` in this process is an error for the duration: with code 0 an unfinished run would pass as finished.
+
+    A parent process that watches for this would have to hand on signals, the terminal and standard input, to a
+    debugger too; and a function that is not trusted belongs into `reward.functions.isolate` anyway, where it can end
+    no run. Processes that the function forks, as multiprocessing does, end as ever.
+    """
+    leave, me = os._exit, os.getpid()
+
+    def refuse(code: int = 0) -> NoReturn:
+        if os.getpid() != me:
+            leave(code)
+        raise Exited(
+            f"reward {target}: called os._exit({code}), which would end the run here; raise an exception to leave a "
+            "sample out, or set reward.functions.isolate: true"
+        )
+
+    os._exit = refuse  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        os._exit = leave
+
+
 class UserFunction(Part):
     """One function of the user's. `label` is its name in metrics; `target` says where it is."""
 
@@ -66,7 +98,7 @@ class UserFunction(Part):
             looks = self.workers.looks()
         else:
             try:
-                self.function = load_target(target, source)
+                self.function = load_target(locate_target(target), source)
             except (Exception, SystemExit) as error:  # whatever importing the user's file raises
                 raise UserError(f"{target}: cannot be imported: {describe(error)}") from error
             looks = looks_of(self.function)
@@ -126,7 +158,10 @@ class UserFunction(Part):
             watch.daemon = True
             watch.start()
             try:
-                said = self.function(**arguments)
+                with no_exit(self.target):
+                    said = self.function(**arguments)
+            except Exited:
+                raise
             except (Exception, SystemExit) as error:  # user code: this call has no score, the others have theirs
                 said = Failure("verifier_error", describe(error))
             finally:
@@ -134,7 +169,9 @@ class UserFunction(Part):
             results.append(_Logged(said, details))
         waiting = [i for i, result in enumerate(results) if hasattr(result.said, "__await__")]
         if waiting:  # not before: a plain function may start a loop of its own
-            for i, said in zip(waiting, finished(self._await([results[i].said for i in waiting])), strict=True):
+            with no_exit(self.target):
+                answers = finished(self._await([results[i].said for i in waiting]))
+            for i, said in zip(waiting, answers, strict=True):
                 results[i] = results[i]._replace(said=said)
         return results
 
@@ -160,6 +197,8 @@ class UserFunction(Part):
                     return await asyncio.wait_for(coroutine, self.settings.deadline)
                 except (asyncio.TimeoutError, TimeoutError):
                     return Failure("verifier_timeout", f"no result within {self.settings.deadline:g} s")
+                except Exited:
+                    raise
                 except (Exception, SystemExit) as error:  # user code, as above
                     return Failure("verifier_error", describe(error))
 

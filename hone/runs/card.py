@@ -22,6 +22,7 @@ from hone.measure.models import label_of
 from hone.recipe import explain
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
+from hone.runs import seal
 
 Rows = Sequence[Mapping[str, Any]]
 Stages = Sequence[tuple[Recipe, Path]]  # recipe and run folder of each, in order
@@ -46,10 +47,12 @@ def write_exported(out: Path, model: Path, best: bool) -> None:
     folder = next((p for p in model.parents if (p / "manifest.json").is_file()), None)
     if folder is None:
         return
-    before = folder.parent / "stages.json"
-    names = [row["folder"] for row in json.loads(before.read_text())] if before.is_file() else [folder.name]
-    places = [folder.parent / name for name in names[: names.index(folder.name) + 1]]
-    stages = [(recipe, place) for place in places if isinstance(recipe := load(place), Recipe)]
+    places = seal.stage_folders(folder.parent) if (folder.parent / "stages.json").is_file() else [folder]
+    places = places[: [place.name for place in places].index(folder.name) + 1]
+    for place in places:
+        seal.require_logs(place, "evals.jsonl", seal.EVENTS)
+    # The data need not be here: nothing is drawn from it.
+    stages = [(recipe, place) for place in places if isinstance(recipe := load(place, check_files=False), Recipe)]
     step = int(model.parent.name[5:]) if model.parent.name.startswith("step_") else None
     how = f"A checkpoint: the weights before step {step}." if step is not None else LAST
     chosen = f"{how} Chosen by its accuracy on the validation split." if best else how

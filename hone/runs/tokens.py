@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.numpy import save_file
+from safetensors.numpy import save
 
+from hone.base import checksums
 from hone.types import FloatArray, Group, Sample, StepStats
 
 
@@ -65,4 +66,5 @@ def write_tokens(path: Path, samples: Sequence[Sample], stats: StepStats, piece:
         "advantages": np.concatenate([s.advantages[s.trained] for s in samples]),
     }
     pieces = {str(i): piece(i) for i in np.unique(ids).tolist()}
-    save_file(arrays, path, metadata={"pieces": json.dumps(pieces, ensure_ascii=False)})
+    # Not save_file: its errors of the disk are no OSError, and it leaves files of other names behind.
+    checksums.put(path, save(arrays, metadata={"pieces": json.dumps(pieces, ensure_ascii=False)}))

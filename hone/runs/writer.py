@@ -8,6 +8,8 @@
     ledger.jsonl           which problems were drawn for a step: see hone.runs.ledger
     evals.jsonl            one row per evaluation; evals/LABEL.jsonl its samples
     events.jsonl           whatever was out of the ordinary
+    inputs.json            the files that the recipe names, copies of the small ones in inputs/: see hone.base.places
+    files.jsonl            size and checksum of every file that is written once; seal.json: of the others
     rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
     tokens/step_N.safetensors   its tokens: ids, advantages, entropies, log-probs of sampler and trainer
     skipped/               batches whose update was not finite: see hone.stages.guard
@@ -23,14 +25,15 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
-import shutil
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.base import jsonl
+from hone.base import checksums, jsonl, places
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.stop import Interrupted, Preempted, Stop, Stopping
@@ -39,6 +42,8 @@ from hone.base.world import ALONE, World
 from hone.learn import checkpoint
 from hone.learn.policy import Policy
 from hone.recipe.sections.optim import CheckpointConfig
+from hone.runs import seal
+from hone.runs.history import History, reach
 from hone.runs.ledger import row_of
 from hone.runs.manifest import manifest, user_files
 from hone.runs.retention import best_validated
@@ -54,7 +59,9 @@ class Run:
     def __init__(self, folder: Path, checkpoints: CheckpointConfig, world: World = ALONE) -> None:
         self.folder, self.world = folder, world
         self.config = checkpoints
-        self.history: list[dict[str, Any]] = []  # rows of metrics.jsonl
+        self.history = History()  # rows of metrics.jsonl, as far as they are read again
+        self._reach = 1000
+        self._logs = seal.Logs(folder)
         self._stop = Stop(checkpoints.stop_within_seconds, world.main)
         self._stopping = False  # a process was asked to, and the step is saved
         self._preempted = False  # the same, by SIGTERM
@@ -70,21 +77,33 @@ class Run:
     ) -> Run:
         """Create the folder, or continue in it; says so if its settings were other ones."""
         run = cls(folder, checkpoints, world)
+        run._reach = reach(config)
+        run.history = History(reach=run._reach)
         if not world.main:
             return run
         folder.mkdir(parents=True, exist_ok=True)
         jsonl.keep(folder / "events.jsonl", lambda row: True)
+        run._logs.begin()
+        for name in ("config.resolved.json", "manifest.json", places.FILE):
+            seal.require_file(folder, name)
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
         if resolved.exists() and resolved.read_text() != text:
             run.event(
                 "config_changed", "resumed with other settings than before; config.resolved.json has the new ones"
             )
-        jsonl.replace(resolved, text)
+        seal.put(folder, resolved.name, text)
+        inputs, changed = places.record(folder, config)
+        seal.put(folder, places.FILE, inputs)
+        if data := [key for key in changed if not key.startswith("reward.parts.")]:
+            run.event("file_changed", f"resumed with other contents of {', '.join(data)} than before")
         files = user_files(config)
         if not (folder / "manifest.json").exists():
-            jsonl.replace(folder / "manifest.json", json.dumps({**manifest(seed), "files": files}, indent=1))
-        elif (before := json.loads((folder / "manifest.json").read_text()).get("files", {})) != files:
+            seal.put(folder, "manifest.json", json.dumps({**manifest(seed), "files": files}, indent=1))
+            return run
+        remedy = "restore it from a copy, or remove it: a new one is written, with the versions and files of now"
+        before = checksums.read_json(folder / "manifest.json", dict, remedy).get("files", {})
+        if before != files:
             other = ", ".join(sorted(name for name in {*before, *files} if before.get(name) != files.get(name)))
             run.event("file_changed", f"resumed with other contents of {other} than at the start of the run")
         return run
@@ -92,8 +111,9 @@ class Run:
     # --- rows ---------------------------------------------------------------------------------
 
     def log(self, step: int, metrics: Mapping[str, float | str], seconds: Mapping[str, float]) -> None:
-        self.history.append({"step": step, **metrics})
-        self._append("metrics.jsonl", self.history[-1])
+        row = {"step": step, **metrics}
+        self.history.append(row)
+        self._append("metrics.jsonl", row)
         self._append("timings.jsonl", {"step": step, **{k: round(v, 4) for k, v in seconds.items()}})
 
     def log_costs(self, step: int, costs: Mapping[str, float]) -> None:
@@ -111,6 +131,7 @@ class Run:
     def log_eval(self, step: int, label: str, row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:
         name = f"evals/{label}.jsonl" if label in ("before", "after") else f"evals/{label}_{step:06d}.jsonl"
         self._write_rows(name, samples)
+        self._written(name, step)
         self._append("evals.jsonl", {"step": step, "label": label, **row, "samples_file": name})
 
     def log_rollouts(
@@ -128,8 +149,11 @@ class Run:
         """
         if not self.world.main:
             return
-        self._write_rows(f"rollouts/step_{step:06d}.jsonl", rollout_rows(groups, prompts, samples))
-        write_tokens(self.path(f"tokens/step_{step:06d}.safetensors"), samples, stats, piece)
+        texts, tokens = f"rollouts/step_{step:06d}.jsonl", f"tokens/step_{step:06d}.safetensors"
+        self._write_rows(texts, rollout_rows(groups, prompts, samples))
+        write_tokens(self.path(tokens), samples, stats, piece)
+        for name in (texts, tokens):
+            self._written(name, step)
 
     def log_prompts(
         self, step: int, rounds: Sequence[Sequence[str]], groups: Sequence[Group], replaced: Sequence[Group] = ()
@@ -168,7 +192,8 @@ class Run:
         rows = [path for path in self._unsynced if path.exists()]
         self._unsynced.clear()
         state = None if course is None else course.state(step)
-        kept = checkpoint.take(step, policy, self.config.keep, state, self.best_steps())
+        logs = self._logs.records() if self.world.main else None
+        kept = checkpoint.take(step, policy, self.config.keep, state, self.best_steps(), logs)
         folder, world = self.folder / "checkpoints", self.world
         self._writer.begin(lambda: checkpoint.write(folder, kept, world, rows))
         self._writing = self._saved = step
@@ -179,6 +204,7 @@ class Run:
         self._writer.wait()
         if step is not None:
             self._append("events.jsonl", {"step": step, "kind": "checkpoint", "message": f"saved before step {step}"})
+            self._seal()
 
     def best_steps(self) -> list[int]:
         """The steps of the best checkpoints by validation accuracy, best first; of equal ones the earlier."""
@@ -192,8 +218,10 @@ class Run:
         """
         good = self.world.on_main(self._newest_checkpoint, "the checkpoint to go on from")
         step = resets = 0
+        records: seal.Records | None = {}  # None: of a version of hone that recorded nothing
         if good is not None:
             state = checkpoint.read_state(good)
+            records = state.get("logs")
             step, resets = int(state["step"]), len(state["policy"].get("resets", ()))
             if resets:
                 policy.restore(good, state["policy"], reset_folder(self.folder, resets))
@@ -201,7 +229,8 @@ class Run:
                 policy.restore(good, state["policy"])
             if course is not None and state.get("course") is not None:
                 course.restore(state["course"])
-        self.history = self.world.on_main(lambda: self._back_to(step, resets), "the rows so far")
+        rows = self.world.on_main(lambda: self._back_to(step, resets, records), "the rows so far")
+        self.history = History(rows, self._reach)
         self._at = step, policy, course
         self._saved = step
         return step
@@ -210,30 +239,64 @@ class Run:
         """The one to go on from; damaged ones after it are removed."""
         folder = self.folder / "checkpoints"
         there = checkpoint.found(folder)
-        good = checkpoint.newest_good(folder, lambda message: self.event("checkpoint_damaged", message))
+        report = lambda message: self.event("checkpoint_damaged", message)  # noqa: E731
+        good = checkpoint.newest_good(folder, report, self.folder / "resets")
         if there and good is None:
             raise UserError(
                 f"{folder}: none of its {len(there)} checkpoints is whole; nothing was changed. Restore one, or move "
                 f"{self.folder} away to begin anew"
             )
+        if good is not None:
+            self._verify_files(good)
         checkpoint.drop_newer(folder, good)
         return good
 
-    def _back_to(self, step: int, resets: int) -> list[dict[str, Any]]:
-        """Remove what was written of `step` and later ones; the rows of the steps before."""
+    def _verify_files(self, good: Path) -> None:
+        """Raises UserError if rows or files of the steps before this checkpoint were changed or lost.
+
+        Nothing is changed. What no result depends on is an event, and the run goes on.
+        """
+        records = checkpoint.read_state(good).get("logs")
+        if records is None:
+            return
+        wrong = seal.log_faults(self.folder, records)
+        for name in [name for name in wrong if name in seal.BESIDE]:
+            self.event("rows_damaged", f"{name}: {wrong.pop(name)}; nothing that is computed depends on it")
+        if seal.ONCE not in wrong:
+            known = {str(row.get("file")) for row in self.rows(seal.ONCE) if _step_of(row) < checkpoint.step_of(good)}
+            wrong |= {name: text for name, text in seal.once_faults(self.folder).items() if name in known}
+        if not wrong:
+            return
+        lines = [f"{name}: {text}" for name, text in list(wrong.items())[:5]]
+        more = f" (and {len(wrong) - 5} more)" if len(wrong) > 5 else ""
+        folders = sorted({name.split("/")[0] for name in wrong} & set(seal.DISPENSABLE))
+        without = f", or remove {' and '.join(folders)}/ as a whole to go on without" if folders else ""
+        raise UserError(
+            f"{self.folder}: what was written before {good.name} is damaged: {'; '.join(lines)}{more}. Nothing was "
+            f"changed. Restore it from a copy{without}; or move {good} away to go on from a checkpoint before it; or "
+            f"begin a new run with model={good / 'model'}"
+        )
+
+    def _back_to(self, step: int, resets: int, records: seal.Records | None) -> list[dict[str, Any]]:
+        """Remove what was written of `step` and later ones; the rows of the steps before. Files by other names stay."""
         drop_resets(self.folder, resets)
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
-        for name in ("metrics.jsonl", "timings.jsonl", "costs.jsonl", "evals.jsonl", "ledger.jsonl"):
-            jsonl.keep(self.folder / name, lambda row: row["step"] < step)
+        if records is None:
+            for name in seal.LOGS:
+                jsonl.keep(self.folder / name, lambda row: _step_of(row) < step)
+        else:
+            seal.cut(self.folder, records)
         for name in ("rollouts", "tokens", "skipped"):
             for path in (self.folder / name).glob("*"):
-                # A kill leaves files half written: step_000007.jsonl.writing, and .tmpXXXXXX of safetensors.
-                torn = path.suffix == ".writing" or not path.name.startswith("step_")
-                if torn or int(path.name.removeprefix("step_").split(".")[0]) >= step:
-                    path.unlink()
+                ours = re.fullmatch(r"step_(\d+)\.(jsonl|safetensors)(\.writing)?|\.tmp\w{6}", path.name)
+                torn = ours is not None and (ours[1] is None or ours[3])  # a kill leaves files half written
+                if ours is not None and (torn or int(ours[1]) >= step):
+                    checksums.remove(path)
+        self._logs.begin()
         if started:
             self.event("resumed", f"going on with step {step}", step)
-        return self.rows("metrics.jsonl")
+        self._seal()
+        return list(History(self.rows("metrics.jsonl"), self._reach))
 
     def finish(self, policy: Policy, steps: int) -> None:
         """Export the final model; a stage with a `model` folder is complete."""
@@ -244,16 +307,19 @@ class Run:
             policy.export_adapter(self.folder / "adapter")
         aside = self.folder / ".model"
         if self.world.main:
-            shutil.rmtree(aside, ignore_errors=True)
+            checksums.remove(aside)
         policy.export(aside)
         if self.world.main:
             if policy.lora is not None:
+                checksums.write(self.folder / "adapter")
                 checkpoint.sync(self.folder / "adapter")
+            checksums.write(aside)
             checkpoint.sync(aside)
             os.replace(aside, self.folder / "model")
             checkpoint.fsync(self.folder)
         self.world.barrier("the final model")
         self._append("events.jsonl", {"step": steps, "kind": "finished", "message": "all steps are done"})
+        self._seal()
 
     # --- stopping -----------------------------------------------------------------------------
 
@@ -303,7 +369,17 @@ class Run:
 
     def _append(self, name: str, row: Mapping[str, Any]) -> None:
         if self.world.main:
-            jsonl.append(self.path(name), row)
+            self.path(name)
+            self._logs.append(name, row)
+
+    def _written(self, name: str, step: int) -> None:
+        if self.world.main:
+            self.path(seal.ONCE)
+            self._logs.written(name, step)
+
+    def _seal(self) -> None:
+        if self.world.main:
+            self._logs.seal()
 
     def _write_rows(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         if self.world.main:
@@ -315,3 +391,9 @@ class Run:
         path.parent.mkdir(exist_ok=True)
         self._unsynced |= {path, path.parent}
         return path
+
+
+def _step_of(row: Mapping[str, Any]) -> float:
+    """Of a row; one without a step is of none that was done."""
+    step = row.get("step")
+    return step if isinstance(step, int) else math.inf

@@ -14,14 +14,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.base import jsonl
+from hone.base import checksums, jsonl, places
 from hone.base.settings import UserError
 from hone.base.validate import without_defaults
 from hone.learn import checkpoint
 from hone.measure.models import at_step, model_folder
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
-from hone.runs import card
+from hone.runs import card, seal
 from hone.tasks import make_task
 from hone.tasks.curriculum import Course
 
@@ -33,18 +33,16 @@ Rows = Sequence[Mapping[str, Any]]
 
 def check(folder: Path) -> tuple[list[str], int]:
     """(lines to print, how many faults) of a run folder, all its stages. Raises UserError if there is none."""
-    subs = [folder]
-    if (folder / "stages.json").is_file():
-        subs = [folder / str(row["folder"]) for row in json.loads((folder / "stages.json").read_text())]
-    begun = [sub for sub in subs if (sub / "manifest.json").is_file()]
+    begun = [sub for sub in seal.stage_folders(folder) if (sub / "manifest.json").is_file()]
     if not begun:
         raise UserError(f"{folder}: no run has begun there; give the folder of one, such as runs/demo")
-    lines, count = [], 0
+    own = [] if folder in begun else [f"{name}: {problem}" for name, problem in seal.faults(folder)]
+    lines, count = own, len(own)
     for sub in begun:
         found = list(faults(sub))
         rows = jsonl.read(sub / "ledger.jsonl")
-        prompts = sum(len(row["problems"]) for row in rows)
-        steps = len({row["step"] for row in rows})
+        prompts = sum(len(row.get("problems", ())) for row in rows)
+        steps = len({row.get("step") for row in rows})
         saved = len(checkpoint.found(sub / "checkpoints"))
         lines.append(f"{sub}: {steps} steps, {prompts} prompts, {saved} checkpoints: {len(found)} faults")
         lines += [f"  {fault}" for fault in found]
@@ -54,12 +52,21 @@ def check(folder: Path) -> tuple[list[str], int]:
 
 def faults(folder: Path) -> Iterator[str]:
     """What is wrong in the folder of one stage."""
+    places.use(folder)  # the draws are made again, from the run's own data
+    damaged = dict(seal.faults(folder))
+    yield from (f"{name}: {problem}" for name, problem in damaged.items())
+    for place in (*sorted((folder / "resets").glob("reset_*")), *(folder / name for name in ("model", "adapter"))):
+        if place.exists() and (problem := checksums.fault(place)):
+            yield f"{place.relative_to(folder)}: {problem}"
     metrics = jsonl.read(folder / "metrics.jsonl")
-    if [row["step"] for row in metrics] != list(range(len(metrics))):
+    if [row.get("step") for row in metrics] != list(range(len(metrics))):
         yield "metrics.jsonl: a step is missing, twice there, or out of order"
     for saved in checkpoint.found(folder / "checkpoints"):
         if problem := checkpoint.fault(saved):
             yield f"{saved.name}: {problem}"
+    if damaged.keys() & {"metrics.jsonl", "ledger.jsonl", "config.resolved.json"}:
+        return  # what follows compares them with each other
+    yield from _evals_faults(folder)
     ledger = jsonl.read(folder / "ledger.jsonl")
     if not ledger and metrics:
         yield "ledger.jsonl: not there; the run began with a version of hone that wrote none"
@@ -71,6 +78,16 @@ def faults(folder: Path) -> Iterator[str]:
     yield from differences(ledger, expected)
     if recipe.stage != "sft":
         yield from _unlike_rollouts(folder, ledger, recipe.samples_per_prompt)
+
+
+def _evals_faults(folder: Path) -> Iterator[str]:
+    """Evaluations that came twice or whose samples are not there."""
+    seen = Counter((row.get("step"), row.get("label")) for row in jsonl.read(folder / "evals.jsonl"))
+    yield from (f"evals.jsonl: {label} of step {step} is there {n} times" for (step, label), n in seen.items() if n > 1)
+    for row in jsonl.read(folder / "evals.jsonl"):
+        name = row.get("samples_file")
+        if isinstance(name, str) and not (folder / name).is_file():
+            yield f"{name}: the samples of {row.get('label')} of step {row.get('step')} are not there"
 
 
 def differences(ledger: Rows, expected: Mapping[tuple[int, int], Sequence[str]]) -> Iterator[str]:

@@ -38,6 +38,7 @@ from hone.rollout.native.engine import NativeEngine
 from hone.rollout.native.requests import Request
 from hone.rollout.prompts import Renderer
 from hone.rollout.text import decoder
+from hone.runs import seal
 from hone.runs.writer import Run
 from hone.tasks import make_task
 from hone.tasks.base import Task
@@ -221,7 +222,8 @@ def finish(run: Run, recipe: Recipe, rows: Sequence[Row], problems: Sequence[Pro
             f"{run.folder}: no answer of the teacher is right, so there is nothing to learn from; {message}"
         )
     run.event("dataset", message, **found["all"])
-    jsonl.write(run.path(DATASET), [dataset_row(row, problems[row["number"]]) for row in kept])
+    lines = [jsonl.line(dataset_row(row, problems[row["number"]])) for row in kept]
+    seal.put(run.path(DATASET).parent, DATASET, "".join(lines))
     run.event("finished", f"{len(rows)} answers to {len(problems)} problems")
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from itertools import takewhile
 from pathlib import Path
@@ -16,8 +15,9 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 
+from hone.base import checksums
 from hone.base.settings import UserError
 from hone.learn.batches import updates_of
 from hone.recipe.sections.algo import AlgoConfig, WatchConfig
@@ -155,9 +155,7 @@ def write_batches(path: Path, updates: Sequence[Sequence[MicroBatch]]) -> None:
                     tensors[f"{u}.{b}.{name}"] = value.contiguous()
             layout = [(block.prompt_len, block.completion_lens) for block in batch.layout]
             shapes.append({"update": u, "layout": layout, "sample_ids": batch.sample_ids})
-    aside = path.with_name(path.name + ".writing")
-    save_file(tensors, aside, metadata={"batches": json.dumps(shapes)})
-    os.replace(aside, path)
+    checksums.put(path, save(tensors, metadata={"batches": json.dumps(shapes)}))
 
 
 def read_batches(path: Path) -> list[list[MicroBatch]]:

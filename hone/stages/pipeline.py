@@ -19,7 +19,7 @@ from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.base import jsonl
+from hone.base import checksums, jsonl
 from hone.base.aside import finished, set_aside
 from hone.base.settings import UserError
 from hone.base.stop import Interrupted, Preempted
@@ -29,7 +29,7 @@ from hone.model import tiny
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.recipe import Pipeline, Recipe, resolved
 from hone.recipe.stages import MODELLESS, beside
-from hone.runs import card
+from hone.runs import card, seal
 from hone.runs.retention import best_validated
 from hone.runs.sinks import check_installed, copying
 from hone.stages import examples as sft
@@ -48,6 +48,9 @@ OUTPUT = {**dict.fromkeys(STAGES, "model"), "generate": distil.DATASET}
 
 #: Settings of how a stage is run, which a finished one need not share.
 ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
+
+#: What a sitting is said to have taken.
+MEASURED = ("seconds", "cpu_seconds", "peak_rss_bytes")
 
 #: Texts that the tokenizer of `tiny` is trained on, at most.
 TOKENIZER_TEXTS = 4000
@@ -99,6 +102,7 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
         set_aside(folder)
     if resume and not folder.exists():
         print(f"{folder}: there is no run to go on with; it begins now", file=sys.stderr)
+    seal.require_file(folder, "results.json")
     if finished(folder):
         return None
     done = list(takewhile(lambda s: (folder / s[1] / OUTPUT[s[0].stage]).exists(), stages))
@@ -112,8 +116,8 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
         for stage, sub in stages
     ]
     if isinstance(recipe, Pipeline):
-        jsonl.replace(folder / "stages.json", json.dumps(rows, indent=1))
-        jsonl.replace(folder / "config.resolved.json", json.dumps(resolved(recipe), indent=1))
+        seal.put(folder, "stages.json", json.dumps(rows, indent=1))
+        seal.put(folder, "config.resolved.json", json.dumps(resolved(recipe), indent=1))
     return len(done)
 
 
@@ -138,13 +142,19 @@ def how_to_go_on(folder: Path) -> Iterator[None]:
 
 def fill_defaults(resolved: Path) -> None:
     """A run that began before a setting was there has it at its default, and so no other settings than now."""
-    if resolved.exists() and "stages" not in (stored := json.loads(resolved.read_text())):
-        jsonl.replace(resolved, json.dumps(with_defaults(stored, Recipe), indent=1))
+    if not resolved.exists():
+        return
+    seal.require_file(resolved.parent, resolved.name)
+    stored = checksums.read_json(resolved, dict, "restore it from a copy")
+    if "stages" not in stored:
+        seal.put(resolved.parent, resolved.name, json.dumps(with_defaults(stored, Recipe), indent=1))
 
 
 def check_unchanged(stage: Recipe, folder: Path) -> None:
-    """A finished stage counts only for the settings that it was trained with. Raises UserError for others."""
-    before = json.loads((folder / "config.resolved.json").read_text())
+    """A finished stage counts only for the settings that it was trained with. Raises UserError for others, and if what
+    the results are made of is damaged."""
+    seal.require_logs(folder, "metrics.jsonl", "evals.jsonl", seal.EVENTS)
+    before = checksums.read_json(folder / "config.resolved.json", dict, "restore it from a copy")
     now = stage.model_dump(mode="json")
     other = sorted(key for key in now if now[key] != before.get(key) and key not in ELSEWHERE)
     if other:
@@ -163,7 +173,8 @@ def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
         return folder.parent / recipe.model.stage / "model"
     if recipe.model.path != "tiny":
         return recipe.model.path
-    if not (base / "tokenizer.json").exists():  # written last
+    # checksums.json is written last; runs of older versions have none.
+    if not (base / checksums.FILE).exists() and not (base / "tokenizer.json").exists():
         tiny.create(base, recipe.model.tiny, made_tokenizer(recipe), recipe.seed)
     return base
 
@@ -198,7 +209,7 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
 def session(folder: Path) -> Iterator[None]:
     """Records how long this sitting took, by the clock and of the CPU, and its peak memory, however it ends."""
     path = folder / "sessions.jsonl"
-    rows = [_ended(row, folder) for row in jsonl.read(path)]
+    rows = [_ended(row, folder) for row in jsonl.read(path) if {"started", *MEASURED} <= row.keys()]
     started, worked = time.time(), time.process_time()
     rows.append({"started": started, "seconds": None, "cpu_seconds": None, "peak_rss_bytes": None})
     jsonl.write(path, rows)
@@ -226,7 +237,7 @@ def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
     found = results(folder, stages)
     if "memory" in found:
         print(line(found["memory"]), file=sys.stderr)
-    jsonl.replace(folder / "results.json", json.dumps(found, indent=1))
+    seal.put(folder, "results.json", json.dumps(found, indent=1))
 
 
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@
 
     reset.request             what `hone reset` wrote: {"id": ...}; a request is followed once
     resets/reset_001/         the model as it was merged at the first reset: the reference from then on, the base of the
-                              next adapter, and what a resumed run reads back
+                              next adapter, and what a resumed run reads back; with checksums, as a checkpoint
 
 Liu et al., ProRL, arXiv:2505.24864: when validation stagnates, the policy becomes the reference, with a new optimizer.
 """
@@ -14,16 +14,17 @@ from __future__ import annotations
 import json
 import math
 import os
-import shutil
+import re
 import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.base import jsonl
+from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.recipe.schedule import Phases, settings, stagnation
 from hone.recipe.sections.algo import ResetConfig
+from hone.runs import seal
 
 if TYPE_CHECKING:
     from hone.learn.policy import Policy
@@ -108,11 +109,12 @@ def keep_model(policy: Policy, folder: Path) -> None:
 
     aside = folder.with_name(f".{folder.name}")
     if policy.world.main:
-        shutil.rmtree(aside, ignore_errors=True)
+        checksums.remove(aside)
     policy.export_base(aside)
     if policy.world.main:
+        checksums.write(aside)
         sync(aside)
-        shutil.rmtree(folder, ignore_errors=True)  # of an attempt that was cut before its checkpoint
+        checksums.remove(folder)  # of an attempt that was cut before its checkpoint
         os.replace(aside, folder)
         fsync(folder.parent)
     policy.world.barrier("the model at the reset")
@@ -128,14 +130,17 @@ def announce(run: Run, step: int, phases: Phases[Any], resets: int) -> None:
 
 
 def reset_folder(run: Path, number: int) -> Path:
-    return run / "resets" / f"reset_{number:03d}"
+    from hone.learn.checkpoint import reset_name
+
+    return run / "resets" / reset_name(number)
 
 
 def drop_resets(run: Path, number: int) -> None:
-    """Remove what resets after the first `number` left: they will be made again, or not."""
+    """Remove what resets after the first `number` left: they will be made again, or not. Other files stay."""
     for path in (run / "resets").glob("*"):
-        if path.name.startswith(".") or int(path.name.removeprefix("reset_")) > number:
-            shutil.rmtree(path)
+        ours = re.fullmatch(r"(\.?)reset_(\d+)", path.name)
+        if ours is not None and (ours[1] or int(ours[2]) > number):
+            checksums.remove(path)
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------
@@ -147,7 +152,8 @@ def ask(target: Path) -> str:
     Raises UserError if there is no such stage.
     """
     folder = _stage_folder(target)
-    kind = json.loads((folder / "config.resolved.json").read_text())["stage"]
+    config = checksums.read_json(folder / "config.resolved.json", dict, "restore it from a copy")
+    kind = config.get("stage")
     if kind != "rl":
         raise UserError(f"{folder}: a hard reset belongs to reinforcement learning, and this stage is {kind}")
     jsonl.replace(folder / REQUEST, json.dumps({"id": uuid.uuid4().hex}) + "\n")
@@ -157,14 +163,17 @@ def ask(target: Path) -> str:
 def read_request(folder: Path) -> str | None:
     """The id of the request in a run folder, or None."""
     path = folder / REQUEST
-    return str(json.loads(path.read_text())["id"]) if path.exists() else None
+    if not path.exists():
+        return None
+    request = checksums.read_json(path, dict, f"remove it, and ask again with `hone reset {folder}`")
+    if not isinstance(request.get("id"), str):
+        raise UserError(f"{path} names no request; remove it, and ask again with `hone reset {folder}`")
+    return str(request["id"])
 
 
 def _stage_folder(target: Path) -> Path:
     """Of a run of several stages, the one that has begun and is not finished."""
-    stages = target / "stages.json"
-    names = [row["folder"] for row in json.loads(stages.read_text())] if stages.exists() else ["."]
-    begun = [target / name for name in names if (target / name / "manifest.json").exists()]
+    begun = [folder for folder in seal.stage_folders(target) if (folder / "manifest.json").exists()]
     if not begun:
         raise UserError(f"{target}: no run has begun there; give the folder of one, such as runs/demo")
     open_ = [folder for folder in begun if not (folder / "model").exists()]

@@ -420,3 +420,18 @@ def test_a_plain_function_that_takes_long_says_what_is_waited_for(reward, capsys
     err = capsys.readouterr().err
     assert err.count("no result after 0.05 s") == 1
     assert "reward.functions.isolate: true" in err
+
+
+@pytest.mark.parametrize("how", ["def", "async def"])
+def test_a_function_that_calls_os_exit_does_not_end_the_run_as_if_it_were_finished(reward, how):
+    composed = reward(f"import os\n{how} f(completions):\n    os._exit(0)\n")
+    with pytest.raises(UserError, match=r"called os\._exit\(0\), which would end the run here"):
+        score([PROBLEM], [GROUP], composed)
+
+
+def test_processes_that_a_function_forks_end_by_os_exit_as_ever(reward):
+    forks = "    pid = os.fork()\n    if not pid:\n        os._exit(7)\n"
+    forks += "    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
+    composed = reward(f"import os\ndef f(completions):\n{forks}    return [float(code)] * len(completions)\n")
+    (group,) = score([PROBLEM], [GROUP], composed)
+    assert [r.total for r in group.rewards] == [7.0, 7.0]

@@ -12,6 +12,7 @@ from safetensors import safe_open
 
 from hone.base import jsonl
 from hone.base.settings import UserError
+from hone.learn import checkpoint
 from hone.learn.state import State
 from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs.writer import Run
@@ -140,3 +141,61 @@ def test_without_a_whole_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
         open_run(tmp_path).resume(FakePolicy())  # type: ignore[arg-type]
     assert (tmp_path / "checkpoints" / "step_000002").exists()
     assert [row["step"] for row in jsonl.read(tmp_path / "metrics.jsonl")] == [0]
+
+
+def test_stray_files_and_links_are_left_alone(tmp_path: Path) -> None:
+    run = open_run(tmp_path)
+    for step in range(2):
+        run.log(step, {"loss": 1.0}, {"seconds": 1.0})
+        run.checkpoint(step + 1, FakePolicy())  # type: ignore[arg-type]
+    run.settle()
+    saved = tmp_path / "checkpoints" / "step_000002"
+    saved.rename(tmp_path / "other_disk")
+    saved.symlink_to(tmp_path / "other_disk")
+    for name in ("resets", "rollouts", "tokens", "checkpoints"):
+        (tmp_path / name / "step_of_mine").mkdir(parents=True)
+        (tmp_path / name / ".DS_Store").touch()
+    assert open_run(tmp_path).resume(FakePolicy()) == 2  # type: ignore[arg-type]
+    assert all((tmp_path / name / ".DS_Store").exists() for name in ("resets", "rollouts", "tokens", "checkpoints"))
+    checkpoint.drop_newer(tmp_path / "checkpoints", tmp_path / "checkpoints" / "step_000001")  # the link alone goes
+    assert not saved.is_symlink()
+    assert (tmp_path / "other_disk" / "state.json").exists()
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", "", "{", '{"state.json": 3}', "7"])
+def test_checksums_that_list_nothing_are_no_proof(tmp_path: Path, text: str) -> None:
+    run = open_run(tmp_path)
+    for step in (2, 4):
+        run.checkpoint(step, FakePolicy())  # type: ignore[arg-type]
+    run.settle()
+    (tmp_path / "checkpoints" / "step_000004" / "checksums.json").write_text(text)
+    assert open_run(tmp_path).resume(FakePolicy()) == 2  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("damage", ["5\n", "[1]\n", '{"loss": 1}\n', ""])
+@pytest.mark.parametrize("name", ["metrics.jsonl", "evals.jsonl", "ledger.jsonl"])
+def test_rows_that_were_changed_or_lost_are_an_error_that_changes_nothing(
+    tmp_path: Path, damage: str, name: str
+) -> None:
+    run = open_run(tmp_path)
+    for step in range(2):
+        run.log(step, {"loss": 1.0}, {"seconds": 1.0})
+        run.log_eval(step, "validation", {"accuracy": {"value": 0.5}}, [])
+        run.log_prompts(step, [[f"p{step}"]], ())
+    run.checkpoint(2, FakePolicy())  # type: ignore[arg-type]
+    run.settle()
+    path = tmp_path / name
+    path.write_text(damage + "".join(path.read_text().splitlines(keepends=True)[1:]))
+    before = path.read_text()
+    with pytest.raises(UserError, match=rf"what was written before step_000002 is damaged: {name}: .*Nothing was chan"):
+        open_run(tmp_path).resume(FakePolicy())  # type: ignore[arg-type]
+    assert path.read_text() == before
+
+
+@pytest.mark.parametrize("name", ["manifest.json", "config.resolved.json", "seal.json", "inputs.json"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3"])
+def test_a_torn_file_of_the_run_is_an_error_in_words(tmp_path: Path, name: str, text: str) -> None:
+    open_run(tmp_path)
+    (tmp_path / name).write_text(text)
+    with pytest.raises(UserError, match=name):
+        open_run(tmp_path)

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hone.base import jsonl
+from hone.base import checksums
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn.forward import fast, to_device
@@ -33,6 +33,7 @@ from hone.preflight.plan.trace import there_and_back
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.model import ModelConfig
+from hone.runs import seal
 from hone.runs.writer import Run
 from hone.types import MicroBatch, Sample
 
@@ -103,7 +104,7 @@ def _predict(run: Run, stage: Recipe, policy: Policy, lengths: Lengths) -> None:
     if plan.peak_bytes > plan.total_bytes:
         run.event("memory", f"more memory is needed than there is: {in_words(plan)}; {remedy(plan)}")
     if run.world.main:
-        jsonl.replace(run.folder / FILE, json.dumps(as_row(plan), indent=1))
+        seal.put(run.folder, FILE, json.dumps(as_row(plan), indent=1))
 
 
 def as_row(plan: Plan) -> dict[str, Any]:
@@ -145,7 +146,8 @@ def explained(stage: Recipe, folder: Path, world: World = ALONE) -> Iterator[Non
         raise UserError(f"out of memory in stage {stage.name}: {first}\n{in_words(plan)}; {remedy(plan)}") from error
     path, every = folder / FILE, world.gather([measured()], "peaks of memory")
     if world.main and path.exists():
-        jsonl.replace(path, json.dumps({**json.loads(path.read_text()), "measured_bytes": every}, indent=1))
+        predicted = checksums.read_json(path, dict, "remove it")
+        seal.put(folder, FILE, json.dumps({**predicted, "measured_bytes": every}, indent=1))
 
 
 def _out_of_memory(error: RuntimeError) -> bool:
@@ -166,7 +168,10 @@ def peak_rss_bytes() -> int:
 
 def compared(folders: Sequence[Path]) -> dict[str, Any] | None:
     """Predicted against measured, over the stages of a run: one process holds the peak of all of them."""
-    rows = [json.loads((f / FILE).read_text()) for f in folders if (f / FILE).exists()]
+    there = [folder for folder in folders if (folder / FILE).exists()]
+    for folder in there:
+        seal.require_file(folder, FILE)
+    rows = [checksums.read_json(folder / FILE, dict, "remove it") for folder in there]
     rows = [row for row in rows if row.get("measured_bytes")]
     if not rows:
         return None

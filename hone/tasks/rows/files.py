@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from hone.base.places import locate
 from hone.base.settings import UserError
 
 Row = dict[str, Any]
@@ -21,7 +22,7 @@ def read_rows(path: str | Path) -> list[Row]:
 
     Raises UserError for a missing file, or naming file and line of a row that is no JSON object.
     """
-    path = Path(path)
+    path = locate(path)
     if not path.is_file():
         raise UserError(f"{path}: no such data file")
     kind = path.suffix.lower()

@@ -13,6 +13,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
+from hone.base.places import locate
 from hone.base.settings import UserError
 from hone.tasks.rows.files import SUFFIXES, Row, read_rows
 
@@ -30,7 +31,7 @@ Rows = dict[str, list[Row]]  # by split: train, validation, test or all
 
 def read_source(source: str, subset: str | None = None) -> Rows:
     """Rows by split. Raises UserError if there is nothing that can be read, saying what there is."""
-    path = Path(source).expanduser()
+    path = locate(source)
     if path.is_dir():
         return _read_folder(path, subset)
     if path.is_file() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):

@@ -1,0 +1,269 @@
+"""Where the files that a recipe names are, on this machine and now. The one home of this question.
+
+A path in a recipe is relative to the folder that hone was started in. A run must outlive that: it may be copied, or
+used from another folder. So every run folder records the files that its recipe names, and carries what is small:
+
+    RUN/inputs.json   {"folders": ["/home/me/runs/x"],      where the run has been
+                       "inputs": {"data/train.jsonl": {"keys": ["task.source"], "kind": "data", "sha256": "...",
+                           "absolute": "/home/me/data/train.jsonl", "relative": "../../data/train.jsonl",
+                           "copy": "inputs/1a2b3c4d/train.jsonl"}}}
+    RUN/inputs/       copies: the user's functions with the files beside them that they import, and small data
+
+The values in the recipe stay as they were written. When a run folder is loaded (`use`), each is looked up in this
+order: the copy, beside the run as it was, where it was, as from here; only what has the recorded contents counts.
+
+    places.record(folder, config)       # a run begins, or goes on
+    places.use(folder)                  # a run folder is loaded
+    places.locate("data/train.jsonl")   # Path; UserError if the run that is in use cannot find it
+    places.moved(base, near)            # a path that a file of a run names, after the run has moved
+
+Imports no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hone.base import checksums
+from hone.base.settings import UserError
+
+FILE = "inputs.json"
+COPIES = "inputs"
+
+#: Data of at most so many bytes are copied into the run.
+COPY_BYTES = 16 * 2**20
+#: Of a model, files of at most so many bytes count by contents, larger ones by size: weights are read when they load.
+SMALL = 2**20
+
+_REMEDY = "restore it from a copy, or remove it and give paths on the command line, as in task.source=PATH"
+
+_known: dict[str, Path] = {}
+_problems: dict[str, str] = {}
+
+
+# --- looking up -------------------------------------------------------------------------------------------------------
+
+
+def locate(value: str | Path) -> Path:
+    """The path that a value of a recipe means. Raises UserError if the run in use names it and it is not there."""
+    text = str(value)
+    if text in _problems:
+        raise UserError(_problems[text])
+    return _known.get(text) or Path(value).expanduser()
+
+
+def locate_target(target: str) -> str:
+    """`path/file.py:function`, with the file where it is."""
+    place, _, name = target.rpartition(":")
+    return f"{locate(place)}:{name}" if place in _known or place in _problems else target
+
+
+def is_known(value: str) -> bool:
+    """Whether the run in use names it as a file or a folder of this machine."""
+    return value in _known or value in _problems
+
+
+def forget() -> None:
+    """No run is in use: paths are relative to the current folder."""
+    _known.clear()
+    _problems.clear()
+
+
+def use(folder: Path) -> None:
+    """From now on paths mean what they mean for the run in this folder. Raises UserError for a damaged record."""
+    forget()
+    for file in (folder / FILE, *sorted(folder.glob(f"*/{FILE}"))):
+        if not file.is_file():
+            continue
+        for value, entry in _read(file)["inputs"].items():
+            place = _find(file.parent, value, entry)
+            if place is not None:
+                _known[value] = place
+                _problems.pop(value, None)
+            elif value not in _known:
+                _problems[value] = _missing(file.parent, value, entry)
+
+
+def _find(run: Path, value: str, entry: Mapping[str, Any]) -> Path | None:
+    places = [run / str(entry["copy"])] if entry.get("copy") else []
+    places += [run / str(entry.get("relative")), Path(str(entry.get("absolute"))), Path(value).expanduser()]
+    for place in places:
+        if place.exists() and digest(place, str(entry.get("kind"))) == entry.get("sha256"):
+            return Path(os.path.normpath(place))
+    return None
+
+
+def _missing(run: Path, value: str, entry: Mapping[str, Any]) -> str:
+    keys = [str(key) for key in entry.get("keys", ())]
+    here = next((p for p in (Path(str(entry.get("absolute"))), Path(value).expanduser()) if p.exists()), None)
+    why = f"{here} has other contents than when the run was made" if here else f"it was {entry.get('absolute')}"
+    key = keys[0] if keys else "the setting"
+    remedy = f"put it back, or give {key}=PATH" if ":" not in key else "put it back"
+    return f"{run}: {', '.join(keys)}: {value} is not there as the run knows it ({why}); {remedy}"
+
+
+def moved(path: str, near: Path) -> Path | None:
+    """Where a file or folder is that a file of a run at `near` names by an absolute path of earlier; None if unknown.
+
+    A base model that lies in the run, or beside it, is found relative to the places that the run has been at.
+    """
+    for run in (near, *near.resolve().parents):
+        if not (run / FILE).is_file():
+            continue
+        for before in _read(run / FILE)["folders"]:
+            place = Path(os.path.normpath(run / os.path.relpath(path, before)))
+            if place.exists():
+                return place
+    return None
+
+
+# --- recording --------------------------------------------------------------------------------------------------------
+
+
+def record(folder: Path, config: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """(the text of inputs.json for the run in `folder`, the keys whose contents are others than recorded before).
+
+    Copies are made; the text is to be written by the caller. What cannot be found stays as it was recorded.
+    """
+    file = folder / FILE
+    before = _read(file) if file.is_file() else {"folders": [], "inputs": {}}
+    inputs: dict[str, Any] = {}
+    changed: list[str] = []
+    for key, value, kind in references(config):
+        place = locate(value)
+        if value in inputs:
+            inputs[value]["keys"].append(key)
+        elif place.exists():
+            inputs[value] = _entry(folder, key, value, kind, place, before["inputs"].get(value))
+            if inputs[value]["sha256"] != before["inputs"].get(value, inputs[value])["sha256"]:
+                changed.append(key)
+        elif value in before["inputs"]:
+            inputs[value] = before["inputs"][value]
+    here = str(folder.resolve())
+    folders = [*(place for place in before["folders"] if place != here), here]
+    return json.dumps({"folders": folders, "inputs": inputs}, indent=1), changed
+
+
+def _entry(folder: Path, key: str, value: str, kind: str, place: Path, before: Any) -> dict[str, Any]:
+    sha = digest(place, kind)
+    if isinstance(before, dict) and before.get("sha256") == sha:
+        return {**before, "keys": [key]}
+    copy = None
+    if kind == "code" or (kind == "data" and _size(place) <= COPY_BYTES):
+        copy = f"{COPIES}/{sha[:8]}/{place.name}"
+        _copy(place, folder / copy, kind)
+    return {
+        "keys": [key],
+        "kind": kind,
+        "sha256": sha,
+        "absolute": str(place.resolve()),
+        "relative": os.path.relpath(place.resolve(), folder.resolve()),
+        "copy": copy,
+    }
+
+
+def references(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
+    """(key, value, kind) of every path in the values of a recipe: data, model or code. Hub ids are among them."""
+    for key, value in _leaves(config):
+        if not isinstance(value, str) or not value or "://" in value or value.startswith("stages."):
+            continue
+        if key in ("task.source", "sft.data") or key.endswith("_file"):
+            yield key, value, "data"
+        elif key in ("model.path", "teacher", "lora.path", "reward.perplexity.answerer") and value != "tiny":
+            yield key, value, "model"
+    for target in (config.get("reward") or {}).get("parts") or {}:
+        place, colon, _ = str(target).rpartition(":")
+        if colon and (place.endswith(".py") or "/" in place):
+            yield f"reward.parts.{target}", place, "code"
+
+
+def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in values.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def digest(place: Path, kind: str) -> str:
+    """sha256 of a file, of a folder over names and contents, of code with what it imports from its own folder."""
+    whole = hashlib.sha256()
+    if kind == "code":
+        files = [(str(p.relative_to(place.parent)), p) for p in sources(place)]
+    elif place.is_dir():
+        paths = (p for p in place.rglob("*") if p.is_file())
+        files = sorted((str(p.relative_to(place)), p) for p in paths)
+        files = [one for one in files if not any(part.startswith(".") for part in Path(one[0]).parts)]
+    else:
+        files = [("", place)]
+    for name, path in files:
+        size = path.stat().st_size
+        contents = f"{size} bytes" if kind == "model" and size > SMALL else checksums.sha256_of(path)
+        whole.update(f"{name} {contents}\n".encode(errors="surrogateescape"))
+    return whole.hexdigest()
+
+
+def sources(file: Path) -> list[Path]:
+    """The Python file and those below its folder that it imports, and these in turn; itself first, then by name."""
+    seen, waiting = {file}, [file]
+    while waiting:
+        try:
+            tree = ast.parse(waiting.pop().read_bytes())
+        except (SyntaxError, ValueError):  # whoever imports it will say so
+            continue
+        for name in _imported(tree):
+            stem = file.parent.joinpath(*name.split("."))
+            found = [stem.with_suffix(".py")] if stem.with_suffix(".py").is_file() else []
+            found += sorted(stem.rglob("*.py")) if stem.is_dir() else []
+            waiting += [one for one in found if one not in seen]
+            seen.update(found)
+    return [file, *sorted(seen - {file})]
+
+
+def _imported(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _size(place: Path) -> int:
+    return sum(p.stat().st_size for p in (place.rglob("*") if place.is_dir() else (place,)) if p.is_file())
+
+
+def _copy(place: Path, to: Path, kind: str) -> None:
+    """A copy is complete when it is there."""
+    if to.exists():
+        return
+    aside = to.parent.with_name(to.parent.name + ".writing")
+    checksums.remove(aside)
+    aside.mkdir(parents=True)
+    if kind == "code":
+        for path in sources(place):
+            target = aside / path.relative_to(place.parent)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    elif place.is_dir():
+        shutil.copytree(place, aside / to.name)
+    else:
+        shutil.copyfile(place, aside / to.name)
+    checksums.remove(to.parent)
+    os.replace(aside, to.parent)
+
+
+def _read(file: Path) -> dict[str, Any]:
+    values: dict[str, Any] = checksums.read_json(file, dict, _REMEDY)
+    inputs, folders = values.get("inputs"), values.get("folders")
+    whole = isinstance(inputs, dict) and isinstance(folders, list)
+    if not whole or not all(isinstance(e, dict) and isinstance(e.get("sha256"), str) for e in inputs.values()):
+        raise UserError(f"{file} is damaged; {_REMEDY}")
+    return values

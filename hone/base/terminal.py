@@ -1,0 +1,163 @@
+"""How the command line meets its surroundings: closed streams, characters that cannot be shown, a full disk, SIGTERM.
+
+    prepare_streams()              # before anything is printed
+    stop_at_once_on_sigterm()      # `hone train`, before anything slow is imported
+    disk_problem(error)            # what a full disk, or one that cannot be written to, did, in words; or None
+
+Only the standard library is imported here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import io
+import os
+import re
+import signal
+import sys
+from typing import Any
+
+_leave = (
+    os._exit
+)  # as it is now: while a function of the user's runs, it is replaced (`hone.rewards.functions.no_exit`)
+
+#: Exit code after SIGTERM (EX_TEMPFAIL of sysexits.h: try again), as in `hone.base.stop`.
+EX_TEMPFAIL = 75
+
+#: What the surroundings can do to a file, and what to do about it. Not a missing file, which may be our own fault.
+DISK = {
+    errno.ENOSPC: ("the disk is full", "free some space"),
+    errno.EDQUOT: ("the disk quota is used up", "free some space"),
+    errno.EFBIG: ("a file would be larger than is allowed", "raise the limit (ulimit -f, or the file system's)"),
+    errno.EROFS: ("the file system is read-only", "mount it writable, or give another folder with runs=PATH"),
+    errno.EACCES: ("there is no permission", "change the permissions, or give another folder with runs=PATH"),
+    errno.EPERM: ("there is no permission", "change the permissions, or give another folder with runs=PATH"),
+    errno.ENOTDIR: ("a file is where a folder is needed", "move the file away"),
+    errno.EISDIR: ("a folder is where a file is needed", "move the folder away"),
+    errno.EMFILE: ("too many files are open in this process", "raise the limit (ulimit -n)"),
+    errno.ENFILE: ("too many files are open on this machine", "close some programs"),
+    errno.EIO: ("the disk could not be read or written", "look at the disk"),
+    errno.ESTALE: ("the network file system has lost a file", "mount it again"),
+}
+
+
+# --- the disk ---------------------------------------------------------------------------------------------------------
+
+
+def disk_problem(error: BaseException) -> str | None:
+    """A message if `error`, or what it was raised from, is one of `DISK`; None if it is something else."""
+    seen: set[int] = set()
+    cause: BaseException | None = error
+    while cause is not None and id(cause) not in seen:
+        seen.add(id(cause))
+        number = _errno(cause)
+        if number in DISK and not isinstance(cause, ConnectionError):
+            what, remedy = DISK[number]
+            return f"{what}: {error}. What to do: {remedy}; with --resume a run goes on from its last checkpoint"
+        cause = cause.__cause__ or cause.__context__
+    return None
+
+
+def _errno(error: BaseException) -> int:
+    """Of an OSError; of the errors of Rust libraries (safetensors, tokenizers), which say it in their text; else 0."""
+    if isinstance(error, OSError):
+        return error.errno or 0
+    if type(error).__name__ == "SafetensorError" or type(error) is Exception:
+        text = re.search(r"\(os error (\d+)\)", str(error))
+        return int(text[1]) if text else 0
+    return 0
+
+
+# --- streams ----------------------------------------------------------------------------------------------------------
+
+
+class Lossy(io.TextIOWrapper):
+    """Text that is thrown away once there is no reader: a run does not end because its terminal has gone."""
+
+    def write(self, text: str) -> int:
+        try:
+            return super().write(text)
+        except OSError:
+            self._leave()
+            return len(text)
+
+    def flush(self) -> None:
+        try:
+            super().flush()
+        except OSError:
+            self._leave()
+
+    def _leave(self) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            redirect(self.fileno())
+            super().flush()
+
+
+def prepare_streams(lossy_output: bool) -> None:
+    """Standard streams that can be written to: closed ones lead to /dev/null, and a character that a terminal cannot
+    show is escaped.
+
+    `lossy_output`: standard output is not worth an end when its reader has gone; standard error never is.
+    """
+    for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(number)
+        except OSError:  # closed: the next file that is opened would get its number, and what is printed would go there
+            null = os.open(os.devnull, mode)
+            if null != number:
+                os.dup2(null, number)
+                os.close(null)
+    for number, name in ((1, "stdout"), (2, "stderr")):
+        stream: Any = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(number, "w", encoding="utf-8", errors="backslashreplace"))  # noqa: SIM115
+        elif stream is getattr(sys, f"__{name}__") and isinstance(stream, io.TextIOWrapper):
+            if name == "stderr" or lossy_output:
+                settings: dict[str, Any] = {
+                    "line_buffering": stream.line_buffering,
+                    "write_through": stream.write_through,
+                }
+                encoding = stream.encoding
+                other = Lossy(stream.detach(), encoding, errors="backslashreplace", **settings)
+                setattr(sys, name, other)
+                setattr(sys, f"__{name}__", other)
+            else:
+                stream.reconfigure(errors="backslashreplace")
+
+
+def redirect(number: int) -> None:
+    """What is written to this stream from now on goes nowhere."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, number)
+    os.close(null)
+
+
+# --- signals ----------------------------------------------------------------------------------------------------------
+
+
+def stop_at_once_on_sigterm() -> None:
+    """Until a loop listens (`hone.base.stop`), SIGTERM ends the process with exit code 75.
+
+    Nothing is lost: every file of a run may be cut at any moment. What was started, such as a server, ends too. The
+    process ends here and not by an exception, which imports and callbacks of libraries would swallow.
+    """
+
+    def leave(number: int, frame: object) -> None:
+        with contextlib.suppress(OSError, ValueError):
+            os.write(2, b"SIGTERM: stopped; with --resume the run goes on from its last checkpoint, or begins\n")
+        end_children()
+        _leave(EX_TEMPFAIL)
+
+    signal.signal(signal.SIGTERM, leave)
+
+
+def end_children() -> None:
+    """Ask everything that this process has started to end."""
+    if "subprocess" not in sys.modules and "multiprocessing" not in sys.modules:
+        return
+    import psutil
+
+    for child in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            child.terminate()

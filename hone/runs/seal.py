@@ -1,0 +1,224 @@
+"""What the files of a run folder must hold, so that a row that was cut, lost or changed is noticed.
+
+Three kinds of files, one rule each:
+
+    files of rows           metrics.jsonl, evals.jsonl, ...: they only grow, so their first N bytes have one sha256.
+                            Every checkpoint records both (`state.json`), and so does `seal.json` for readers of the run
+    files written once      rollouts/step_N.jsonl, tokens/step_N.safetensors, evals/LABEL.jsonl: a row in files.jsonl
+                            {"step": 3, "file": "rollouts/step_000003.jsonl", "bytes": 5120, "sha256": "..."}
+    files that are replaced config.resolved.json, manifest.json, ...: their sha256 in `seal.json`
+
+A run folder of an older version has no records, and nothing is checked. Imports no torch.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from hone.base import checksums, jsonl
+from hone.base.settings import UserError
+
+FILE = "seal.json"
+
+#: The row of each file that is written once.
+ONCE = "files.jsonl"
+
+#: Cut back on resume. What a run goes on from depends on the first four.
+LOGS = ("metrics.jsonl", "evals.jsonl", "ledger.jsonl", ONCE, "timings.jsonl", "costs.jsonl")
+#: Never cut back: said twice is better than lost.
+EVENTS = "events.jsonl"
+#: A fault in these is said, and the run goes on: nothing that is computed depends on them.
+BESIDE = ("timings.jsonl", "costs.jsonl", EVENTS)
+#: Folders of files written once that a user may delete to free the disk, as a whole.
+DISPENSABLE = ("rollouts", "tokens", "skipped")
+
+Records = Mapping[str, Mapping[str, Any]]  # file of rows -> {"bytes": its size, "sha256": of so many bytes}
+
+
+class Logs:
+    """The files of rows of one run folder, and the digest of what is in them so far. One process has it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._digests: dict[str, tuple[Any, int]] = {}
+
+    def begin(self) -> None:
+        """Digest what is there, when the rows after the checkpoint have been cut off."""
+        for name in (*LOGS, EVENTS):
+            path = self.folder / name
+            data = path.read_bytes() if path.is_file() else b""
+            self._digests[name] = hashlib.sha256(data), len(data)
+
+    def append(self, name: str, row: Mapping[str, Any]) -> None:
+        line = jsonl.line(row)
+        jsonl.append_line(self.folder / name, line)
+        data = line.encode("utf-8", errors="backslashreplace")
+        digest, size = self._digests.get(name) or (hashlib.sha256(), 0)
+        digest.update(data)
+        self._digests[name] = digest, size + len(data)
+
+    def written(self, name: str, step: int) -> None:
+        """Record the file `name`, which is complete and will not be written again."""
+        path = self.folder / name
+        row = {"step": step, "file": name, "bytes": path.stat().st_size, "sha256": checksums.sha256_of(path)}
+        self.append(ONCE, row)
+
+    def records(self) -> dict[str, dict[str, Any]]:
+        return {name: {"bytes": n, "sha256": digest.hexdigest()} for name, (digest, n) in self._digests.items()}
+
+    def seal(self) -> None:
+        """Say in seal.json what the files of rows hold now."""
+        write_logs(self.folder, self.records())
+
+
+# --- checking ---------------------------------------------------------------------------------------------------------
+
+
+def log_faults(folder: Path, records: Records) -> dict[str, str]:
+    """File of rows -> what is wrong with it, for those that do not begin with what is recorded."""
+    faults = {}
+    for name, record in records.items():
+        path, size = folder / name, int(record["bytes"])
+        if not size:
+            continue
+        try:
+            there = path.stat().st_size
+            if there < size:
+                faults[name] = f"{there} of at least {size} bytes are there: rows are missing"
+            elif checksums.sha256_of(path, size) != record["sha256"]:
+                faults[name] = f"its first {size} bytes differ from their checksum: rows were changed or lost"
+        except OSError as error:
+            faults[name] = f"it cannot be read ({error.strerror})"
+    return faults
+
+
+def once_faults(folder: Path, without: Collection[str] = ()) -> dict[str, str]:
+    """File -> what is wrong with it, for files that were written once; a folder that was removed whole is no fault.
+
+    `without`: folders that are not looked at.
+    """
+    faults = {}
+    removed = {*without, *(name for name in DISPENSABLE if not (folder / name).exists())}
+    for row in jsonl.read(folder / ONCE):
+        name = str(row.get("file"))
+        if name.split("/")[0] in removed:
+            continue
+        try:
+            if (folder / name).stat().st_size != row.get("bytes"):
+                faults[name] = "rows are missing, or were added"
+            elif checksums.sha256_of(folder / name) != row.get("sha256"):
+                faults[name] = "it differs from its checksum"
+        except OSError as error:
+            faults[name] = f"it cannot be read ({error.strerror})"
+    return faults
+
+
+def faults(folder: Path, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """(file, what is wrong with it) of everything in a run folder that is not what was written."""
+    seal = read(folder)
+    for name in seal["files"]:
+        if problem := file_fault(folder, name, seal):
+            yield name, problem
+    yield from log_faults(folder, seal["logs"]).items()
+    yield from once_faults(folder, without).items()
+
+
+def file_fault(folder: Path, name: str, seal: Mapping[str, Any] | None = None) -> str | None:
+    """What is wrong with a file that seal.json has a checksum of; None if nothing is, or if there is no checksum."""
+    digests = (read(folder) if seal is None else seal)["files"].get(name)
+    if not digests:
+        return None
+    try:
+        return None if checksums.sha256_of(folder / name) in digests else f"it differs from its checksum in {FILE}"
+    except OSError as error:
+        return f"it cannot be read ({error.strerror})"
+
+
+def require_file(folder: Path, name: str) -> None:
+    """Raises UserError if a file is not what was written there last."""
+    problem = file_fault(folder, name)
+    if problem is not None:
+        raise UserError(
+            f"{folder / name} is damaged ({problem}); restore it from a copy, or, if you changed it yourself, remove "
+            f"{folder / FILE}"
+        )
+
+
+def require_logs(folder: Path, *names: str) -> None:
+    """Raises UserError if one of these files of rows does not begin with what seal.json says."""
+    wrong = log_faults(folder, {k: v for k, v in read(folder)["logs"].items() if k in names})
+    if wrong:
+        name, problem = next(iter(wrong.items()))
+        raise UserError(f"{folder / name} is damaged ({problem}); restore it from a copy")
+
+
+# --- seal.json --------------------------------------------------------------------------------------------------------
+
+
+def read(folder: Path) -> dict[str, Any]:
+    """{"logs": records, "files": {name: [sha256, ...]}}. Raises UserError if the file is damaged."""
+    if not (folder / FILE).exists():
+        return {"logs": {}, "files": {}}
+    remedy = "restore it from a copy, or remove it to go on without these checks"
+    seal: dict[str, Any] = checksums.read_json(folder / FILE, dict, remedy)
+    if not all(isinstance(seal.get(key), dict) for key in ("logs", "files")):
+        raise UserError(f"{folder / FILE} is damaged; {remedy}")
+    records_ok = all(isinstance(r, dict) and isinstance(r.get("bytes"), int) for r in seal["logs"].values())
+    if not records_ok or not all(isinstance(digests, list) for digests in seal["files"].values()):
+        raise UserError(f"{folder / FILE} is damaged; {remedy}")
+    return seal
+
+
+def put(folder: Path, name: str, text: str) -> None:
+    """Write a file that is replaced as a whole, with its checksum. A kill at any moment leaves one that is accepted."""
+    seal, new = read(folder), hashlib.sha256(text.encode()).hexdigest()
+    before = seal["files"].get(name, [])[-1:]
+    if before != [new]:
+        seal["files"][name] = [*before, new]
+        _write(folder, seal)
+    checksums.put(folder / name, text)
+    if before and before != [new]:
+        seal["files"][name] = [new]
+        _write(folder, seal)
+
+
+def write_logs(folder: Path, records: Records) -> None:
+    _write(folder, {**read(folder), "logs": records})
+
+
+def _write(folder: Path, seal: Mapping[str, Any]) -> None:
+    checksums.put(folder / FILE, json.dumps(seal, indent=1))
+
+
+def stage_folders(run: Path) -> list[Path]:
+    """The folders of a run's stages, in order; of a run of one stage its own. Raises UserError for a damaged list."""
+    require_file(run, "stages.json")
+    path = run / "stages.json"
+    if not path.exists():
+        return [run]
+    rows = checksums.read_json(path, list, "restore it from a copy")
+    if not all(isinstance(row, dict) and isinstance(row.get("folder"), str) for row in rows):
+        raise UserError(f"{path} is damaged: it does not name the folders of stages; restore it from a copy")
+    return [run / row["folder"] for row in rows]
+
+
+# --- going back -------------------------------------------------------------------------------------------------------
+
+
+def cut(folder: Path, records: Records) -> None:
+    """Cut the files of rows back to what a checkpoint recorded, which they begin with: see `log_faults`.
+
+    `seal.json` first: it says what they begin with, before and after.
+    """
+    if (folder / FILE).exists():
+        write_logs(folder, {name: record for name, record in records.items() if name not in BESIDE})
+    for name in LOGS:
+        size = int(records[name]["bytes"]) if name in records else 0
+        path = folder / name
+        if path.exists() and path.stat().st_size > size:
+            os.truncate(path, size)

@@ -1,0 +1,90 @@
+"""Closed streams, terminals of few characters, disks that refuse, SIGTERM before anything runs."""
+
+from __future__ import annotations
+
+import errno
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from hone.base import terminal
+
+ROOT = Path(__file__).resolve().parents[1]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
+MAIN = "import sys; from hone.cli import app as cli; sys.argv = ['hone', '{verb}']; cli.app = lambda **_: {what}; cli.main()"
+
+
+def shell(command: str, **more: str) -> subprocess.CompletedProcess[bytes]:
+    return subprocess.run(["bash", "-c", command], capture_output=True, timeout=60, env={**ENVIRONMENT, **more})
+
+
+def python(verb: str, what: str) -> str:
+    return f'{sys.executable} -c "{MAIN.format(verb=verb, what=what)}"'
+
+
+@pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "> /dev/full", "2> /dev/full"])
+def test_a_run_whose_streams_are_closed_ends_well(closed: str) -> None:
+    say = "[print('x' * 99, file=f, flush=True) for f in (sys.stdout, sys.stderr) for _ in range(2000)]"
+    assert shell(f"{python('train', say)} {closed}").returncode == 0
+
+
+def test_a_run_whose_reader_has_gone_ends_well() -> None:
+    say = "[print('x' * 99, flush=True) for _ in range(5000)]"
+    assert shell(f"set -o pipefail; {python('train', say)} | head -1").returncode == 0
+    assert shell(f"set -o pipefail; {python('train', say.replace(chr(41) + ' for', ', file=sys.stderr) for'))} 2>&1 "
+                 "| head -1").returncode == 0  # fmt: skip
+
+
+def test_a_file_does_not_get_the_number_of_a_closed_stream(tmp_path: Path) -> None:
+    what = f"(open('{tmp_path}/row', 'w'), print('said', flush=True))"
+    assert shell(f"{python('train', what)} >&-").returncode == 0
+    assert (tmp_path / "row").read_text() == ""
+
+
+def test_what_a_terminal_cannot_show_is_escaped() -> None:
+    done = shell(python("data", "print(chr(233), chr(8712), chr(0xd800))"), PYTHONIOENCODING="ascii", LC_ALL="C")
+    assert done.returncode == 0
+    assert done.stdout == b"\\xe9 \\u2208 \\ud800\n"
+
+
+@pytest.mark.parametrize("number", ["ENOSPC", "EFBIG", "EROFS", "ENOTDIR", "EMFILE", "EDQUOT", "EACCES"])
+def test_a_disk_that_refuses_is_said_in_words(number: str) -> None:
+    done = shell(
+        python("train", f"open('/').read() if 0 else exec('raise OSError({getattr(errno, number)}, chr(120))')")
+    )
+    assert done.returncode == 2
+    assert b"Traceback" not in done.stderr
+    assert b"--resume" in done.stderr
+
+
+def test_an_error_of_safetensors_is_one_of_the_disk(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(Exception, match="os error") as caught:
+        save_file({"a": np.zeros(9)}, tmp_path / "file" / "x.safetensors")
+    assert not isinstance(caught.value, OSError)
+    problem = terminal.disk_problem(caught.value)
+    assert problem is not None
+    assert problem.startswith("a file is where a folder is needed")
+    assert terminal.disk_problem(ValueError("os error 28")) is None
+    assert terminal.disk_problem(FileNotFoundError(errno.ENOENT, "x")) is None
+
+
+def test_sigterm_before_anything_runs_is_75(tmp_path: Path) -> None:
+    code = MAIN.format(verb="train", what="(print('here', flush=True), __import__('time').sleep(60))")
+    process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+                               env=ENVIRONMENT)  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"here\n"
+    begun = time.monotonic()
+    process.send_signal(signal.SIGTERM)
+    _, said = process.communicate(timeout=50)
+    assert process.returncode == 75
+    assert time.monotonic() - begun < 20
+    assert b"SIGTERM: stopped" in said
