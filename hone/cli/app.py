@@ -120,8 +120,15 @@ def train(
 
         checks.dry_run(loaded)
     else:
+        folder = Path(loaded.runs) / loaded.name
+
+        def anything_left() -> bool:
+            from hone.stages import pipeline
+
+            return pipeline.prepared(loaded, folder, resume) is not None
+
         arguments = ("train", recipe, *(overrides or ()))
-        code = launch.start(stages(loaded), Path(loaded.runs) / loaded.name, arguments, resume)
+        code = launch.start(stages(loaded), folder, arguments, resume, anything_left)
         if code is not None:
             raise typer.Exit(code)
         from hone.stages import pipeline

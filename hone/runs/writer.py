@@ -38,6 +38,8 @@ from hone.base.world import ALONE, World
 from hone.learn import checkpoint
 from hone.learn.policy import Policy
 from hone.recipe.sections.optim import CheckpointConfig
+from hone.runs import lock
+from hone.runs.changes import changes
 from hone.runs.ledger import row_of
 from hone.runs.manifest import manifest, user_files
 from hone.runs.retention import best_validated
@@ -71,14 +73,17 @@ class Run:
         run = cls(folder, checkpoints, world)
         if not world.main:
             return run
+        lock.check(folder)
         folder.mkdir(parents=True, exist_ok=True)
         jsonl.keep(folder / "events.jsonl", lambda row: True)
+        if before := lock.taken_over(folder):
+            run.event("lock_taken_over", f"the run folder was locked by {before}, which had ended")
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
         if resolved.exists() and resolved.read_text() != text:
-            run.event(
-                "config_changed", "resumed with other settings than before; config.resolved.json has the new ones"
-            )
+            other = changes(json.loads(resolved.read_text()), config)
+            message = f"resumed with other settings than before: {', '.join(map(str, other))}"
+            run.event("config_changed", message, settings=[change.row() for change in other])
         jsonl.replace(resolved, text)
         files = user_files(config)
         if not (folder / "manifest.json").exists():
@@ -164,6 +169,7 @@ class Run:
         """Copy what is needed to begin `step`; it is written while the loop goes on. What was written about the steps
         before comes to the disk first: a resumed run does not write it again."""
         self.settle()
+        lock.check(self.folder)
         rows = [path for path in self._unsynced if path.exists()]
         self._unsynced.clear()
         state = None if course is None else course.state(step)
@@ -220,6 +226,7 @@ class Run:
 
     def _back_to(self, step: int, resets: int) -> list[dict[str, Any]]:
         """Remove what was written of `step` and later ones; the rows of the steps before."""
+        lock.check(self.folder)
         drop_resets(self.folder, resets)
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
         for name in ("metrics.jsonl", "timings.jsonl", "costs.jsonl", "evals.jsonl", "ledger.jsonl"):
@@ -237,6 +244,7 @@ class Run:
     def finish(self, policy: Policy, steps: int) -> None:
         """Export the final model; a stage with a `model` folder is complete."""
         self.settle()
+        lock.check(self.folder)
         if self.world.main:
             checkpoint.prune(self.folder / "checkpoints", self.config.keep, self.best_steps())
         if policy.lora is not None:
@@ -287,8 +295,10 @@ class Run:
     def breathe(self) -> None:
         """Called now and then while answers are sampled: leaves the step in progress if the machine is about to go.
 
-        Several processes wait for each other in the middle of a step, so they stop together, after it.
+        Several processes wait for each other in the middle of a step, so they stop together, after it. Raises LockLost
+        if another process has taken the run folder over.
         """
+        lock.check(self.folder)
         if self._stop.preempted and self.world.size == 1:
             raise Stopping
 
@@ -309,7 +319,11 @@ class Run:
             jsonl.write(self.path(name), rows)
 
     def path(self, name: str) -> Path:
-        """Where to write a file of this run; the next checkpoint sees to it that it is on the disk."""
+        """Where to write a file of this run; the next checkpoint sees to it that it is on the disk.
+
+        Raises LockLost if another process has taken the run folder over.
+        """
+        lock.check(self.folder)
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         self._unsynced |= {path, path.parent}

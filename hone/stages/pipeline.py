@@ -19,17 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from hone.base import jsonl
-from hone.base.aside import finished, set_aside
-from hone.base.settings import UserError
+from hone.base.aside import reopen, set_aside
 from hone.base.stop import Interrupted, Preempted
-from hone.base.validate import with_defaults
 from hone.base.world import World
 from hone.model import tiny
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.recipe import Pipeline, Recipe, resolved
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import MODELLESS, beside
-from hone.runs import card
+from hone.runs import card, lock
 from hone.runs.retention import best_validated
 from hone.runs.sinks import check_installed, copying
 from hone.stages import examples as sft
@@ -37,16 +35,12 @@ from hone.stages import generate as distil
 from hone.stages import loop as rl
 from hone.stages import prefetch as rl_async
 from hone.stages import teacher as onpolicy
+from hone.stages.ready import ready
+from hone.stages.resume import Todo, fill_defaults, outlook, stages_of
 from hone.tasks import make_task
 from hone.tasks.base import TracedTask
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": onpolicy.train}
-
-#: What a stage writes last, in one step: it is there when the stage is complete.
-OUTPUT = {**dict.fromkeys(STAGES, "model"), "generate": distil.DATASET}
-
-#: Settings of how a stage is run, which a finished one need not share.
-ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
 
 #: Texts that the tokenizer of `tiny` is trained on, at most.
 TOKENIZER_TEXTS = 4000
@@ -62,18 +56,18 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     stages = stages_of(recipe)
     check_installed({name for stage, _ in stages for name in stage.sinks})
     world = World.from_env(stages[0][0].parallel)
-    done = world.on_main(lambda: begin(recipe, folder, resume), "the run folder")
-    if done is None:
-        return folder
     with contextlib.ExitStack() as around:
-        if world.main:
-            around.enter_context(session(folder))
-            around.enter_context(how_to_go_on(folder))
-        for stage, sub in stages[done:]:
-            train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
-    world.on_main(lambda: write_results(folder, stages), "the results")
-    if world.main:
-        print(f"{folder} is done; look at it: hone report {folder}", file=sys.stderr)
+        world.on_main(lambda: _enter(around, lock.held(folder)), "the lock of the run folder", patient=True)
+        done = world.on_main(lambda: begin(recipe, folder, resume), "the run folder", patient=True)
+        if done is not None:
+            if world.main:
+                around.enter_context(session(folder))
+                around.enter_context(how_to_go_on(folder))
+            for stage, sub in stages[done:]:
+                train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
+            world.on_main(lambda: write_results(folder, stages), "the results")
+            if world.main:
+                print(f"{folder} is done; look at it: hone report {folder}", file=sys.stderr)
     world.close()
     return folder
 
@@ -90,19 +84,24 @@ def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Pat
 
 
 def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
-    """Make the run folder ready: how many stages are done already, or None if the run is finished."""
+    """Make the run folder ready: how many stages are done already, or None if the run is finished.
+
+    Whatever can be refused is refused before anything is touched.
+    """
+    todo = prepared(recipe, folder, resume)
+    if todo is None:
+        return None
     stages = stages_of(recipe)
     if folder.exists() and not resume:
         set_aside(folder)
     if resume and not folder.exists():
         print(f"{folder}: there is no run to go on with; it begins now", file=sys.stderr)
-    if finished(folder):
-        return None
-    done = list(takewhile(lambda s: (folder / s[1] / OUTPUT[s[0].stage]).exists(), stages))
     for _, sub in stages:
         fill_defaults(folder / sub / "config.resolved.json")
-    for stage, sub in done:
-        check_unchanged(stage, folder / sub)
+    if todo.reopened is not None:
+        reopen(folder, folder / stages[-1][1], todo.reopened)
+    for line in todo.lines:
+        print(line, file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"name": stage.name, "kind": stage.stage, "folder": str(sub), "goes_on_with": stage.model.stage}
@@ -111,18 +110,30 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
     if isinstance(recipe, Pipeline):
         jsonl.replace(folder / "stages.json", json.dumps(rows, indent=1))
         jsonl.replace(folder / "config.resolved.json", json.dumps(resolved(recipe), indent=1))
-    return len(done)
+    return todo.done
+
+
+def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | None:
+    """What there is to do in a run folder, which is only looked at; None if the run is finished, which is said.
+
+    Raises UserError for what can be known to fail, and for settings with which a run cannot go on.
+    """
+    todo = outlook(stages_of(recipe), folder) if resume else Todo(0)
+    if todo is None:
+        print(f"{folder} is finished; more steps (steps=...) extend it. Without --resume it is set aside and trained "
+              "anew", file=sys.stderr)  # fmt: skip
+    else:
+        ready(recipe, folder, todo.done)
+    return todo
+
+
+def _enter(around: contextlib.ExitStack, context: contextlib.AbstractContextManager[object]) -> None:
+    """What is entered stays in this process; the others hear only that it went well."""
+    around.enter_context(context)
 
 
 def loop(stage: Recipe) -> Callable[[Recipe, Path, ModelConfig], None]:
     return rl_async.train if stage.stage == "rl" and stage.rollout.ahead else STAGES[stage.stage]
-
-
-def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
-    """The stages with their folders, relative to the run folder."""
-    if isinstance(recipe, Pipeline):
-        return [(stage, Path(stage.name)) for stage in recipe.stages]
-    return [(recipe, Path())]
 
 
 @contextlib.contextmanager
@@ -135,24 +146,6 @@ def how_to_go_on(folder: Path) -> Iterator[None]:
         saved = stop if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved counts"
         print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
         raise
-
-
-def fill_defaults(resolved: Path) -> None:
-    """A run that began before a setting was there has it at its default, and so no other settings than now."""
-    if resolved.exists() and "stages" not in (stored := json.loads(resolved.read_text())):
-        jsonl.replace(resolved, json.dumps(with_defaults(stored, Recipe), indent=1))
-
-
-def check_unchanged(stage: Recipe, folder: Path) -> None:
-    """A finished stage counts only for the settings that it was trained with. Raises UserError for others."""
-    before = json.loads((folder / "config.resolved.json").read_text())
-    now = stage.model_dump(mode="json")
-    other = sorted(key for key in now if now[key] != before.get(key) and key not in ELSEWHERE)
-    if other:
-        raise UserError(
-            f"{folder} is finished, but with other settings of {', '.join(other)}; resume with the old ones, "
-            "or give the run another name"
-        )
 
 
 def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
@@ -197,7 +190,8 @@ def session(folder: Path) -> Iterator[None]:
     finally:
         took = {"seconds": round(time.time() - started, 2), "cpu_seconds": round(time.process_time() - worked, 2)}
         rows[-1] |= {**took, "peak_rss_bytes": peak_rss_bytes()}
-        jsonl.write(path, rows)
+        if not lock.lost(folder):
+            jsonl.write(path, rows)
 
 
 def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:
