@@ -162,8 +162,7 @@ def taken_over(folder: Path) -> Owner | None:
 
 def place(folder: Path) -> Path:
     """The lock file of a run folder, the same by whatever way the folder is reached."""
-    real = folder.resolve()
-    return real.with_name(f".{real.name}.lock")
+    return _beside(folder.resolve())
 
 
 def owner_of(folder: Path) -> Owner | None:
@@ -171,11 +170,15 @@ def owner_of(folder: Path) -> Owner | None:
     return _read(place(folder))
 
 
+def _beside(folder: Path) -> Path:
+    return folder.parent / f".{folder.name}.lock"
+
+
 def _of(folder: Path) -> list[Lock]:
     if not _mine:
         return []
     real = folder.resolve()
-    return [_mine[path] for one in (real, *real.parents) if (path := one.with_name(f".{one.name}.lock")) in _mine]
+    return [_mine[path] for one in (real, *real.parents) if (path := _beside(one)) in _mine]
 
 
 # --- taking it ------------------------------------------------------------------------------------------------------
@@ -185,7 +188,6 @@ def acquire(path: Path, watch: bool = True) -> Lock:
     """The lock at `path`. Without `watch`, one of another machine counts as held. Raises Held, OSError."""
     mine = myself()
     made = [one for one in path.parents if not one.exists()]
-    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         return Lock(path, mine, before=_won(path, mine, watch), made=made)
     except BaseException:
@@ -202,27 +204,30 @@ def _remove(made: Sequence[Path]) -> None:
 
 def _won(path: Path, mine: Owner, watch: bool) -> Owner | None:
     """Become the owner; returns the one before, if it is dead. Raises Held."""
-    while not _created(path, mine):
-        content = _content(path)
-        if content is None:  # given back just now
-            continue
-        owner = parse(content)
-        if owner is not None and owner.here:
-            if not owner.dead:
+    while True:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with contextlib.suppress(FileNotFoundError):  # another start has ended, and removed the folders that it made
+            if _created(path, mine):
+                return None
+            content = _content(path)
+            if content is None:  # given back just now
+                continue
+            owner = parse(content)
+            if owner is not None and owner.here:
+                if not owner.dead:
+                    raise Held(_in_use(path, owner))
+            elif not watch or _renewed(path, content, owner):
                 raise Held(_in_use(path, owner))
-        elif not watch or _renewed(path, content, owner):
-            raise Held(_in_use(path, owner))
-        if _replaced(path, owner, mine):
-            before = owner or replace(mine, token="", command="?", pid=0, host="an unknown machine")
-            print(f"{path}: the lock of {before}, which has ended, is taken over", file=sys.stderr)
-            return before
-    return None
+            if _replaced(path, owner, mine):
+                before = owner or replace(mine, token="", command="?", pid=0, host="an unknown machine")
+                print(f"{path}: the lock of {before}, which has ended, is taken over", file=sys.stderr)
+                return before
 
 
 def _created(path: Path, mine: Owner) -> bool:
     """Whether the file was not there: it appears with its whole content, on one machine of all."""
     aside = path.with_name(f"{path.name}.{mine.token}")
-    aside.writeas_bytes(as_bytes(mine))
+    aside.write_bytes(as_bytes(mine))
     try:
         os.link(aside, path)
     except FileExistsError:
@@ -259,7 +264,7 @@ def _replaced(path: Path, before: Owner | None, mine: Owner) -> bool:
         there = _read(path)
         if (there and there.token) != (before and before.token) or not path.exists():
             return False
-        aside.writeas_bytes(as_bytes(mine))
+        aside.write_bytes(as_bytes(mine))
         os.replace(aside, path)
     if before is None or not before.here:  # the guard may not reach other machines: of two that replace, the later wins
         time.sleep(SETTLE)
@@ -306,7 +311,7 @@ def _clock() -> float:
 
 def _content(path: Path) -> bytes | None:
     try:
-        return path.readas_bytes()
+        return path.read_bytes()
     except FileNotFoundError:
         return None
 

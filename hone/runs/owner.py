@@ -51,7 +51,8 @@ class Owner:
 
 def myself() -> Owner:
     host, boot, namespace = _machine()
-    command = " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])[:200]
+    program = Path(sys.argv[0]).name
+    command = " ".join(["hone" if program == "__main__.py" else program, *sys.argv[1:]])[:200]
     since = datetime.datetime.now().isoformat(" ", "seconds")
     return Owner(uuid.uuid4().hex, host, boot, namespace, os.getpid(), started(os.getpid()) or "", command, since)
 

@@ -14,7 +14,7 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -100,8 +100,8 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
         fill_defaults(folder / sub / "config.resolved.json")
     if todo.reopened is not None:
         reopen(folder, folder / stages[-1][1], todo.reopened)
-    for line in todo.lines:
-        print(line, file=sys.stderr)
+    for said in todo.lines:
+        print(said, file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"name": stage.name, "kind": stage.stage, "folder": str(sub), "goes_on_with": stage.model.stage}
