@@ -60,11 +60,9 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
         world.on_main(lambda: _enter(around, lock.held(folder)), "the lock of the run folder", patient=True)
         done = world.on_main(lambda: begin(recipe, folder, resume), "the run folder", patient=True)
         if done is not None:
-            if world.main:
-                around.enter_context(session(folder))
-                around.enter_context(how_to_go_on(folder))
-            for stage, sub in stages[done:]:
-                train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
+            with session(folder, world), how_to_go_on(folder, world):
+                for stage, sub in stages[done:]:
+                    train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
             world.on_main(lambda: write_results(folder, stages), "the results")
             if world.main:
                 print(f"{folder} is done; look at it: hone report {folder}", file=sys.stderr)
@@ -137,11 +135,13 @@ def loop(stage: Recipe) -> Callable[[Recipe, Path, ModelConfig], None]:
 
 
 @contextlib.contextmanager
-def how_to_go_on(folder: Path) -> Iterator[None]:
+def how_to_go_on(folder: Path, world: World) -> Iterator[None]:
     """Says, after a Ctrl-C, what was saved and how to continue."""
     try:
         yield
     except (KeyboardInterrupt, Preempted) as stop:
+        if not world.main:
+            raise
         how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
         saved = stop if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved counts"
         print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
@@ -178,8 +178,11 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def session(folder: Path) -> Iterator[None]:
+def session(folder: Path, world: World) -> Iterator[None]:
     """Records how long this sitting took, by the clock and of the CPU, and its peak memory, however it ends."""
+    if not world.main:
+        yield
+        return
     path = folder / "sessions.jsonl"
     rows = [_ended(row, folder) for row in jsonl.read(path)]
     started, worked = time.time(), time.process_time()
