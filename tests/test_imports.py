@@ -32,7 +32,7 @@ ROWS = (
     ("serve", "distil", "onpolicy", "rl_async", "explain"),
     ("sample", "card", "resume"),
     ("ready",),
-    ("pipeline", "report", "doctor", "inspect", "two_model", "reproduce", "runs"),
+    ("pipeline", "report", "doctor", "inspect", "two_model", "reproduce", "runs", "runs_list"),
     ("check",),
     ("cli_data",),
     ("cli",),

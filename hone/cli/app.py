@@ -352,6 +352,29 @@ def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, su
     raise typer.Exit(1 if faults else 0)
 
 
+Shelf = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder that runs are in.")]
+
+
+@runs.command("list")
+def runs_list(folder: Shelf = Path("runs")) -> None:
+    """Show the runs of a folder: state, stage, step, age, size, latest validation."""
+    from hone.runs.listing import show
+
+    show(folder)
+
+
+@runs.command("prune")
+def runs_prune(
+    folder: Shelf = Path("runs"),
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without, only say what.")] = False,
+) -> None:
+    """Remove runs that were set aside, and what finished ones no longer need. A running one is left alone."""
+    from hone.runs.listing import prune
+
+    for line in prune(folder, yes):
+        print(line)
+
+
 @config.command("show")
 def config_show(
     recipe: Target,

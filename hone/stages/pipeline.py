@@ -21,7 +21,7 @@ from typing import Any
 from hone.base import jsonl
 from hone.base.aside import reopen, set_aside
 from hone.base.stop import Interrupted, Preempted
-from hone.base.world import World
+from hone.base.world import ALONE, World
 from hone.model import tiny
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.recipe import Pipeline, Recipe, resolved
@@ -178,7 +178,7 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def session(folder: Path, world: World) -> Iterator[None]:
+def session(folder: Path, world: World = ALONE) -> Iterator[None]:
     """Records how long this sitting took, by the clock and of the CPU, and its peak memory, however it ends."""
     if not world.main:
         yield

@@ -14,7 +14,7 @@ from typing import Any
 
 from hone.base import jsonl
 from hone.base.settings import UserError
-from hone.base.validate import with_defaults
+from hone.base.validate import with_defaults, without_defaults
 from hone.learn import checkpoint
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.runs.changes import Change, changes, check_possible, longer
@@ -124,7 +124,7 @@ def more(before: dict[str, Any], stage: Recipe) -> bool:
 
 def extension(before: dict[str, Any], stage: Recipe, found: Sequence[Change], folder: Path) -> list[str]:
     """What is said when a finished stage goes on."""
-    old = Recipe.model_validate(before)
+    old = Recipe.model_validate(without_defaults(before, Recipe))
     lines = [f"{folder} was finished and goes on: {', '.join(map(str, found))}"]
     if old.updates is not None and stage.updates is not None:
         change = longer(stage.optim, old.updates, stage.updates)
