@@ -108,7 +108,7 @@ def state(run: Path) -> str:
 def validation(stage: Path) -> str:
     """The latest accuracy on the validation split, with its interval."""
     rows = [row for row in _lines(stage / "evals.jsonl") if row.get("label") == "validation"]
-    accuracy = rows[-1].get("accuracy") if rows else None
+    accuracy: Any = rows[-1].get("accuracy") if rows else None
     try:
         return f"{accuracy['value']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}] at step {rows[-1]['step']}"
     except (TypeError, KeyError, ValueError):  # none, or a row of another form
