@@ -129,8 +129,14 @@ def train(
             findings = before_training(loaded)
         if not alone:
             kept.clear()  # this process only waits for those that train
-            arguments = ("train", recipe, *(overrides or ()))
-            raise typer.Exit(launch.start(stages(loaded), Path(loaded.runs) / loaded.name, arguments, resume))
+            folder, arguments = Path(loaded.runs) / loaded.name, ("train", recipe, *(overrides or ()))
+
+            def anything_left() -> bool:
+                from hone.stages import pipeline
+
+                return pipeline.prepared(loaded, folder, resume) is not None
+
+            raise typer.Exit(launch.start(stages(loaded), folder, arguments, resume, anything_left) or 0)
         from hone.stages import pipeline
 
         pipeline.run(loaded, resume=resume, findings=findings)
@@ -350,6 +356,29 @@ def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, su
     lines, faults = examine(run)
     print("\n".join(lines))
     raise typer.Exit(1 if faults else 0)
+
+
+Shelf = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder that runs are in.")]
+
+
+@runs.command("list")
+def runs_list(folder: Shelf = Path("runs")) -> None:
+    """Show the runs of a folder: state, stage, step, age, size, latest validation."""
+    from hone.runs.listing import show
+
+    show(folder)
+
+
+@runs.command("prune")
+def runs_prune(
+    folder: Shelf = Path("runs"),
+    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without, only say what.")] = False,
+) -> None:
+    """Remove runs that were set aside, and what finished ones no longer need. A running one is left alone."""
+    from hone.runs.listing import prune
+
+    for line in prune(folder, yes):
+        print(line)
 
 
 @config.command("show")

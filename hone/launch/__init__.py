@@ -1,6 +1,6 @@
 """Start the processes of a run, on this machine, on a Ray cluster or through Slurm; nothing else.
 
-    code = start(stages, folder, ("train", "demo", "parallel.replicate=2"), resume=False)
+    code = start(stages, folder, ("train", "demo", "parallel.replicate=2"), resume=False, anything_left=lambda: True)
 
 Each process is an ordinary `hone train` that finds in its environment which one it is: see `hone.launch.job`. Those of
 torchrun are the same, and then nothing is started here.
@@ -8,7 +8,7 @@ torchrun are the same, and then nothing is started here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -26,8 +26,13 @@ def alone(stages: Sequence[Recipe]) -> bool:
     return joined(processes) or (config.kind == "local" and processes == 1)
 
 
-def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resume: bool) -> int | None:
+def start(
+    stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resume: bool, anything_left: Callable[[], bool]
+) -> int | None:
     """Start what the recipe asks for, and wait for its end. `arguments`: of hone, without --resume.
+
+    `anything_left`: False if the run is finished; it raises UserError for what is known to fail. It is called before
+    anything is written, and the run folder is locked meanwhile and until the end: the workers share the lock.
 
     Returns the exit code; None if this process is to train itself: it is the only one, or one of those started.
     Raises UserError if the processes cannot be started.
@@ -37,10 +42,9 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
     if alone(stages):
         return None
 
-    from hone.base.aside import finished, set_aside
+    from hone.base.aside import set_aside
+    from hone.runs import lock
 
-    if resume and finished(folder):
-        return 0
     names = tuple(stage.name for stage in stages) if len(stages) > 1 else ()
     tensor, server = max(stage.parallel.tensor for stage in stages), any(stage.starts_server for stage in stages)
     job = Job(folder, tuple(arguments), processes, tensor, config, names, server)
@@ -53,8 +57,13 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
         from hone.launch import ray as way  # type: ignore[no-redef]
     else:
         from hone.launch import local as way  # type: ignore[no-redef]
-    way.check(job)
-    if folder.exists() and not resume:
-        set_aside(folder)
-    (folder / "logs").mkdir(parents=True, exist_ok=True)
-    return way.run(job)
+    with lock.held(folder, share=True):
+        if not anything_left():
+            return 0
+        way.check(job)
+        if folder.exists() and not resume:
+            set_aside(folder)
+        (folder / "logs").mkdir(parents=True, exist_ok=True)
+        if before := lock.taken_over(folder):
+            job.event("lock_taken_over", f"the run folder was locked by {before}, which had ended")
+        return way.run(job)

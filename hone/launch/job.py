@@ -18,6 +18,7 @@ from pathlib import Path
 from hone.base import jsonl
 from hone.base.settings import UserError
 from hone.recipe.sections.launch import LaunchConfig
+from hone.runs import lock
 
 #: The process that started this worker: without it the worker ends.
 PARENT = "HONE_PARENT"
@@ -45,7 +46,11 @@ class Job:
         return self.folder / "logs" / f"rank_{rank}.log"
 
     def event(self, kind: str, message: str, **details: object) -> None:
-        """Recorded where the run is: in the last stage that has begun. The workers, who write there, are gone."""
+        """Recorded where the run is: in the last stage that has begun. The workers, who write there, are gone.
+
+        Raises LockLost if another process has taken the run folder over.
+        """
+        lock.check(self.folder)
         begun = [self.folder / stage for stage in self.stages if (self.folder / stage).is_dir()]
         path = (begun[-1] if begun else self.folder) / "events.jsonl"
         jsonl.keep(path, lambda row: True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from hone.recipe.sections.rollout import RolloutConfig
 
@@ -70,3 +70,20 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
             host=host_of_servers(config.sglang),
         )
     return Verified(engine, policy.tokenizer, config.identity, dtype, event)
+
+
+def check_server(config: RolloutConfig, folder: Path) -> None:
+    """Raises UserError if there is no such server here, or at its url; nothing is started or written."""
+    from hone.rollout.servers.host import host_of_servers
+
+    def quiet(*_: object, **__: object) -> None: ...
+
+    more: dict[str, Any] = {"dtype": "float32", "max_sequences": config.max_sequences, "folder": folder, "event": quiet}
+    if config.engine == "vllm":
+        from hone.rollout.servers.vllm import VLLMEngine
+
+        VLLMEngine(config.vllm, (), host=host_of_servers(config.vllm), **more).close()
+    else:
+        from hone.rollout.servers.sglang import SGLangEngine
+
+        SGLangEngine(config.sglang, (), host=host_of_servers(config.sglang), **more).close()

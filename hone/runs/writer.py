@@ -42,7 +42,8 @@ from hone.base.world import ALONE, World
 from hone.learn import checkpoint
 from hone.learn.policy import Policy
 from hone.recipe.sections.optim import CheckpointConfig
-from hone.runs import seal
+from hone.runs import lock, seal
+from hone.runs.changes import changes
 from hone.runs.history import History, reach
 from hone.runs.ledger import row_of
 from hone.runs.manifest import manifest, user_files
@@ -81,17 +82,20 @@ class Run:
         run.history = History(reach=run._reach)
         if not world.main:
             return run
+        lock.check(folder)
         folder.mkdir(parents=True, exist_ok=True)
         jsonl.keep(folder / "events.jsonl", lambda row: True)
+        if before := lock.taken_over(folder):
+            run.event("lock_taken_over", f"the run folder was locked by {before}, which had ended")
         run._logs.begin()
         for name in ("config.resolved.json", "manifest.json", places.FILE):
             seal.require_file(folder, name)
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
         if resolved.exists() and resolved.read_text() != text:
-            run.event(
-                "config_changed", "resumed with other settings than before; config.resolved.json has the new ones"
-            )
+            other = changes(checksums.read_json(resolved, dict, "restore it from a copy"), config)
+            message = f"resumed with other settings than before: {', '.join(map(str, other))}"
+            run.event("config_changed", message, settings=[change.row() for change in other])
         seal.put(folder, resolved.name, text)
         inputs, changed = places.record(folder, config)
         seal.put(folder, places.FILE, inputs)
@@ -189,6 +193,7 @@ class Run:
         """Copy what is needed to begin `step`; it is written while the loop goes on. What was written about the steps
         before comes to the disk first: a resumed run does not write it again."""
         self.settle()
+        lock.check(self.folder)
         rows = [path for path in self._unsynced if path.exists()]
         self._unsynced.clear()
         state = None if course is None else course.state(step)
@@ -279,6 +284,7 @@ class Run:
 
     def _back_to(self, step: int, resets: int, records: seal.Records | None) -> list[dict[str, Any]]:
         """Remove what was written of `step` and later ones; the rows of the steps before. Files by other names stay."""
+        lock.check(self.folder)
         drop_resets(self.folder, resets)
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
         if records is None:
@@ -301,6 +307,7 @@ class Run:
     def finish(self, policy: Policy, steps: int) -> None:
         """Export the final model; a stage with a `model` folder is complete."""
         self.settle()
+        lock.check(self.folder)
         if self.world.main:
             checkpoint.prune(self.folder / "checkpoints", self.config.keep, self.best_steps())
         if policy.lora is not None:
@@ -354,8 +361,10 @@ class Run:
     def breathe(self) -> None:
         """Called now and then while answers are sampled: leaves the step in progress if the machine is about to go.
 
-        Several processes wait for each other in the middle of a step, so they stop together, after it.
+        Several processes wait for each other in the middle of a step, so they stop together, after it. Raises LockLost
+        if another process has taken the run folder over.
         """
+        lock.check(self.folder)
         if self._stop.preempted and self.world.size == 1:
             raise Stopping
 
@@ -386,7 +395,11 @@ class Run:
             jsonl.write(self.path(name), rows)
 
     def path(self, name: str) -> Path:
-        """Where to write a file of this run; the next checkpoint sees to it that it is on the disk."""
+        """Where to write a file of this run; the next checkpoint sees to it that it is on the disk.
+
+        Raises LockLost if another process has taken the run folder over.
+        """
+        lock.check(self.folder)
         path = self.folder / name
         path.parent.mkdir(exist_ok=True)
         self._unsynced |= {path, path.parent}

@@ -15,26 +15,26 @@ import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, takewhile
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.base import checksums, jsonl
-from hone.base.aside import finished, set_aside
-from hone.base.settings import UserError
+from hone.base.aside import reopen, set_aside
 from hone.base.stop import Interrupted, Preempted
-from hone.base.validate import with_defaults
-from hone.base.world import World
+from hone.base.world import ALONE, World
 from hone.model import tiny
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.recipe import Pipeline, Recipe, resolved
 from hone.recipe.stages import MODELLESS, beside
-from hone.runs import card, seal
+from hone.runs import card, lock, seal
 from hone.runs.retention import best_validated
 from hone.runs.sinks import check_installed, copying
 from hone.stages import examples as sft
 from hone.stages import generate as distil
 from hone.stages import loop as rl
+from hone.stages.ready import ready
+from hone.stages.resume import Todo, fill_defaults, outlook, stages_of
 from hone.tasks import make_task, once
 from hone.tasks.base import TracedTask
 
@@ -42,12 +42,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}
-
-#: What a stage writes last, in one step: it is there when the stage is complete.
-OUTPUT = {**dict.fromkeys(STAGES, "model"), "generate": distil.DATASET}
-
-#: Settings of how a stage is run, which a finished one need not share.
-ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
 
 #: What a sitting is said to have taken.
 MEASURED = ("seconds", "cpu_seconds", "peak_rss_bytes")
@@ -66,20 +60,18 @@ def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapp
     stages = stages_of(recipe)
     check_installed({name for stage, _ in stages for name in stage.sinks})
     world = World.from_env(stages[0][0].parallel)
-    done = world.on_main(lambda: begin(recipe, folder, resume), "the run folder")
-    if done is None:
-        return folder
     with contextlib.ExitStack() as around:
-        if world.main and findings:
-            jsonl.replace(folder / "preflight.json", json.dumps(list(findings), indent=1, ensure_ascii=False))
-        if world.main:
-            around.enter_context(session(folder))
-            around.enter_context(how_to_go_on(folder))
-        for stage, sub in stages[done:]:
-            train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
-    world.on_main(lambda: write_results(folder, stages), "the results")
-    if world.main:
-        print(f"{folder} is done; look at it: hone report {folder}", file=sys.stderr)
+        world.on_main(lambda: _enter(around, lock.held(folder)), "the lock of the run folder", patient=True)
+        done = world.on_main(lambda: begin(recipe, folder, resume), "the run folder", patient=True)
+        if done is not None:
+            if world.main and findings:
+                jsonl.replace(folder / "preflight.json", json.dumps(list(findings), indent=1, ensure_ascii=False))
+            with session(folder, world), how_to_go_on(folder, world):
+                for stage, sub in stages[done:]:
+                    train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
+            world.on_main(lambda: write_results(folder, stages), "the results")
+            if world.main:
+                print(f"{folder} is done; look at it: hone report {folder}", file=sys.stderr)
     world.close()
     return folder
 
@@ -96,20 +88,24 @@ def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Pat
 
 
 def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
-    """Make the run folder ready: how many stages are done already, or None if the run is finished."""
+    """Make the run folder ready: how many stages are done already, or None if the run is finished.
+
+    Whatever can be refused is refused before anything is touched.
+    """
+    todo = prepared(recipe, folder, resume)
+    if todo is None:
+        return None
     stages = stages_of(recipe)
     if folder.exists() and not resume:
         set_aside(folder)
     if resume and not folder.exists():
         print(f"{folder}: there is no run to go on with; it begins now", file=sys.stderr)
-    seal.require_file(folder, "results.json")
-    if finished(folder):
-        return None
-    done = list(takewhile(lambda s: (folder / s[1] / OUTPUT[s[0].stage]).exists(), stages))
     for _, sub in stages:
         fill_defaults(folder / sub / "config.resolved.json")
-    for stage, sub in done:
-        check_unchanged(stage, folder / sub)
+    if todo.reopened is not None:
+        reopen(folder, folder / stages[-1][1], todo.reopened)
+    for said in todo.lines:
+        print(said, file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     rows = [
         {"name": stage.name, "kind": stage.stage, "folder": str(sub), "goes_on_with": stage.model.stage}
@@ -118,50 +114,40 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
     if isinstance(recipe, Pipeline):
         seal.put(folder, "stages.json", json.dumps(rows, indent=1))
         seal.put(folder, "config.resolved.json", json.dumps(resolved(recipe), indent=1))
-    return len(done)
+    return todo.done
 
 
-def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
-    """The stages with their folders, relative to the run folder."""
-    if isinstance(recipe, Pipeline):
-        return [(stage, Path(stage.name)) for stage in recipe.stages]
-    return [(recipe, Path())]
+def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | None:
+    """What there is to do in a run folder, which is only looked at; None if the run is finished, which is said.
+
+    Raises UserError for what can be known to fail, and for settings with which a run cannot go on.
+    """
+    todo = outlook(stages_of(recipe), folder) if resume else Todo(0)
+    if todo is None:
+        print(f"{folder} is finished; more steps (steps=...) extend it. Without --resume it is set aside and trained "
+              "anew", file=sys.stderr)  # fmt: skip
+    else:
+        ready(recipe, folder, todo.done)
+    return todo
+
+
+def _enter(around: contextlib.ExitStack, context: contextlib.AbstractContextManager[object]) -> None:
+    """What is entered stays in this process; the others hear only that it went well."""
+    around.enter_context(context)
 
 
 @contextlib.contextmanager
-def how_to_go_on(folder: Path) -> Iterator[None]:
+def how_to_go_on(folder: Path, world: World) -> Iterator[None]:
     """Says, after a Ctrl-C, what was saved and how to continue."""
     try:
         yield
     except (KeyboardInterrupt, Preempted) as stop:
+        if not world.main:
+            raise
         how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
         saved = stop if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved counts"
         print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
         raise
-
-
-def fill_defaults(resolved: Path) -> None:
-    """A run that began before a setting was there has it at its default, and so no other settings than now."""
-    if not resolved.exists():
-        return
-    seal.require_file(resolved.parent, resolved.name)
-    stored = checksums.read_json(resolved, dict, "restore it from a copy")
-    if "stages" not in stored:
-        seal.put(resolved.parent, resolved.name, json.dumps(with_defaults(stored, Recipe), indent=1))
-
-
-def check_unchanged(stage: Recipe, folder: Path) -> None:
-    """A finished stage counts only for the settings that it was trained with. Raises UserError for others, and if what
-    the results are made of is damaged."""
-    seal.require_logs(folder, "metrics.jsonl", "evals.jsonl", seal.EVENTS)
-    before = checksums.read_json(folder / "config.resolved.json", dict, "restore it from a copy")
-    now = stage.model_dump(mode="json")
-    other = sorted(key for key in now if now[key] != before.get(key) and key not in ELSEWHERE)
-    if other:
-        raise UserError(
-            f"{folder} is finished, but with other settings of {', '.join(other)}; resume with the old ones, "
-            "or give the run another name"
-        )
 
 
 def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
@@ -206,8 +192,11 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
 
 
 @contextlib.contextmanager
-def session(folder: Path) -> Iterator[None]:
+def session(folder: Path, world: World = ALONE) -> Iterator[None]:
     """Records how long this sitting took, by the clock and of the CPU, and its peak memory, however it ends."""
+    if not world.main:
+        yield
+        return
     path = folder / "sessions.jsonl"
     rows = [_ended(row, folder) for row in jsonl.read(path) if {"started", *MEASURED} <= row.keys()]
     started, worked = time.time(), time.process_time()
@@ -218,7 +207,8 @@ def session(folder: Path) -> Iterator[None]:
     finally:
         took = {"seconds": round(time.time() - started, 2), "cpu_seconds": round(time.process_time() - worked, 2)}
         rows[-1] |= {**took, "peak_rss_bytes": peak_rss_bytes()}
-        jsonl.write(path, rows)
+        if not lock.lost(folder):
+            jsonl.write(path, rows)
 
 
 def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:

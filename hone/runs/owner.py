@@ -1,0 +1,100 @@
+"""Who holds the lock of a run folder, and whether that process still runs.
+
+{"token": "5f...", "host": "node3", "boot": "c1...", "namespace": "pid:[4026531836]", "pid": 4242,
+ "process": "8812345", "command": "hone train demo", "since": "2025-01-31 12:00:00", "beat": 17}
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import socket
+import sys
+import uuid
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+
+import psutil
+
+#: Bytes of a lock file, always the same: a renewal writes over it in place, and a reader never sees half of a line.
+SIZE = 1024
+
+
+@dataclass(frozen=True)
+class Owner:
+    """Who holds a lock."""
+
+    token: str
+    host: str
+    boot: str  # of the machine: another after each start
+    namespace: str  # in which `pid` counts: containers of one machine have numbers of their own
+    pid: int
+    process: str  # when the process started, in the machine's own units: a number is given again to others
+    command: str
+    since: str  # local time, only to be shown
+    beat: int = 0
+
+    def __str__(self) -> str:
+        return f"`{self.command}` (process {self.pid} on {self.host}, since {self.since})"
+
+    @property
+    def here(self) -> bool:
+        """Whether it is on this machine, where processes can be looked at."""
+        return bool(self.boot) and (self.host, self.boot, self.namespace) == _machine()
+
+    @property
+    def dead(self) -> bool:
+        """Whether it is known to have ended; of another machine that is not known."""
+        return self.here and started(self.pid) != self.process
+
+
+def myself() -> Owner:
+    host, boot, namespace = _machine()
+    program = Path(sys.argv[0]).name
+    command = " ".join(["hone" if program == "__main__.py" else program, *sys.argv[1:]])[:200]
+    since = datetime.datetime.now().isoformat(" ", "seconds")
+    return Owner(uuid.uuid4().hex, host, boot, namespace, os.getpid(), started(os.getpid()) or "", command, since)
+
+
+def _machine() -> tuple[str, str, str]:
+    """(name, boot, namespace of process ids): equal for two processes that see each other."""
+    boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
+    if not boot.exists():  # not Linux
+        return socket.gethostname(), f"{psutil.boot_time():.0f}", ""
+    try:
+        return socket.gethostname(), boot.read_text().strip(), os.readlink(namespace)
+    except OSError:  # a sandbox that shows neither: then no process counts as one of this machine
+        return socket.gethostname(), "", ""
+
+
+def started(pid: int) -> str | None:
+    """When a process started, in units of its machine; None if it has ended."""
+    stat = Path("/proc") / str(pid) / "stat"
+    if Path("/proc/self/stat").exists():
+        try:
+            state, *rest = stat.read_text(errors="replace").rpartition(")")[2].split()  # the name may hold blanks
+        except (FileNotFoundError, ProcessLookupError):
+            return None
+        return None if state in "ZX" else rest[18]  # field 22 of proc_pid_stat(5), in clock ticks since the boot
+    try:
+        process = psutil.Process(pid)
+        return None if process.status() == psutil.STATUS_ZOMBIE else str(process.create_time())
+    except psutil.NoSuchProcess:
+        return None
+
+
+def as_bytes(owner: Owner) -> bytes:
+    text = json.dumps(asdict(owner))
+    if len(text) >= SIZE:
+        text = json.dumps({**asdict(owner), "command": "hone"})
+    return text.ljust(SIZE - 1).encode() + b"\n"
+
+
+def parse(content: bytes) -> Owner | None:
+    """None for what is no lock of ours: empty, cut, or something else."""
+    try:
+        values = json.loads(content)
+        return Owner(**{field.name: values[field.name] for field in fields(Owner)})
+    except (ValueError, KeyError, TypeError):
+        return None

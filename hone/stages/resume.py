@@ -1,0 +1,156 @@
+"""What is left to do in the folder of a run, and whether it can go on with the settings that it is given now.
+
+todo = outlook(stages_of(recipe), folder)       # None: it is finished
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+from pathlib import Path
+from typing import Any
+
+from hone.base import checksums, jsonl
+from hone.base.settings import UserError
+from hone.base.validate import with_defaults, without_defaults
+from hone.learn import checkpoint
+from hone.recipe.recipe import Pipeline, Recipe
+from hone.runs import seal
+from hone.runs.changes import Change, changes, check_possible, longer
+from hone.stages.generate import DATASET
+
+#: Settings of how a stage is run, which a finished one need not share.
+ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
+
+#: Of a finished stage, what may be raised to have it go on.
+LENGTH = {"rl": "steps", "distil": "steps", "sft": "sft.epochs"}
+
+Stages = Sequence[tuple[Recipe, Path]]
+
+
+@dataclass(frozen=True)
+class Todo:
+    """What a start has to do."""
+
+    done: int  # stages that are complete and stay so
+    reopened: int | None = None  # the last stage is complete and goes on: the steps that it has
+    lines: tuple[str, ...] = ()  # what is to be said about that
+
+
+def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
+    """The stages with their folders, relative to the run folder."""
+    if isinstance(recipe, Pipeline):
+        return [(stage, Path(stage.name)) for stage in recipe.stages]
+    return [(recipe, Path())]
+
+
+def complete(stage: Recipe, folder: Path) -> bool:
+    """Whether a stage is: what it writes last, in one step, is there."""
+    return (folder / (DATASET if stage.stage == "generate" else "model")).exists()
+
+
+def outlook(stages: Stages, folder: Path) -> Todo | None:
+    """What there is to do, None if nothing is. Nothing is touched.
+
+    Raises UserError for settings with which the run cannot go on, or that differ from those of a finished stage.
+    """
+    seal.require_file(folder, "results.json")
+    done = list(takewhile(lambda s: complete(s[0], folder / s[1]), stages))
+    for stage, sub in done[:-1] if len(done) == len(stages) else done:
+        check_unchanged(stage, folder / sub)
+    if len(done) < len(stages):
+        for stage, sub in stages[len(done) :]:
+            check_going_on(stage, folder / sub)
+        return Todo(len(done))
+    stage, sub = stages[-1]
+    before = stored(folder / sub)
+    if before is None or not more(before, stage):
+        if before is not None:
+            check_unchanged(stage, folder / sub)
+        return None if (folder / "results.json").exists() else Todo(len(done))
+    found = changes(before, stage.model_dump(mode="json"), ELSEWHERE)
+    check_possible(found, folder / sub)
+    return Todo(len(done) - 1, steps_of(folder / sub), tuple(extension(before, stage, found, folder / sub)))
+
+
+def stored(folder: Path) -> dict[str, Any] | None:
+    """The settings of the stage in a folder as they were, with the defaults of settings that did not exist then."""
+    path = folder / "config.resolved.json"
+    if not path.exists():
+        return None
+    seal.require_file(folder, path.name)
+    return with_defaults(checksums.read_json(path, dict, "restore it from a copy"), Recipe)
+
+
+def fill_defaults(resolved: Path) -> None:
+    """A run that began before a setting was there has it at its default, and so no other settings than now."""
+    if not resolved.exists():
+        return
+    seal.require_file(resolved.parent, resolved.name)
+    before = checksums.read_json(resolved, dict, "restore it from a copy")
+    if "stages" not in before:
+        seal.put(resolved.parent, resolved.name, json.dumps(with_defaults(before, Recipe), indent=1))
+
+
+def check_unchanged(stage: Recipe, folder: Path) -> None:
+    """A finished stage counts only for the settings that it was trained with. Raises UserError for others, and if what
+    the results are made of is damaged."""
+    seal.require_logs(folder, "metrics.jsonl", "evals.jsonl", seal.EVENTS)
+    before = stored(folder)
+    found = [] if before is None else changes(before, stage.model_dump(mode="json"), ELSEWHERE)
+    if found:
+        lines = "\n".join(f"  {change}" for change in found)
+        key = LENGTH.get(stage.stage)
+        extend = f", raise {key} to extend it if it is the last stage" if key else ""
+        raise UserError(
+            f"{folder} is finished, but with other settings:\n{lines}\nresume with the old ones{extend}, or give the "
+            "run another name (name=...)"
+        )
+
+
+def check_going_on(stage: Recipe, folder: Path) -> None:
+    """Raises UserError if a stage that has begun cannot go on with its settings of now."""
+    before = stored(folder)
+    if before is None:
+        return
+    check_possible(changes(before, stage.model_dump(mode="json"), ELSEWHERE), folder)
+    saved = checkpoint.found(folder / "checkpoints")
+    done = checkpoint.step_of(saved[-1]) if saved else 0
+    if stage.stage in ("rl", "distil") and stage.steps < done:
+        raise UserError(f"{folder}: steps: {stage.steps}, but {done} are done already; give {done} or more")
+
+
+def more(before: dict[str, Any], stage: Recipe) -> bool:
+    """Whether a finished stage is asked to go on. Raises UserError if it is asked for less than it has done."""
+    key = LENGTH.get(stage.stage)
+    if key is None:
+        return False
+    old, new = (_value(values, key) for values in (before, stage.model_dump(mode="json")))
+    if new < old:
+        raise UserError(f"{key}: {new}, but the run is finished with {old}; give {old} or more, or another name")
+    return bool(new > old)
+
+
+def extension(before: dict[str, Any], stage: Recipe, found: Sequence[Change], folder: Path) -> list[str]:
+    """What is said when a finished stage goes on."""
+    old = Recipe.model_validate(without_defaults(before, Recipe))
+    lines = [f"{folder} was finished and goes on: {', '.join(map(str, found))}"]
+    if old.updates is not None and stage.updates is not None:
+        change = longer(stage.optim, old.updates, stage.updates)
+        lines += [change] if change else []
+    if stage.stage == "rl" and stage.reset.on_stagnation is not None:
+        lines.append(f"reset.on_stagnation was not looked at before step {old.steps}, which was the last")
+    return lines
+
+
+def steps_of(folder: Path) -> int:
+    """That a stage has done."""
+    return sum(1 for _ in jsonl.read(folder / "metrics.jsonl"))
+
+
+def _value(values: Any, key: str) -> Any:
+    for part in key.split("."):
+        values = values[part]
+    return values
