@@ -8,6 +8,7 @@ torchrun are the same, and then nothing is started here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -28,7 +29,15 @@ def start(stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resu
     """
     first = stages[0]
     config, processes = first.launch, first.parallel.processes
-    if joined(processes) or (config.kind == "local" and processes == 1):
+    if joined(processes):
+        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+        if restarts != "0" and not resume:
+            raise UserError(
+                f"torchrun --max-restarts={restarts} would begin the run from its start after a failure: add --resume, "
+                "which begins a new run where there is none yet"
+            )
+        return None
+    if config.kind == "local" and processes == 1:
         return None
 
     from hone.base.aside import finished, set_aside
