@@ -20,9 +20,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hone.base.settings import UserError
+from hone.base.settings import PEER_LOST, UserError
 from hone.launch.job import Job
-from hone.launch.supervise import PREEMPTED, SAVING
+from hone.launch.supervise import GRACE, PREEMPTED, SAVING
 from hone.recipe.sections.launch import SlurmConfig
 
 #: Seconds for sbatch to answer.
@@ -43,8 +43,21 @@ export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
 # One task is one worker; Slurm tells each which one it is.
 worker='
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={per_node}
-exec {command}
+trap : TERM  # Slurm signals this shell too, which has to see how the worker ends
+{command}
+code=$?
+case $code in
+  0 | {preempted} | 130 | 143) ;;  # done, or asked to stop
+  *)
+    echo "$code $RANK $(hostname)" >> {failed_here}."$SLURM_JOB_ID"
+    sleep {grace}  # in which the others lose their peer and say so
+    scancel --signal=KILL "$SLURM_JOB_ID.$SLURM_STEP_ID" ;;
+esac
+exit $code
 '
+failed={failed}.$SLURM_JOB_ID
+rm -f "$failed"
+
 # RUNNING only while the job may go on: not after scancel, preemption or the end of its time.
 state() {{ squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T; }}
 
@@ -53,7 +66,7 @@ state() {{ squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T; }}
 notice=
 trap 'if [ "$(state)" = RUNNING ]; then notice=1; scancel --signal=TERM "$SLURM_JOB_ID"; fi' TERM
 
-# When one has ended the others have --wait seconds: to save, where they were asked to, else to see that it is gone.
+# When one has ended without a failure the others have --wait seconds to do so too: they save.
 srun --kill-on-bad-exit=0 --wait={saving} --output={tasks} --open-mode=append bash -c "$worker" &
 workers=$!
 wait "$workers"; code=$?
@@ -62,6 +75,13 @@ while kill -0 "$workers" 2> /dev/null; do  # the signal has ended the wait, and 
 done
 # Before it trains, and in a stage of kind `generate`, a worker has nothing to save and the signal ends it.
 if [ -n "$notice" ] && [ "$code" -eq 143 ]; then code={preempted}; fi
+
+rank=0
+if [ -s "$failed" ]; then  # the first that did not end because of another
+  read -r code rank host < <(grep -v "^{peer_lost} " "$failed" || cat "$failed")
+  echo "rank $rank (on $host) ended with exit code $code; the end of what it said:" >&2
+  rm -f "$failed"
+fi
 
 if [ "$code" -eq {preempted} ]; then  # it has saved, and is to go on
   now=$(state)
@@ -74,7 +94,7 @@ if [ "$code" -eq {preempted} ]; then  # it has saved, and is to go on
     echo "saved; not queued again (launch.restarts {restarts}). Go on with: sbatch {path}" >&2
   fi
 fi
-[ "$code" -eq 0 ] || tail -n 40 {first} >&2
+[ "$code" -eq 0 ] || tail -n 40 {logs}/"rank_$rank.log" >&2
 exit "$code"
 """
 
@@ -159,7 +179,11 @@ def script(job: Job, gpus: int) -> str:
         # the whole stands within single quotes
         command=command.replace("'", "'\\''"),
         tasks=shlex.quote(str(logs).replace("%", "%%") + "/rank_%t.log"),
-        first=shlex.quote(str(logs / "rank_0.log")),
+        logs=shlex.quote(str(logs)),
+        failed=shlex.quote(str(logs / "failed")),
+        failed_here=shlex.quote(str(logs / "failed")).replace("'", "'\\''"),
+        grace=f"{GRACE:g}",
+        peer_lost=PEER_LOST,
         saving=round(SAVING),
         preempted=PREEMPTED,
         restarts=job.launch.max_restarts,

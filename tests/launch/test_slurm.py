@@ -11,6 +11,7 @@ import re
 import shlex
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -35,7 +36,7 @@ command = sys.argv[next(i for i, a in enumerate(sys.argv) if i and not a.startsw
 tasks = []
 size, nodes = int(os.environ["SLURM_NTASKS"]), int(os.environ["SLURM_NNODES"])
 for n in range(size):
-    env = {{**os.environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n % (size // nodes))}}
+    env = {{**os.environ, "SLURM_PROCID": str(n), "SLURM_LOCALID": str(n % (size // nodes)), "SLURM_STEP_ID": "0"}}
     with open(out.replace("%t", str(n)).replace("%%", "%"), "a") as log:
         tasks.append(subprocess.Popen(command, env=env, stdout=log, stderr=log, start_new_session=True))
 open("tasks.aside", "w").write(" ".join(str(task.pid) for task in tasks))
@@ -62,9 +63,13 @@ cat state 2> /dev/null || echo RUNNING
 
 #: The signal reaches the tasks, and not the batch shell; no job that is not RUNNING.
 SCANCEL = """#!/bin/bash
-[ "$*" = "--signal=TERM 77" ] || exit 1
+case "$*" in
+  "--signal=TERM 77") ;;
+  "--signal=KILL 77.0") exec setsid bash -c 'for pid in $(cat tasks); do kill -KILL -- "-$pid"; done' 2> /dev/null;;
+  *) exit 1;;
+esac
 [ ! -e state ] || { echo "scancel: error: Kill job error on job id 77: Invalid job id specified" >&2; exit 1; }
-kill -TERM $(cat tasks)
+for pid in $(cat tasks); do kill -TERM -- "-$pid"; done  # every process of the step, not only its first
 """
 
 WORKER = """
@@ -169,11 +174,26 @@ def test_each_task_is_told_which_worker_it_is(folder: Path) -> None:
     assert not (folder / "requeued").exists()
 
 
-def test_a_failure_ends_the_job_with_its_code_and_is_not_queued_again(folder: Path) -> None:
-    _, err = (process := begin(folder, CODE="3")).communicate(timeout=60)
+def test_a_failure_ends_the_job_with_its_code_and_is_not_queued_again(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The worker that fails is named, and the others, who may wait for it for long, are ended."""
+    monkeypatch.setattr(slurm, "GRACE", 0.5)
+    (folder / "wait").touch()
+    lines = (
+        'if rank == "0":',
+        "    sys.exit(76)  # has lost its peer",
+        'if rank == "2":',
+        '    print("why 2 failed")',
+        "    sys.exit(3)",
+        "while not came",
+    )
+    (folder / "worker.py").write_text(WORKER.replace("while not came", "\n".join(lines)))
+    _, err = (process := begin(folder)).communicate(timeout=60)
     assert process.returncode == 3
-    assert err == "the end of 0\n"
+    assert f"rank 2 (on {socket.gethostname()}) ended with exit code 3; the end of what it said:\nwhy 2 failed\n" in err
     assert not (folder / "requeued").exists()
+    assert not list((folder / "runs" / "mine" / "logs").glob("failed*"))
 
 
 def wait_for_workers(folder: Path) -> None:
@@ -214,7 +234,7 @@ def test_a_cancelled_job_saves_and_is_not_queued_again(folder: Path) -> None:
     wait_for_workers(folder)
     (folder / "state").write_text("COMPLETING\n")
     for pid in (folder / "tasks").read_text().split():
-        os.kill(int(pid), signal.SIGTERM)
+        os.killpg(int(pid), signal.SIGTERM)
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75

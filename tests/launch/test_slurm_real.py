@@ -69,13 +69,13 @@ task: {name: knights, people: [2], quiz: brief, names: 4, train: 60, validation:
 prompt: {style: raw, system: "", template: "{user}\\n"}
 checkpoint: {every: 5, keep: 2}
 tokens_per_microbatch: 2048
-steps: 100
+steps: 70
 prompts_per_step: 4
 samples_per_prompt: 4
 sampling: {max_tokens: 48}
 optim: {lr: 1.0e-3}
 reward: {parts: {outcome: 1.0, overlong: 1.0}, overlong: {buffer: 40, max_tokens: 48}}
-eval: {problems: 4, every: 50, sampling: {max_tokens: 48}}
+eval: {problems: 4, every: 35, sampling: {max_tokens: 48}}
 parallel: {replicate: 2}
 """
 
@@ -195,10 +195,10 @@ def test_notices_save_and_queue_the_job_again_until_it_is_done(slurm: dict[str, 
     command = [sys.executable, "-m", "hone", "train", "whole.yaml"]
     subprocess.run(command, cwd=tmp_path, env=slurm, check=True, capture_output=True, timeout=600)
 
-    run = Submitted(slurm, tmp_path, "cut", "launch.slurm.time=1", "launch.slurm.notice=20")
+    run = Submitted(slurm, tmp_path, "cut", "launch.slurm.time=1", "launch.slurm.notice=10")
     assert run.code == 0, run.err
     run.wait_for(lambda: run.shows("Restarts") == "1")
-    assert 0 <= run.step() < 99, "the machine is too fast for this test: give it more steps"
+    assert run.step() < 69, "the machine is too fast for this test: give it more steps"
     run.call("scontrol", "update", f"JobId={run.job}", "TimeLimit=30")
     for cycle in (2, 3, 4):
         before = run.step()
@@ -208,9 +208,9 @@ def test_notices_save_and_queue_the_job_again_until_it_is_done(slurm: dict[str, 
     run.wait_for(run.ended)
     assert run.shows("JobState") == "COMPLETED", run.log
     rows = jsonl.read(run.run / "events.jsonl")
-    assert [row["kind"] for row in rows].count("resumed") == 4
+    assert [row["kind"] for row in rows].count("resumed") in (3, 4)  # a busy machine has nothing to save after a minute
     same = bits(tmp_path / "runs" / "whole")
-    assert len(same) > 200
+    assert len(same) > 140
     assert bits(run.run) == same
 
 
@@ -245,8 +245,10 @@ def test_a_step_that_fails_is_reported(slurm: dict[str, str], tmp_path: Path) ->
     assert run.code == 0, run.err
     run.wait_for(run.ended)
     assert run.shows("JobState") == "FAILED"
-    assert int(run.shows("ExitCode").split(":")[0]) in (2, 76)  # srun's is the highest: the mistake, or a lost peer
-    assert "ValueError: of mine" in run.log
+    assert run.shows("ExitCode") == "2:0"
+    (log,) = (run.run / "logs").glob("slurm-*.log")
+    assert "rank 1 (on " in log.read_text()
+    assert "ValueError: of mine" in log.read_text()
     assert run.shows("Restarts") == "0"
 
 
@@ -259,7 +261,8 @@ def test_a_worker_that_is_killed_ends_the_job(slurm: dict[str, str], tmp_path: P
             process.kill()
     run.wait_for(run.ended)
     assert (run.shows("JobState"), run.shows("ExitCode")) == ("FAILED", "137:0")
-    assert "Killed" in run.log
+    (log,) = (run.run / "logs").glob("slurm-*.log")
+    assert re.search(r"rank 1 \(on \S+\) ended with exit code 137", log.read_text())
 
 
 def test_gpus_that_the_cluster_does_not_have(slurm: dict[str, str], tmp_path: Path) -> None:

@@ -115,7 +115,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, bytes]
         run.close()
 
 
-@pytest.mark.parametrize("agents, kills", [(1, [(2, 1), (5, 0), (8, 1)]), (2, [(2, 1), (5, 0), (8, 1)])])
+@pytest.mark.parametrize("agents, kills", [(1, [(2, 1), (5, 0), (8, 1)]), (2, [(2, 1), (5, 0)])])
 def test_workers_are_killed_and_the_result_is_the_same(
     whole: dict[str, bytes], tmp_path: Path, agents: int, kills: list[tuple[int, int]]
 ) -> None:
