@@ -265,7 +265,8 @@ def _store(rank: int, size: int, wait: datetime.timedelta) -> Any:
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     stores: Any = dist  # torch declares them in its compiled part
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and host and port.isdecimal():
-        return _of_this_attempt(stores.TCPStore(host, int(port), size, False, wait), rank, size, wait)
+        agents = stores.TCPStore(host, int(port), size, False, wait, wait_for_workers=False)
+        return _of_this_attempt(agents, rank, size, wait)
     if host not in LOOPBACK or not port.isdecimal():
         return None
     heard = socket.create_server((LOOPBACK[0], int(port)), backlog=size).detach() if rank == 0 else None
@@ -299,7 +300,8 @@ def _of_this_attempt(store: Any, rank: int, size: int, wait: datetime.timedelta)
                 store.set(f"hone/questions/{number}", attempt)
             answered = questions
             time.sleep(0.05)
-    return dist.PrefixStore(attempt, store)
+    stores: Any = dist
+    return stores.PrefixStore(attempt, store)
 
 
 @cache
