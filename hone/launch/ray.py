@@ -263,8 +263,8 @@ class RayWorkers:
         self._cut_off = True
         message = (
             "Ray on this machine, where hone was started, has ended (its raylet was lost), and with it the actors of "
-            "all workers; no worker failed. Start Ray here again (`ray start`; `ray status` shows what is left), and go "
-            "on from the last checkpoint with the same command and --resume"
+            "all workers; no worker failed. Start Ray here again (`ray start`; see `ray status`), and go on "
+            "from the last checkpoint with the same command and --resume"
         )
         self._job.event("launcher_lost", message)
         raise UserError(message)

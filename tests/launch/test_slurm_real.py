@@ -195,16 +195,16 @@ def test_notices_save_and_queue_the_job_again_until_it_is_done(slurm: dict[str, 
     command = [sys.executable, "-m", "hone", "train", "whole.yaml"]
     subprocess.run(command, cwd=tmp_path, env=slurm, check=True, capture_output=True, timeout=600)
 
-    run = Submitted(slurm, tmp_path, "cut", "launch.slurm.time=1", "launch.slurm.notice=10")
+    run = Submitted(slurm, tmp_path, "cut", "launch.slurm.time=0:01:00", "launch.slurm.notice=10")
     assert run.code == 0, run.err
     run.wait_for(lambda: run.shows("Restarts") == "1")
     assert run.step() < 69, "the machine is too fast for this test: give it more steps"
     run.call("scontrol", "update", f"JobId={run.job}", "TimeLimit=30")
-    for cycle in (2, 3, 4):
-        before = run.step()
-        run.wait_for(lambda: run.shows("JobState") == "RUNNING" and run.step() > before + 3)
+    for cycle in ("2", "3", "4"):
+        step = run.step() + 4
+        run.wait_for(lambda step=step: run.shows("JobState") == "RUNNING" and run.step() >= step)  # type: ignore[misc]
         run.call("scancel", "--signal=TERM", "--batch", run.job)
-        run.wait_for(lambda: run.shows("Restarts") == str(cycle), 100)
+        run.wait_for(lambda cycle=cycle: run.shows("Restarts") == cycle, 100)  # type: ignore[misc]
     run.wait_for(run.ended)
     assert run.shows("JobState") == "COMPLETED", run.log
     rows = jsonl.read(run.run / "events.jsonl")
