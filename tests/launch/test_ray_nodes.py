@@ -1,4 +1,4 @@
-"""A Ray cluster of several machines, which are addresses of this one: `pytest -m ray tests/launch/test_ray_nodes.py`."""
+"""A Ray cluster of several machines, which are addresses of this one: `pytest -m ray tests/launch`."""
 
 from __future__ import annotations
 
