@@ -80,6 +80,7 @@ def test_the_raylet_of_the_launcher_is_lost_and_resume_goes_on(tmp_path: Path, m
 
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     monkeypatch.setenv("RAY_worker_niceness", "0")
+    monkeypatch.setenv("RAY_raylet_start_wait_time_s", "180")  # 30 s are too few on a busy machine
     head = {"num_cpus": 0, "include_dashboard": False, "node_ip_address": "127.0.0.2"}
     cluster = Cluster(initialize_head=True, head_node_args=head)
     run = tmp_path / "runs" / "cut"
