@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -284,11 +285,26 @@ def test_on_one_machine_only_it_is_heard(monkeypatch: pytest.MonkeyPatch) -> Non
     store = _store(0, 1, wait)
     assert store is not None
     assert listening() - before == {("127.0.0.1", port)}
-    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")  # torchrun has one already
-    assert _store(0, 1, wait) is None
-    monkeypatch.delenv("TORCHELASTIC_USE_AGENT_STORE")
     monkeypatch.setenv("MASTER_ADDR", "10.0.0.1")
     assert _store(0, 1, wait) is None
+
+
+def test_under_torchrun_each_attempt_has_a_prefix_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The agent's store outlives the workers of an attempt, with all that they have written."""
+    wait = datetime.timedelta(seconds=20)
+    agents = torch.distributed.TCPStore("127.0.0.1", 0, None, True, wait, wait_for_workers=False)
+    monkeypatch.setenv("MASTER_ADDR", "127.0.0.1")
+    monkeypatch.setenv("MASTER_PORT", str(agents.port))
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    agents.add("hone/questions", 1)  # of a process that was killed before it had an answer
+    for attempt in range(3):
+        with ThreadPoolExecutor(3) as pool:
+            stores = list(pool.map(lambda rank: _store(rank, 3, wait), range(3)))
+        assert [store.check(["address"]) for store in stores] == [False] * 3
+        stores[attempt].set("address", str(attempt))
+        assert [store.get("address").decode() for store in stores] == [str(attempt)] * 3
+    with pytest.raises(RuntimeError, match=r"1 of 3 processes came within 0.3 s"):
+        _store(0, 3, datetime.timedelta(seconds=0.3))
 
 
 def test_a_process_lost_while_a_checkpoint_is_written_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

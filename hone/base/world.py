@@ -19,6 +19,7 @@ import datetime
 import os
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -259,16 +260,48 @@ def _meet(rank: int, size: int, timeout: float) -> str:
 
 
 def _store(rank: int, size: int, wait: datetime.timedelta) -> Any:
-    """Where processes of one machine find each other: the first listens on loopback, and nowhere else. None: torch's
-    own store, which listens at every address, as it must for other machines, or that of torchrun."""
+    """Where the processes find each other; None: torch's own store, which listens at every address, as it must for
+    other machines. Under torchrun the agent's, else on one machine our own: the first process listens on loopback."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
-    if host not in LOOPBACK or not port.isdecimal() or os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True":
+    stores: Any = dist  # torch declares them in its compiled part
+    if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and host and port.isdecimal():
+        agents = stores.TCPStore(host, int(port), size, False, wait, wait_for_workers=False)
+        return _of_this_attempt(agents, rank, size, wait)
+    if host not in LOOPBACK or not port.isdecimal():
         return None
     heard = socket.create_server((LOOPBACK[0], int(port)), backlog=size).detach() if rank == 0 else None
-    stores: Any = dist  # torch declares them in its compiled part
     return stores.PrefixStore(
         "hone", stores.TCPStore(LOOPBACK[0], int(port), size, rank == 0, wait, master_listen_fd=heard)
     )
+
+
+def _of_this_attempt(store: Any, rank: int, size: int, wait: datetime.timedelta) -> Any:
+    """The agent's store under a prefix of its own for this attempt.
+
+    torchrun keeps the store when it starts workers again, with the addresses of those that have died. Its
+    TORCHELASTIC_RESTART_COUNT cannot be the prefix: an agent counts the failures of its own workers only, so machines
+    differ. So the first process numbers the attempt and answers each process that asks under a number of its own;
+    answers to processes that have died are never read again.
+    Raises RuntimeError, as torch does, if not all processes come within `wait`.
+    """
+    if rank:
+        question = f"hone/questions/{store.add('hone/questions', 1)}"
+        store.wait([question], wait)
+        attempt = store.get(question).decode()
+        store.add(f"{attempt}/ready", 1)
+    else:
+        attempt = f"hone/attempts/{store.add('hone/attempts', 1)}"
+        answered, end = 0, time.monotonic() + wait.total_seconds()
+        while (ready := store.add(f"{attempt}/ready", 0)) < size - 1:
+            if time.monotonic() > end:
+                raise RuntimeError(f"{ready + 1} of {size} processes came within {wait.total_seconds():g} s")
+            questions = store.add("hone/questions", 0)
+            for number in range(answered + 1, questions + 1):
+                store.set(f"hone/questions/{number}", attempt)
+            answered = questions
+            time.sleep(0.05)
+    stores: Any = dist
+    return stores.PrefixStore(attempt, store)
 
 
 @cache

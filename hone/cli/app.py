@@ -121,6 +121,8 @@ def train(
             code = checks.dry_run(loaded)
         raise typer.Exit(code)
     alone = launch.alone(stages(loaded))
+    if alone:
+        launch.check_restarts(resume)
     with keeping() as kept:
         findings: list[dict[str, str]] = []
         if not silent():  # once for all processes of a run

@@ -8,6 +8,7 @@ torchrun are the same, and then nothing is started here.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
@@ -26,6 +27,16 @@ def alone(stages: Sequence[Recipe]) -> bool:
     return joined(processes) or (config.kind == "local" and processes == 1)
 
 
+def check_restarts(resume: bool) -> None:
+    """Raises UserError if torchrun restarts failed workers and a restarted one would begin the run anew."""
+    restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
+    if restarts != "0" and not resume:
+        raise UserError(
+            f"torchrun --max-restarts={restarts} would begin the run from its start after a failure: add --resume, "
+            "which begins a new run where there is none yet"
+        )
+
+
 def start(
     stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resume: bool, anything_left: Callable[[], bool]
 ) -> int | None:
@@ -40,6 +51,7 @@ def start(
     first = stages[0]
     config, processes = first.launch, first.parallel.processes
     if alone(stages):
+        check_restarts(resume)
         return None
 
     from hone.base.aside import set_aside

@@ -98,6 +98,9 @@ class RayWorkers:
         self._exits: dict[int, Exit] = {}
         self._asked: dict[int, Any] = {}  # answers to `poll` that are due
         self._said = job.log(0).stat().st_size if job.log(0).exists() else 0  # of the output of rank 0, bytes
+        self._job = job
+        self._node = ray.get_runtime_context().get_node_id()  # of this process
+        self._cut_off = False  # from the cluster
         with impatient():
             self._group = self._placed(job)
             try:
@@ -243,6 +246,7 @@ class RayWorkers:
         except ray.exceptions.ActorUnavailableError:  # for now; Ray says when it is lost for good
             return
         except ray.exceptions.RayActorError as error:
+            self._check_node()
             self._exits[rank] = Exit(137, f"was lost with its actor: {_reason(error)}", lost=True)
             return
         if output:
@@ -251,6 +255,19 @@ class RayWorkers:
             sys.stdout.flush()
         if code is not None:
             self._exits[rank] = Exit.of(code)
+
+    def _check_node(self) -> None:
+        """Raises UserError if Ray's process on this machine (its raylet) is gone: then Ray ends all that we own."""
+        if any(node["NodeID"] == self._node and node["Alive"] for node in ray.nodes()):
+            return
+        self._cut_off = True
+        message = (
+            "Ray on this machine, where hone was started, has ended (its raylet was lost), and with it the actors of "
+            "all workers; no worker failed. Start Ray here again (`ray start`; see `ray status`), and go on "
+            "from the last checkpoint with the same command and --resume"
+        )
+        self._job.event("launcher_lost", message)
+        raise UserError(message)
 
     def signal(self, number: int) -> None:
         for rank, actor in enumerate(self._actors):
@@ -262,6 +279,8 @@ class RayWorkers:
 
     def close(self) -> None:
         """Workers are gone, or their machine is, and so is the server."""
+        if self._cut_off:  # Ray ends the actors of a process that it has lost, and they their workers
+            return
         stops = [actor.stop.remote() for actor in self._everybody()]
         if stops:
             ray.wait(stops, num_returns=len(stops), timeout=SHORT)

@@ -4,7 +4,11 @@
 
 The job asks for a signal before its time ends: the run saves and ends with an exit code of its own, on which the job
 puts itself into the queue again and goes on where it was. Each task of srun is one worker.
-Sources: https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/srun.html (signals are forwarded to the tasks)
+
+What Slurm 22.05 was seen to do, and the batch file relies on: srun that gets SIGTERM kills its tasks with SIGKILL at
+once and hands nothing on; `scancel --signal=TERM JOB` reaches the tasks and not the batch shell; after `scancel JOB`
+tasks and shell get SIGTERM and go on to run for KillWait seconds, and the state is then no longer RUNNING.
+Sources: https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/srun.html, .../scancel.html
 """
 
 from __future__ import annotations
@@ -16,9 +20,10 @@ import subprocess
 import sys
 from pathlib import Path
 
-from hone.base.settings import UserError
+from hone.base.settings import PEER_LOST, UserError
 from hone.launch.job import Job
-from hone.launch.supervise import PREEMPTED, SAVING
+from hone.launch.supervise import GRACE, PREEMPTED, SAVING
+from hone.recipe.sections.launch import SlurmConfig
 
 #: Seconds for sbatch to answer.
 SUBMIT = 60.0
@@ -32,30 +37,64 @@ cd {working}
 {setup}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
+# Since Slurm 22.05 srun does not take this from sbatch.
+[ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
 # One task is one worker; Slurm tells each which one it is.
 worker='
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={per_node}
-exec {command}
+trap : TERM  # Slurm signals this shell too, which has to see how the worker ends
+{command}
+code=$?
+case $code in
+  0 | {preempted} | 130 | 143) ;;  # done, or asked to stop
+  *)
+    echo "$code $RANK $(hostname)" >> {failed_here}."$SLURM_JOB_ID"
+    sleep {grace}  # in which the others lose their peer and say so
+    scancel --signal=KILL "$SLURM_JOB_ID.$SLURM_STEP_ID" ;;
+esac
+exit $code
 '
-# When one has ended the others have --wait seconds: to save, where they were asked to, else to see that it is gone.
+failed={failed}.$SLURM_JOB_ID
+rm -f "$failed"
+
+# RUNNING only while the job may go on: not after scancel, preemption or the end of its time.
+state() {{ squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T; }}
+
+# Slurm's signal before the end of the time comes to this shell alone. srun would kill the workers if it got it: they
+# are told by scancel. In any other state Slurm itself has told them.
+notice=
+trap 'if [ "$(state)" = RUNNING ]; then notice=1; scancel --signal=TERM "$SLURM_JOB_ID"; fi' TERM
+
+# When one has ended without a failure the others have --wait seconds to do so too: they save.
 srun --kill-on-bad-exit=0 --wait={saving} --output={tasks} --open-mode=append bash -c "$worker" &
 workers=$!
-
-# Slurm's signal before the end of the time comes to this shell alone, and srun hands it on.
-trap 'kill -TERM "$workers"' TERM
 wait "$workers"; code=$?
 while kill -0 "$workers" 2> /dev/null; do  # the signal has ended the wait, and the workers are saving
   wait "$workers"; code=$?
 done
+# Before it trains, and in a stage of kind `generate`, a worker has nothing to save and the signal ends it.
+if [ -n "$notice" ] && [ "$code" -eq 143 ]; then code={preempted}; fi
+
+rank=0
+if [ -s "$failed" ]; then  # the first that did not end because of another
+  read -r code rank host < <(grep -v "^{peer_lost} " "$failed" || cat "$failed")
+  echo "rank $rank (on $host) ended with exit code $code; the end of what it said:" >&2
+  rm -f "$failed"
+fi
 
 if [ "$code" -eq {preempted} ]; then  # it has saved, and is to go on
-  if [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
+  now=$(state)
+  if [ "$now" != RUNNING ]; then
+    echo "saved; not queued again: Slurm says ${{now:-nothing of the job}}. Go on with: sbatch {path}" >&2
+  elif [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
+    echo "saved; Slurm refused to queue the job again. Go on with: sbatch {path}" >&2
+  else
+    echo "saved; not queued again (launch.restarts {restarts}). Go on with: sbatch {path}" >&2
   fi
-  echo "saved; not queued again (launch.restarts {restarts}). Go on with: sbatch {path}" >&2
 fi
-[ "$code" -eq 0 ] || tail -n 40 {first} >&2
+[ "$code" -eq 0 ] || tail -n 40 {logs}/"rank_$rank.log" >&2
 exit "$code"
 """
 
@@ -67,7 +106,10 @@ def check(job: Job) -> None:
 def run(job: Job) -> int:
     """Write the file and submit it; returns 0. Raises UserError if that cannot be done."""
     path = job.folder / "slurm.sbatch"
-    path.write_text(script(job))
+    gpus, reason = _gpus(job.launch.slurm)
+    path.write_text(script(job, gpus))
+    if job.launch.slurm.gpus is None:
+        print(f"launch.slurm.gpus: {gpus} for each worker, since {reason}", file=sys.stderr)
     if shutil.which("sbatch") is None:
         raise UserError(f"launch: there is no sbatch on this machine. On one that has it: sbatch {path.resolve()}")
     try:
@@ -77,13 +119,38 @@ def run(job: Job) -> int:
             f"sbatch did not answer within {SUBMIT:g} s; look with squeue whether the job is there, else: sbatch {path}"
         ) from None
     if done.returncode:
-        raise UserError(f"sbatch refuses {path}: {done.stderr.strip() or done.stdout.strip()}")
+        hint = ". On a cluster without GPUs, or that gives them otherwise: launch.slurm.gpus=0" if gpus else ""
+        raise UserError(f"sbatch refuses {path}: {done.stderr.strip() or done.stdout.strip()}{hint}")
     print(f"{done.stdout.strip()}: {path}. What it says: {job.folder / 'logs'}", file=sys.stderr)
     return 0
 
 
-def script(job: Job) -> str:
-    """The batch file of a job. Paths are those of this machine, which the nodes share."""
+def _gpus(config: SlurmConfig) -> tuple[int, str]:
+    """GPUs of each worker, and why: as set, else 1 where the partition (or the default one) has GPUs."""
+    if config.gpus is not None:
+        return config.gpus, "it is set"
+    if shutil.which("sinfo") is None:
+        return 1, "there is no sinfo here that could tell whether the cluster has GPUs; 0 for none"
+    where = [] if config.partition is None else [f"--partition={config.partition}"]
+    try:
+        done = subprocess.run(
+            ["sinfo", "--noheader", "--format=%P %G", *where], capture_output=True, text=True, timeout=SUBMIT
+        )
+    except subprocess.TimeoutExpired:
+        return 1, f"sinfo did not tell within {SUBMIT:g} s whether the cluster has GPUs; 0 for none"
+    if done.returncode:
+        return 1, f"sinfo failed ({done.stderr.strip()}) and did not tell whether the cluster has GPUs; 0 for none"
+    rows = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
+    here = [row for row in rows if config.partition is not None or row[0].endswith("*")]  # *: the default partition
+    # As in gpu:h200:8(S:0-1),shard:4
+    if any(kind.startswith("gpu:") for row in here or rows for kind in row[-1].split(",")):
+        return 1, "the partition has GPUs"
+    elsewhere = any("gpu:" in row[-1] for row in rows)
+    return 0, "the partition has none" + ("; others have: launch.slurm.partition" if elsewhere else "")
+
+
+def script(job: Job, gpus: int) -> str:
+    """The batch file of a job, with `gpus` for each worker. Paths are those of this machine, which the nodes share."""
     config = job.launch.slurm
     per_node = job.processes // config.nodes
     logs = job.folder.resolve() / "logs"
@@ -92,7 +159,7 @@ def script(job: Job) -> str:
         "nodes": config.nodes,
         "ntasks-per-node": per_node,
         "cpus-per-task": config.cpus,
-        "gpus-per-node": per_node * config.gpus or None,
+        "gpus-per-node": per_node * gpus or None,
         "mem": config.memory,
         "time": config.time,
         "partition": config.partition,
@@ -112,7 +179,11 @@ def script(job: Job) -> str:
         # the whole stands within single quotes
         command=command.replace("'", "'\\''"),
         tasks=shlex.quote(str(logs).replace("%", "%%") + "/rank_%t.log"),
-        first=shlex.quote(str(logs / "rank_0.log")),
+        logs=shlex.quote(str(logs)),
+        failed=shlex.quote(str(logs / "failed")),
+        failed_here=shlex.quote(str(logs / "failed")).replace("'", "'\\''"),
+        grace=f"{GRACE:g}",
+        peer_lost=PEER_LOST,
         saving=round(SAVING),
         preempted=PREEMPTED,
         restarts=job.launch.max_restarts,

@@ -150,6 +150,16 @@ def test_a_finished_run_is_left_alone(begun: list[Job], capsys: pytest.CaptureFi
     assert not begun
 
 
+def test_a_restart_of_torchrun_has_to_go_on(begun: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "0"), ("WORLD_SIZE", "2"), ("TORCHELASTIC_MAX_RESTARTS", "3")):
+        monkeypatch.setenv(name, value)
+    with pytest.raises(UserError, match=r"torchrun --max-restarts=3 would begin .* after a failure: add --resume"):
+        start("parallel.replicate=2")
+    assert start("parallel.replicate=2", resume=True) is None
+    monkeypatch.setenv("TORCHELASTIC_MAX_RESTARTS", "0")
+    assert start("parallel.replicate=2") is None
+
+
 def test_a_process_of_torchrun_joins(begun: list[Job], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANK", "1")
     with pytest.raises(UserError, match="RANK is set and WORLD_SIZE is not"):

@@ -42,7 +42,7 @@ class SlurmConfig(Section):
     account: Annotated[str, Field(pattern=r"^[\w.-]+$")] | None = None
     time: Annotated[str, Field(pattern=r"^(\d+-)?\d+(:\d\d){0,2}$")] | None = None  # days-hours:minutes:seconds
     cpus: PositiveInt | None = None  # of each worker
-    gpus: Annotated[int, Field(ge=0, le=1)] = 1  # of each worker
+    gpus: Annotated[int, Field(ge=0, le=1)] | None = None  # of each worker; null: 1 if the partition has any
     memory: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None  # of each node, as in 200G
     notice: PositiveInt = 120  # seconds before the end of `time` at which the run is asked to save and stop
     options: tuple[Annotated[str, Field(pattern=r"^--?\w[^\n]*$")], ...] = ()  # more of sbatch's: ["--qos=high"]
