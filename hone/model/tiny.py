@@ -16,6 +16,7 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
+from hone.model.saving import save_model
 from hone.recipe.sections.model import TinyConfig
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
@@ -86,7 +87,7 @@ def create(folder: Path, config: TinyConfig, texts: Iterable[str], seed: int) ->
     model.generation_config.do_sample = False
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    save_model(model, folder)
     tokenizer.save_pretrained(folder)
 
 
