@@ -68,7 +68,7 @@ def check_tokens(prompts: Sequence[IntArray], vocabulary: int | None) -> None:
     if vocabulary is None:
         return
     for i, prompt in enumerate(prompts):
-        if len(prompt) and not (0 <= prompt.min() and prompt.max() < vocabulary):
+        if len(prompt) and not (prompt.min() >= 0 and prompt.max() < vocabulary):
             wrong = int(next(token for token in prompt if not 0 <= token < vocabulary))
             raise UserError(
                 f"prompt {i} contains the token id {wrong}, and the model has the ids 0 to {vocabulary - 1}: the "

@@ -49,7 +49,7 @@ class ServerEngine(ABC):
     """Implements `hone.rollout.engine.Engine`; also what `hone.rollout.identity` needs.
 
     `folder`: where the log is written, and weights are handed over unless the settings name another folder. `host`:
-    where the server is started, unless it runs already. `vocabulary`: how many token ids the model has; None: not known.
+    where the server is started, unless it runs already. `vocabulary`: how many token ids the model has, if known.
     """
 
     name: ClassVar[str]
@@ -266,9 +266,8 @@ class ServerEngine(ABC):
                         stop.set()
                         self.http.hang_up()
                 except StaleAnswer as error:
-                    raise UserError(
-                        f"{self.name} answered prompt {futures[future]} with old weights: {error}"
-                    ) from error
+                    prompt = futures[future]
+                    raise UserError(f"{self.name} answered prompt {prompt} with old weights: {error}") from error
                 except (ServerRefused, Aborted) as error:
                     self._try_again(futures[future], error, tries)
                 else:
@@ -375,20 +374,21 @@ class ServerEngine(ABC):
                 return False
 
         self._process.wait_until(healthy, self.config.start_timeout)
+        self._look_around(http)
         self._http = http
-        self._look_around()
 
     def _take_over(self, new: Handed, before: Handed | None) -> None:
         """New weights for the server that runs; the first time, connect to the one at `url`."""
         if self._http is None:
             assert self.config.url is not None
-            self._http = Http(self.config.url)
-            self._look_around()
+            http = Http(self.config.url)
+            self._look_around(http)
+            self._http = http
         self._update(new, before)
 
-    def _look_around(self) -> None:
+    def _look_around(self, http: Http) -> None:
         """The name of the model and the length of its context."""
-        models = self.http.get("/v1/models", seconds=SHORT, what="the list of models")
+        models = http.get("/v1/models", seconds=SHORT, what="the list of models")
         first = models["data"][0]
         length = first.get("max_model_len")
         self._model, self._context = first["id"], None if length is None else length - self.reserved

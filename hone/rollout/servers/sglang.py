@@ -105,11 +105,8 @@ class SGLangEngine(ServerEngine):
         reason = self._finish(meta)
         self._check_version(meta)
         if meta["prompt_tokens"] != length:  # --allow-auto-truncate among the server's arguments
-            raise ServerRefused(
-                400,
-                f"it answers {meta['prompt_tokens']} of the prompt's {length} tokens",
-                "SGLang's answers to a prompt",
-            )
+            message = f"it answers {meta['prompt_tokens']} of the prompt's {length} tokens"
+            raise ServerRefused(400, message, "SGLang's answers to a prompt")
         rows = meta["output_token_logprobs"]  # of (log-prob, token, its text or None)
         return [int(row[1]) for row in rows], [float(row[0]) for row in rows], reason
 

@@ -347,8 +347,8 @@ class SGLang(Handler):
 
 class Mortal(Server):
     """In a process of its own. STAND_IN is a folder: `lives` counts the starts; `fault` says what happens, and when,
-    as `die 3` (at the third request, in the first life), `hang 3`, `die probe` (asked to score), `die /pause` (that path),
-    `die always`, `slow start`."""
+    as `die 3` (at the third request, in the first life), `hang 3`, `die probe` (asked to score), `die /pause` (that
+    path), `die always`, `slow start`."""
 
     def __init__(self, *arguments: Any) -> None:
         self.state = Path(os.environ["STAND_IN"])
