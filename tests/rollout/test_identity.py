@@ -37,6 +37,7 @@ class Served(contract.Toy):
     """A real model behind the stand-in. `faults` change what is loaded, as (tensors, version) -> None."""
 
     context = 512
+    vocabulary = TINY.vocab_size
 
     def __init__(self, folder: Path, tells_digests: bool) -> None:
         self.tells_digests, self.version = tells_digests, 0
