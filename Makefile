@@ -45,7 +45,7 @@ demo: venv
 	@.venv/bin/hone report $(call given,runs,runs)/$(call given,name,demo)
 
 test: venv-dev
-	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not slow and not gpu and not vllm and not ray and not slurm" $(ARGS)
+	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not slow and not gpu and not vllm and not sglang and not ray and not slurm" $(ARGS)
 	@$(MAKE) --no-print-directory lint
 
 lint: venv-dev

@@ -29,6 +29,7 @@ from hone.model import shards
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.parallel import as_forward, assemble, spread
 from hone.model.random_state import own_random_numbers
+from hone.model.saving import save_model
 from hone.recipe.sections.algo import AlgoConfig, ValueConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
 from hone.recipe.sections.optim import LayersConfig, OptimConfig
@@ -345,7 +346,7 @@ class Policy:
     def _export(self, model: PreTrainedModel, folder: Path) -> None:
         if not self.world.main:
             return
-        model.save_pretrained(folder, max_shard_size="1000GB")  # one file
+        save_model(model, folder, max_shard_size="1000GB")  # one file
         self.tokenizer.save_pretrained(folder)
 
     def save(self) -> State:

@@ -19,6 +19,7 @@ import torch
 from hone.model import lora as adapters
 from hone.model import shards
 from hone.model.parallel import cut_as, own_part
+from hone.model.saving import save_settings
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -91,7 +92,7 @@ def files(policy: Policy) -> dict[str, bytes]:
         else:
             config = copy.deepcopy(policy.model.config)
             config.dtype = policy.model.dtype
-            config.save_pretrained(folder)
+            save_settings(config, folder)
             if policy.model.generation_config is not None:
                 policy.model.generation_config.save_pretrained(folder)
         policy.tokenizer.save_pretrained(folder)

@@ -24,7 +24,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hone.base.settings import UserError
-from hone.model import shards
+from hone.model import saving, shards
 from hone.model.random_state import own_random_numbers
 from hone.recipe.sections.model import LoraConfig
 
@@ -134,7 +134,7 @@ def save_settings(model: PreTrainedModel, folder: Path, base: str) -> None:
     config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).exists() else base
     config.inference_mode = True
     config.save_pretrained(folder)
-    model.config.save_pretrained(folder)
+    saving.save_settings(model.config, folder)
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:

@@ -17,6 +17,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, tra
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
 
 from hone.base import checksums
+from hone.model.saving import save_model
 from hone.recipe.sections.model import TinyConfig
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
@@ -89,7 +90,7 @@ def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTo
     model.generation_config.do_sample = False
     model.generation_config.eos_token_id = tokenizer.eos_token_id
     model.generation_config.pad_token_id = tokenizer.pad_token_id
-    model.save_pretrained(folder)
+    save_model(model, folder)
     tokenizer.save_pretrained(folder)
     checksums.write(folder)
 

@@ -33,6 +33,7 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
     from hone.rollout.identity import Verified
 
     dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
+    vocabulary: int = policy.model.config.get_text_config().vocab_size
     engine: Engine
     if config.engine == "native":
         from hone.rollout.native.engine import NativeEngine
@@ -55,6 +56,7 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
             folder=folder,
             event=event,
             host=host_of_servers(config.vllm),
+            vocabulary=vocabulary,
         )
     else:
         from hone.rollout.servers.host import host_of_servers
@@ -68,6 +70,7 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
             folder=folder,
             event=event,
             host=host_of_servers(config.sglang),
+            vocabulary=vocabulary,
         )
     return Verified(engine, policy.tokenizer, config.identity, dtype, event)
 

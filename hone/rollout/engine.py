@@ -60,6 +60,23 @@ class Weights:
     adapter: bool = False  # beside the base: `layer.lora_A.weight` and `layer.lora_B.weight`, B times alpha / rank
 
 
+def check_tokens(prompts: Sequence[IntArray], vocabulary: int | None) -> None:
+    """Every id of every prompt [P][Lp] must be one of the model's. Raises UserError; None: not known.
+
+    A server does not look: an id beyond its table of embeddings ends SGLang's, and one between the vocabulary and the
+    size that the table was rounded up to is answered with noise.
+    """
+    if vocabulary is None:
+        return
+    for i, prompt in enumerate(prompts):
+        if len(prompt) and not (prompt.min() >= 0 and prompt.max() < vocabulary):
+            wrong = int(next(token for token in prompt if not 0 <= token < vocabulary))
+            raise UserError(
+                f"prompt {i} contains the token id {wrong}, and the model has the ids 0 to {vocabulary - 1}: the "
+                "tokenizer has tokens that the model does not know; use the tokenizer of this model"
+            )
+
+
 def check_room(lengths: Sequence[int], max_tokens: int, context: int | None) -> None:
     """Every prompt [P lengths] with its completion must fit the context. Raises UserError; None: not known."""
     for i, length in enumerate(lengths):

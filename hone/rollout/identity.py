@@ -76,9 +76,7 @@ class Scorer(Protocol):
 
     on_restart: Callable[[], None]
 
-    def score(self, sequences: Sequence[IntArray]) -> list[Turn]: ...
-
-    def weights(self) -> Weights | None: ...
+    def probe(self, sequences: Sequence[IntArray]) -> tuple[list[Turn], Weights | None]: ...
 
     def close(self) -> None: ...
 
@@ -137,8 +135,7 @@ class Verified:
         self._engine.sync(policy, version)
         if not isinstance(self._engine, Scorer):
             return self._check_shared(policy, version)
-        turns = self._engine.score(self._sequences)
-        held = self._engine.weights()
+        turns, held = self._engine.probe(self._sequences)
         expected = Expected(version, policy_logprobs(policy, turns), self._expected_digests(policy, held))
         self._compare_digests(expected, held)
         older = {e.version: e for e in (self._first, before) if e is not None and e.version != version}
@@ -171,9 +168,10 @@ class Verified:
         assert isinstance(self._engine, Scorer)
         if self._last is None:
             return
-        self._compare_digests(self._last, self._engine.weights())
+        turns, held = self._engine.probe(self._sequences)
+        self._compare_digests(self._last, held)
         older = () if self._first is None or self._first.version == self._last.version else (self._first,)
-        self._compare(self._engine.score(self._sequences), self._last.logprobs, self._last.version, older)
+        self._compare(turns, self._last.logprobs, self._last.version, older)
 
     def _compare(self, turns: Sequence[Turn], expected: FloatArray, version: int, older: Sequence[Expected]) -> float:
         """The mean |difference| between the engine's log-probs and `expected` [N]."""

@@ -184,13 +184,14 @@ def _export_model(folder: Path, out: Path) -> str:
 
     from hone.model import lora
     from hone.model.load import base_of, load_model, load_tokenizer
+    from hone.model.saving import save_model
     from hone.recipe.sections.model import ModelConfig
 
     merged = lora.is_adapter(folder)
     dtype = AutoConfig.from_pretrained(base_of(str(folder)) if merged else folder).dtype
     name = str(dtype).removeprefix("torch.") if dtype is not None else "float32"
     config = ModelConfig(path=str(folder), dtype=name)
-    load_model(config).save_pretrained(out)
+    save_model(load_model(config), out)
     load_tokenizer(config).save_pretrained(out)
     return "model, its adapter merged in," if merged else "model"
 
@@ -199,6 +200,7 @@ def _export_adapter(folder: Path, out: Path) -> str:
     from safetensors.torch import save_file
 
     from hone.model import lora, shards
+    from hone.model.saving import CONFIG, add_older_keys
 
     if not lora.is_adapter(folder) and folder.name == "model":  # the end of a run has both
         folder = folder.parent / "adapter"
@@ -206,4 +208,6 @@ def _export_adapter(folder: Path, out: Path) -> str:
         raise UserError(f"{folder}: no adapter there; the run trained all weights, so leave out --adapter")
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors"))
     save_file(shards.whole(folder), out / lora.WEIGHTS_FILE, metadata={"format": "pt"})
+    if (out / CONFIG).exists():  # written before hone put the older keys there
+        add_older_keys(out)
     return "adapter"

@@ -37,6 +37,7 @@ class Served(contract.Toy):
     """A real model behind the stand-in. `faults` change what is loaded, as (tensors, version) -> None."""
 
     context = 512
+    vocabulary = TINY.vocab_size
 
     def __init__(self, folder: Path, tells_digests: bool) -> None:
         self.tells_digests, self.version = tells_digests, 0
@@ -435,3 +436,46 @@ def test_log_probs_of_the_probe_are_those_of_transformers(folder: Path) -> None:
     expected = np.concatenate([turn.logprobs for turn in turns])
     assert mean_difference(policy_logprobs(policy, turns[::-1]), expected) > 0.1  # in the order of the turns
     np.testing.assert_allclose(policy_logprobs(policy, turns), expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_server_lost_during_the_check_is_waited_for_and_checked_whole(serve: Any, kind: str) -> None:
+    policy, engine, served, events = serve(kind)
+    engine.sync(policy, 0)
+    step(policy)
+    right, calls = served.score, []
+
+    def lost(ids: list[int]) -> list[float]:
+        calls.append(ids)
+        if len(calls) == 2:  # the first sequence was answered
+            raise ConnectionAbortedError
+        return right(ids)
+
+    served.score = lost
+    metrics = engine.sync(policy, 1)
+    assert metrics["identity/gap"] < 1e-5
+    assert len(calls) == 4  # both sequences again, of one life of the server
+    assert [name for name, _ in events if name != "identity"] == ["server_restart"]
+
+
+def test_a_server_that_comes_back_with_other_weights_during_the_check_stops_the_run(serve: Any) -> None:
+    policy, engine, served, events = serve("sglang")
+    engine.sync(policy, 0)
+    step(policy, 1e-2)
+    right, calls = served.score, []
+
+    def lost(ids: list[int]) -> list[float]:
+        calls.append(ids)
+        if len(calls) == 2:
+            served.fault = keep_old  # what it loads after it has come back has no effect
+            raise ConnectionAbortedError
+        return right(ids)
+
+    def keep_old(new: dict[str, torch.Tensor], old: dict[str, torch.Tensor]) -> None:
+        for name in new:
+            new[name] = old[name] + 1e-2
+
+    served.score = lost
+    with pytest.raises(PolicyMismatch):
+        engine.sync(policy, 1)
+    assert [name for name, _ in events if name != "identity"] == ["server_restart", "policy_mismatch"]

@@ -97,8 +97,27 @@ def test_tokens_logprobs_and_weights_follow_through_updates_and_a_crash(folder: 
         turns = [turn for group in groups for turn in group]
         served = np.concatenate([turn.logprobs for turn in turns])
         np.testing.assert_allclose(served, policy_logprobs(policy, turns), atol=2e-4)
+        kill_during_check(engine)
+        step(policy, 1e-2)
+        synced = engine.sync(policy, 5)
+        assert (synced["identity/gap"] < 1e-5, synced["identity/tensors"]) == (True, 16)
+        assert [kind for kind, _ in events] == ["server_restart"] * 2
     finally:
         engine.close()
+
+
+def kill_during_check(engine: Verified) -> None:
+    """The server dies between the first and the second sequence of the next check."""
+    server, calls = engine._engine, []
+    score = server._score
+
+    def dying(ids: list[int]) -> list[float]:
+        calls.append(ids)
+        if len(calls) == 2:
+            psutil.Process(server._process.pid).kill()
+        return score(ids)
+
+    server._score = dying
 
 
 def test_many_long_prompts_with_seeds_are_read_whole(folder: Path, tmp_path: Path) -> None:

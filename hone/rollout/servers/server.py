@@ -25,7 +25,7 @@ from hone.base.http import Http, ServerError, ServerHangs, ServerLost, ServerRef
 from hone.base.processes import Server
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, ServerConfig
-from hone.rollout.engine import Event, Weights, check_room
+from hone.rollout.engine import Event, Weights, check_room, check_tokens
 from hone.rollout.servers.handover import Handed, Handover
 from hone.rollout.servers.host import LOOPBACK, Host
 from hone.types import Finish, IntArray, Turn
@@ -46,15 +46,20 @@ class Aborted(ServerError):
     """The server gave up an answer in the middle."""
 
 
+class StaleAnswer(ServerError):
+    """An answer, or a part of it, is not from the weights that the server was given last."""
+
+
 class ServerEngine(ABC):
     """Implements `hone.rollout.engine.Engine`; also what `hone.rollout.identity` needs.
 
     `folder`: where the log is written, and weights are handed over unless the settings name another folder. `host`:
-    where the server is started, unless it runs already.
+    where the server is started, unless it runs already. `vocabulary`: how many token ids the model has, if known.
     """
 
     name: ClassVar[str]
     module: ClassVar[str]  # what the server's interpreter has to have installed
+    reserved: ClassVar[int] = 0  # tokens of the context that it fills neither with a prompt nor with its answer
 
     def __init__(
         self,
@@ -66,6 +71,7 @@ class ServerEngine(ABC):
         folder: Path,
         event: Event,
         host: Host | None = None,
+        vocabulary: int | None = None,
     ) -> None:
         self.config, self._host = config, Host() if host is None else host
         self._stops, self._dtype, self._max_sequences = [int(i) for i in stop_ids], dtype, max_sequences
@@ -78,6 +84,8 @@ class ServerEngine(ABC):
         self._served: Handed | None = None  # the weights that the server was given last
         self._version = -1
         self._context: int | None = None
+        self._vocabulary = vocabulary
+        self._generating = threading.Lock()  # weights must not change under an answer
         self._model = MODEL
         self._restarts = 0
         self._closed = False
@@ -88,20 +96,27 @@ class ServerEngine(ABC):
     # --- Engine -------------------------------------------------------------------------------
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Hand over the weights; the first time, start the server with them or connect to the one at `url`."""
-        new = self._handover.export(policy, version)
-        before, self._served, self._version = self._served, new, version
-        if self.config.url is None and (self._http is None or not self._fits(new)):
-            self._start()
-        else:
-            if self._http is None:
-                self._connect()
-            try:
-                self._update(new, before)
-            except (ServerLost, ServerHangs) as error:
-                self._recover(error, "its new weights")
-        if before is not None:
-            self._handover.drop(before, new)
+        """Hand over the weights; the first time, start the server with them or connect to the one at `url`.
+
+        Raises RuntimeError while `generate` runs in another thread: the end of an answer would be of other weights than
+        its beginning.
+        """
+        if not self._generating.acquire(blocking=False):
+            raise RuntimeError("sync while answers are being generated: wait for generate to return")
+        try:
+            new = self._handover.export(policy, version)
+            before, self._served, self._version = self._served, new, version
+            if self.config.url is None and (self._http is None or not self._fits(new)):
+                self._start()
+            else:
+                try:
+                    self._take_over(new, before)
+                except (ServerLost, ServerHangs) as error:
+                    self._recover(error, "its new weights")
+            if before is not None:
+                self._handover.drop(before, new)
+        finally:
+            self._generating.release()
 
     def generate(
         self,
@@ -121,6 +136,19 @@ class ServerEngine(ABC):
         if samples < 1:
             raise ValueError(f"samples is {samples}: ask for at least one completion per prompt")
         check_room([len(prompt) for prompt in prompts], sampling.max_tokens, self._context)
+        check_tokens(prompts, self._vocabulary)
+        with self._generating:
+            return self._generate(prompts, sampling, samples, seed, progress, first)
+
+    def _generate(
+        self,
+        prompts: Sequence[IntArray],
+        sampling: SamplingConfig,
+        samples: int,
+        seed: int,
+        progress: Callable[[int, int], None] | None,
+        first: int,
+    ) -> list[list[Turn]]:
         done: dict[int, list[Turn]] = {}
         tries: Counter[int] = Counter()
 
@@ -148,6 +176,21 @@ class ServerEngine(ABC):
         self._http = self._served = None
 
     # --- for hone.rollout.identity ------------------------------------------------------------
+
+    def probe(self, sequences: Sequence[IntArray]) -> tuple[list[Turn], Weights | None]:
+        """`score` and `weights`, both of one life of the server: when it is lost meanwhile, both are asked again.
+
+        Raises UserError when restarts are used up, or no whole answer comes.
+        """
+        check_tokens(sequences, self._vocabulary)
+        tries: Counter[int] = Counter()
+        while True:
+            try:
+                return self.score(sequences), self.weights()
+            except (ServerLost, ServerHangs) as error:
+                self._recover(error, "the check of its weights")
+            except Aborted as error:
+                self._try_again(0, error, tries)
 
     def score(self, sequences: Sequence[IntArray]) -> list[Turn]:
         """The served model's log-probs (temperature 1) of each token of fixed sequences after the first."""
@@ -227,6 +270,9 @@ class ServerEngine(ABC):
                         lost = error
                         stop.set()
                         self.http.hang_up()
+                except StaleAnswer as error:
+                    prompt = futures[future]
+                    raise UserError(f"{self.name} answered prompt {prompt} with old weights: {error}") from error
                 except (ServerRefused, Aborted) as error:
                     self._try_again(futures[future], error, tries)
                 else:
@@ -306,7 +352,7 @@ class ServerEngine(ABC):
         while True:
             try:
                 return self._launch()
-            except ServerLost as error:
+            except (ServerLost, ServerHangs) as error:
                 self._count(error, "it is started again", "")
 
     def _launch(self) -> None:
@@ -333,37 +379,57 @@ class ServerEngine(ABC):
                 return False
 
         self._process.wait_until(healthy, self.config.start_timeout)
+        self._look_around(http)
         self._http = http
-        self._look_around()
 
-    def _connect(self) -> None:
-        assert self.config.url is not None
-        self._http = server_at(self.config.url)
-        self._look_around()
+    def _take_over(self, new: Handed, before: Handed | None) -> None:
+        """New weights for the server that runs; the first time, connect to the one at `url`."""
+        if self._http is None:
+            assert self.config.url is not None
+            http = server_at(self.config.url)
+            self._look_around(http)
+            self._http = http
+        self._update(new, before)
 
-    def _look_around(self) -> None:
+    def _look_around(self, http: Http) -> None:
         """The name of the model and the length of its context."""
-        models = self.http.get("/v1/models", seconds=SHORT, what="the list of models")
+        models = http.get("/v1/models", seconds=SHORT, what="the list of models")
         first = models["data"][0]
-        self._model, self._context = first["id"], first.get("max_model_len")
+        length = first.get("max_model_len")
+        self._model, self._context = first["id"], None if length is None else length - self.reserved
 
     def _recover(self, error: ServerError, waiting: str) -> None:
-        """Start the server again, or wait for the one at `url`; then give it the weights and have them checked."""
-        log = ""
-        if self._process is not None:
-            if isinstance(error, ServerLost) and self._process.ended_within(1.0):
-                log = f" It {self._process.how()}. Its log {self._log} ends with:\n{self._process.tail()}"
-            self._process.stop()
-            self._process = None
-        how = "it is started again" if self.config.url is None else f"waiting for it at {self.config.url}"
-        self._count(error, f"{how} with the weights of version {self._version}, then asked again for {waiting}", log)
-        if self.config.url is None:
-            self._start()
-        else:
+        """Start the server again, or wait for the one at `url`; then give it the weights and have them checked.
+
+        Again, while it is lost once more before it has them and restarts are left.
+        """
+        lost: ServerError | None = error
+        while lost is not None:
+            log = self._end(lost)
+            how = "it is started again" if self.config.url is None else f"waiting for it at {self.config.url}"
+            self._count(lost, f"{how} with the weights of version {self._version}, then asked again for {waiting}", log)
+            lost = None
+            if self.config.url is None:
+                self._start()
+                continue
             self._wait_for_return(self.config.url)
             assert self._served is not None
-            self._update(self._served, None)
+            try:
+                self._take_over(self._served, None)
+            except (ServerLost, ServerHangs) as again:
+                lost = again
         self.on_restart()
+
+    def _end(self, error: ServerError) -> str:
+        """Stop what is left of the server. Returns the end of its log, if it has ended by itself."""
+        if self._process is None:
+            return ""
+        log = ""
+        if isinstance(error, ServerLost) and self._process.ended_within(1.0):
+            log = f" It {self._process.how()}. Its log {self._log} ends with:\n{self._process.tail()}"
+        self._process.stop()
+        self._process = None
+        return log
 
     def _count(self, error: ServerError, then: str, log: str) -> None:
         """One more restart. Raises UserError if that is one too many, `error` if nobody wants the server any more."""

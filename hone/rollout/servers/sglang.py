@@ -4,8 +4,10 @@
 
 Endpoints: /generate (token ids in and out), /health_generate, /pause_generation, /update_weights_from_disk,
 /flush_cache, /continue_generation. Sources: https://docs.sglang.ai (native API, sampling parameters, SGLang for RL
-systems) and the source of sglang/srt/entrypoints/http_server.py. Written to that contract and tested against a server
-that keeps it; never run against SGLang itself: see docs/rollout.md.
+systems) and the source of sglang/srt/entrypoints/http_server.py. What 0.5.23 was seen to do: docs/rollout.md.
+
+Seeds are sent and have no effect, unless the server runs with `--enable-deterministic-inference`: nothing here may
+depend on them.
 """
 
 from __future__ import annotations
@@ -15,13 +17,15 @@ from typing import Any
 from hone.base.http import Http, ServerRefused
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.servers.handover import Handed
-from hone.rollout.servers.server import SHORT, Aborted, ServerEngine, ordinary
+from hone.rollout.servers.server import SHORT, Aborted, ServerEngine, StaleAnswer, ordinary
 from hone.types import Finish
 
 #: SGLang's word for all tokens of the vocabulary.
 NO_TOP_K = -1
 #: Its seeds are 32-bit.
 SEEDS = 1 << 31
+#: It ends answers so many tokens before the context is full, and says `length`.
+RESERVED = 2
 
 
 class SGLangEngine(ServerEngine):
@@ -29,6 +33,7 @@ class SGLangEngine(ServerEngine):
 
     name = "SGLang"
     module = "sglang"
+    reserved = RESERVED
 
     def _command(self, served: Handed, port: int) -> list[str]:
         options = {
@@ -52,8 +57,12 @@ class SGLangEngine(ServerEngine):
         return True
 
     def _update(self, new: Handed, old: Handed | None) -> None:
-        """In the order that SGLang's guide prescribes: pause, update, continue."""
-        self._post("/pause_generation", {"mode": "retract"}, "SGLang's pause")
+        """In the order that SGLang's guide prescribes: pause, update, continue.
+
+        None of our answers is under way now. What still runs was given up by us or belongs to another client, and
+        would go on with the new weights: `abort` ends it.
+        """
+        self._post("/pause_generation", {"mode": "abort"}, "SGLang's pause")
         body = {"model_path": str(new.model), "flush_cache": True, "weight_version": str(new.version)}
         found = self._post("/update_weights_from_disk", body, "SGLang's update of the weights")
         if not found.get("success"):
@@ -61,7 +70,7 @@ class SGLangEngine(ServerEngine):
         self._post("/flush_cache", None, "SGLang's flush of its cache")
         self._post("/continue_generation", {}, "SGLang's continuation")
         said = self.http.get("/get_model_info", seconds=SHORT, what="SGLang's model info").get("weight_version")
-        if said is not None and said != str(new.version):
+        if said != str(new.version):
             raise ServerRefused(
                 200, f"it says weight_version {said} after the update to {new.version}", "SGLang's update"
             )
@@ -89,19 +98,32 @@ class SGLangEngine(ServerEngine):
         found = self.http.post(
             "/generate", body, seconds=self.config.request_timeout, what="SGLang's answers to a prompt"
         )
-        return [self._answer(one["meta_info"]) for one in found]
+        return [self._answer(one["meta_info"], len(prompt)) for one in found]
 
-    def _answer(self, meta: dict[str, Any]) -> tuple[list[int], list[float], Finish]:
-        reason = meta["finish_reason"]["type"]
-        if reason not in ("stop", "length"):
-            raise Aborted(f"an answer ended with finish_reason {meta['finish_reason']}")
-        version = meta.get("weight_version")
-        if version not in (None, "default", str(self._version)):
-            raise ServerRefused(
-                400, f"it comes from weight_version {version}, not from {self._version}: stale weights", "an answer"
-            )
+    def _answer(self, meta: dict[str, Any], length: int) -> tuple[list[int], list[float], Finish]:
+        """`length`: tokens of the prompt that was sent."""
+        reason = self._finish(meta)
+        self._check_version(meta)
+        if meta["prompt_tokens"] != length:  # --allow-auto-truncate among the server's arguments
+            message = f"it answers {meta['prompt_tokens']} of the prompt's {length} tokens"
+            raise ServerRefused(400, message, "SGLang's answers to a prompt")
         rows = meta["output_token_logprobs"]  # of (log-prob, token, its text or None)
         return [int(row[1]) for row in rows], [float(row[0]) for row in rows], reason
+
+    @staticmethod
+    def _finish(meta: dict[str, Any]) -> Finish:
+        """Raises Aborted: an answer that was given up comes with status 200 too."""
+        reason: Finish = meta["finish_reason"]["type"]
+        if reason not in ("stop", "length"):
+            raise Aborted(f"an answer ended with finish_reason {meta['finish_reason']}")
+        return reason
+
+    def _check_version(self, meta: dict[str, Any]) -> None:
+        """`weight_version` is that of the last token; newer servers name the version of every part."""
+        last = str(meta.get("weight_version"))
+        versions = list(dict.fromkeys([*(str(part["version"]) for part in meta.get("weight_versions") or ()), last]))
+        if versions != [str(self._version)]:
+            raise StaleAnswer(f"it comes from weight_version {', '.join(versions)}, not from {self._version} alone")
 
     def _score(self, ids: list[int]) -> list[float]:
         body = {
@@ -111,6 +133,8 @@ class SGLangEngine(ServerEngine):
             "logprob_start_len": 0,
         }
         found = self.http.post("/generate", body, seconds=self.config.sync_timeout, what="SGLang's probe")
+        self._finish(found["meta_info"])
+        self._check_version(found["meta_info"])
         rows = found["meta_info"]["input_token_logprobs"]  # the first token has none
         if [row[1] for row in rows] != ids:
             raise ServerRefused(400, "the log-probs are of other tokens than were sent", "SGLang's probe")

@@ -78,8 +78,8 @@ class VLLMEngine(ServerEngine):
     def _fits(self, new: Handed) -> bool:
         return new.rank <= self._room
 
-    def _start(self) -> None:
-        super()._start()
+    def _launch(self) -> None:
+        super()._launch()
         assert self._served is not None
         self._room = room(self._served.rank)
         if self._served.adapter:

@@ -120,6 +120,10 @@ class VLLMInside:
 
     # --- for hone.rollout.identity ------------------------------------------------------------
 
+    def probe(self, sequences: Sequence[IntArray]) -> tuple[list[Turn], Weights | None]:
+        """`score` and `weights`."""
+        return self.score(sequences), self.weights()
+
     def score(self, sequences: Sequence[IntArray]) -> list[Turn]:
         """The model's log-probs (temperature 1) of each token of fixed sequences after the first."""
         from vllm import SamplingParams

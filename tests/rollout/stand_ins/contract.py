@@ -1,8 +1,9 @@
-"""Stand-ins for the servers of vLLM 0.32 and SGLang 0.5: their endpoints, fields and error answers, a toy for a model.
+"""Stand-ins for the servers of vLLM 0.32 and SGLang 0.5.23: their endpoints, fields, error answers, a toy for a model.
 
 They know the fields that the real ones know and refuse others, so that a misspelt setting fails here too. Sources:
 vllm/entrypoints/{openai/completion/protocol.py, serve/dev/*, rl/online/api_router.py, serve/lora}, and SGLang's
-srt/entrypoints/http_server.py, managers/io_struct.py and docs (sampling_params.md, sglang_for_rl.md).
+srt/entrypoints/http_server.py, managers/io_struct.py and docs (sampling_params.md, sglang_for_rl.md), and what both
+servers were seen to do (tests/rollout/test_vllm.py, test_sglang.py).
 
 Only the standard library is used here, so that a process with one starts at once.
 """
@@ -30,6 +31,8 @@ SGLANG_SAMPLING = {
     *("skip_special_tokens", "no_stop_trim"),
 }
 STOP = 2
+#: Without this option SGLang samples as it likes, whatever the seed.
+DETERMINISTIC = "--enable-deterministic-inference"
 
 
 class Refusal(Exception):
@@ -41,10 +44,11 @@ class Refusal(Exception):
 class Toy:
     """A model of one number, the version in its folder: log-probs are -1 - version / 1000 - token / 1e6.
 
-    Sample g of a prompt is a function of (prompt, seed + g), as servers promise.
+    Sample g of a prompt is a function of (prompt, seed + g), as vLLM promises; SGLang's stand-in draws the seed.
     """
 
     context = 64
+    vocabulary = 100
 
     def __init__(self, folder: str) -> None:
         self.load(folder)
@@ -88,12 +92,26 @@ class Server(ThreadingHTTPServer):
         self.weight_version = "default"
         self.adapters: list[str] = []
         self.calls: list[str] = []
+        self.options: list[str] = []  # of its command line
+        self.aborts = 0  # how often all that was under way has been ended
+        self.dead = False
+        self.losses: dict[str, int] = {}  # path -> how many of the next requests get no answer
 
     @property
     def url(self) -> str:
         return f"http://127.0.0.1:{self.server_address[1]}"
 
-    def fault(self, number: int) -> None: ...
+    def fault(self, number: int | str) -> None: ...
+
+    def reached(self, path: str) -> None:
+        """Called before a path is answered."""
+        if self.losses.get(path, 0):
+            self.losses[path] -= 1
+            raise ConnectionAbortedError(path)  # the connection is closed without an answer
+
+    def die(self) -> None:
+        """Connections are closed without an answer from now on."""
+        self.dead = True
 
 
 class Handler(BaseHTTPRequestHandler):
@@ -112,10 +130,14 @@ class Handler(BaseHTTPRequestHandler):
     def _handle(self, body: dict[str, Any]) -> None:
         path, _, query = self.path.partition("?")
         self.server.calls.append(path)
+        self.server.reached(path)
         try:
             status, answer = 200, self.answer(path, query, body)
         except Refusal as refusal:
             status, answer = refusal.status, self.refusal(refusal)
+        if self.server.dead:
+            self.close_connection = True
+            return
         content = b"" if answer is None else json.dumps(answer).encode()
         self.send_response(status)
         self.send_header("Content-Type", "application/json")
@@ -214,6 +236,7 @@ class VLLM(Handler):
 
     def score(self, body: dict[str, Any]) -> Any:
         ids = body["prompt"]
+        self.server.fault("probe")
         rows = [
             {str(token): {"logprob": value, "rank": 1, "decoded_token": "x"}}
             for token, value in zip(ids[1:], self.server.model.score(ids))
@@ -236,6 +259,7 @@ class SGLang(Handler):
         if path == "/pause_generation":
             known(body, {"mode"})
             server.paused = True
+            server.aborts += body["mode"] == "abort"
             return {"message": "Generation paused successfully.", "status": "ok"}
         if path == "/continue_generation":
             server.paused = False
@@ -246,8 +270,11 @@ class SGLang(Handler):
             server.weight_version = body["weight_version"]
             return {"success": True, "message": "Succeeded to update model weights.", "num_paused_requests": 0}
         if path == "/flush_cache":
-            return None
+            return "Cache flushed.\nPlease check backend logs for more details."
         raise Refusal(404, "Not Found")
+
+    def refusal(self, refusal: Refusal) -> Any:
+        return {"error": {"message": str(refusal)}}
 
     def generate(self, body: dict[str, Any]) -> Any:
         many = isinstance(body["input_ids"][0], list)
@@ -255,19 +282,61 @@ class SGLang(Handler):
         settings = body["sampling_params"] if many else [body["sampling_params"]]
         if len(settings) != len(prompts):
             raise Refusal(400, "sampling_params and input_ids differ in length")
+        for prompt in prompts:
+            self.look_up(prompt)
+        version, aborts = self.server.weight_version, self.server.aborts
         if many:
             self.begin(prompts[0], settings[0]["max_new_tokens"])
-        found = [self.one(p, s, body.get("logprob_start_len", -1)) for p, s in zip(prompts, settings)]
+        else:
+            self.server.fault("probe")
+        while self.server.paused:  # what comes in meanwhile waits
+            time.sleep(0.01)
+        aborted = self.server.aborts > aborts
+        start = body.get("logprob_start_len", -1)
+        found = [self.one(p, s, start, version, aborted) for p, s in zip(prompts, settings)]
         return found if many else found[0]
 
-    def one(self, prompt: list[int], settings: dict[str, Any], start: int) -> Any:
+    def look_up(self, prompt: list[int]) -> None:
+        """An empty prompt and ids that the table of embeddings lacks end a server on a CPU. The table is rounded up to
+        64 rows: an id beyond the vocabulary and within it is answered."""
+        rows = -(-self.server.model.vocabulary // 64) * 64
+        if not prompt or not all(0 <= token < rows for token in prompt):
+            self.server.die()
+
+    def begin(self, prompt: list[int], max_tokens: int) -> None:
+        self.server.asked += 1
+        self.server.fault(self.server.asked)
+        length, context = len(prompt), self.server.model.context
+        if length >= context:
+            message = f"The input ({length} tokens) is longer than the model's context length ({context} tokens)."
+            raise Refusal(400, message)
+        if length + max_tokens > context:
+            raise Refusal(400, f"Requested token count exceeds the model's maximum context length of {context} tokens.")
+        if length >= context - 6:
+            message = f"Input length ({length} tokens) exceeds the maximum allowed length ({context - 6} tokens)."
+            raise Refusal(400, f"{message} Use a shorter input or enable --allow-auto-truncate.")
+
+    def one(self, prompt: list[int], settings: dict[str, Any], start: int, version: str, aborted: bool) -> Any:
+        """`version`: of the weights when the request came; `aborted`: it was ended meanwhile, which is status 200."""
         known(settings, SGLANG_SAMPLING)
-        model = self.server.model
-        ids, logprobs, reason = model.sample(prompt, settings.get("sampling_seed", 0), settings["max_new_tokens"])
+        model, server = self.server.model, self.server
+        seed = settings.get("sampling_seed", 0) if DETERMINISTIC in server.options else random.getrandbits(62)
+        room = model.context - 2 - len(prompt)  # for longer answers it ends early and says `length`
+        ids, logprobs, reason = model.sample(prompt, seed, min(settings["max_new_tokens"], room))
+        finish = {"type": reason, "matched": STOP} if reason == "stop" else {"type": reason, "length": len(ids)}
+        if aborted:
+            finish = {"type": "abort", "message": "Aborted", "status_code": None, "err_type": None}
+        parts = [{"version": version, "start": 0, "end": len(ids)}]
+        if version != server.weight_version and len(ids) > 1:
+            parts = [{"version": version, "start": 0, "end": 1}]
+            parts += [{"version": server.weight_version, "start": 1, "end": len(ids)}]
         meta = {
             "id": "x",
-            "finish_reason": {"type": reason, "matched": STOP} if reason == "stop" else {"type": reason, "length": 1},
-            "weight_version": self.server.weight_version,
+            "finish_reason": finish,
+            "prompt_tokens": len(prompt),
+            "completion_tokens": len(ids),
+            "weight_version": server.weight_version,  # of the last token
+            "weight_versions": parts,
             "output_token_logprobs": [[value, token, None] for value, token in zip(logprobs, ids)],
         }
         if start == 0:
@@ -278,7 +347,8 @@ class SGLang(Handler):
 
 class Mortal(Server):
     """In a process of its own. STAND_IN is a folder: `lives` counts the starts; `fault` says what happens, and when,
-    as `die 3` (at the third request, in the first life), `hang 3`, `die always`, `slow start`."""
+    as `die 3` (at the third request, in the first life), `hang 3`, `die probe` (asked to score), `die /pause` (that
+    path), `die always`, `slow start`."""
 
     def __init__(self, *arguments: Any) -> None:
         self.state = Path(os.environ["STAND_IN"])
@@ -293,7 +363,14 @@ class Mortal(Server):
             raise SystemExit("ValueError: To serve at least one request, 8.00 GiB KV cache is needed")
         super().__init__(*arguments)
 
-    def fault(self, number: int) -> None:
+    def die(self) -> None:
+        os._exit(9)
+
+    def reached(self, path: str) -> None:
+        if self.plan == ["die", path] and self.life == 1:
+            os._exit(9)
+
+    def fault(self, number: int | str) -> None:
         what, when = (*self.plan, "")[:2]
         if when == "always" or (self.life == 1 and when == str(number)):
             if what == "die":
@@ -310,6 +387,7 @@ def main(handler: type[Handler], model_option: str, make: Callable[[str], Any] =
     arguments, rest = parser.parse_known_args()
     print("stand-in", rest, flush=True)
     server = Mortal(handler, make(arguments.model), arguments.port, arguments.host)
+    server.options = rest
     if "--weight-version" in rest:
         server.weight_version = rest[rest.index("--weight-version") + 1]
     server.serve_forever()
