@@ -12,6 +12,7 @@ from hone.base.settings import Layer, UserError, override
 from hone.base.validate import validate
 from hone.measure.evaluate import which_model
 from hone.measure.models import at_step, is_hub_id
+from hone.model.limits import longest_exact
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
@@ -58,8 +59,7 @@ class ServedModel:
     @property
     def context(self) -> int | None:
         """Tokens of prompt and completion together, at most; None: no limit known."""
-        limit: int | None = getattr(self.engine.model.config, "max_position_embeddings", None)
-        return limit
+        return longest_exact(self.engine.model.config)
 
     def room(self, length: int) -> int:
         """Tokens that may follow a prompt of this length: as set, as far as the context has room; at least 1."""

@@ -176,12 +176,14 @@ def to_sample(example: Example, renderer: Renderer) -> Sample:
 
 def fitting(samples: list[Sample], policy: Policy) -> list[Sample]:
     """The samples. Raises UserError for one that is longer than what the model can read."""
-    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    bound = context_limit(policy.model.config)
+    limit = None if bound is None else bound.tokens
     longest = max(samples, key=lambda s: len(s.token_ids), default=None)
     if limit is not None and longest is not None and len(longest.token_ids) > limit:
         many = sum(len(s.token_ids) > limit for s in samples)
         raise UserError(
-            f"sft: {many} of {len(samples)} examples are longer than the model's context of {limit} tokens, the "
+            f"sft: {many} of {len(samples)} examples are longer than the model's context of {limit} tokens "
+            f"({bound.setting}), the "
             f"longest ({longest.problem_id}) {len(longest.token_ids)}; leave them out of the data"
         )
     return samples

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from hone.base.settings import UserError
 from hone.model import tiny
+from hone.model.limits import longest_exact
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.preflight.check import base, probes, template
 from hone.preflight.check.findings import Finding, distinct, lines
@@ -162,7 +163,7 @@ def _template(stage: Recipe, task: Task, renderer: Renderer, model: PreTrainedMo
     problems = task.problems("train")[:50]
     solutions = [text for p in problems if (text := probes.worked(task, p))]
     if model is not None:
-        longest = getattr(model.config.get_text_config(), "max_position_embeddings", None)
+        longest = longest_exact(model.config)
     else:
         longest = stage.model.tiny.max_positions if stage.model.path == "tiny" else None
     yield from template.check_template(renderer, problems, stage.sampling.max_tokens, solutions, longest)

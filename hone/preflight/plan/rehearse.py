@@ -26,6 +26,7 @@ from hone.base.world import ALONE, World
 from hone.learn.forward import fast, to_device
 from hone.learn.pack import pack
 from hone.learn.policy import Policy
+from hone.model.limits import longest_exact
 from hone.model.random_state import own_random_numbers
 from hone.preflight.plan import batch as batches
 from hone.preflight.plan.memory import GIB, Lengths, Plan, stage_plan
@@ -57,7 +58,7 @@ def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, promp
     stage = recipe.model_copy(update={"model": model})
     phases = Phases(stage)
     settings = [phases.merged(lines) for lines in phases.sets()] if stage.stage == "rl" else [stage]
-    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = longest_exact(policy.model.config)
 
     def answer(one: Recipe) -> int:
         return min(one.sampling.max_tokens, (limit or sys.maxsize) - prompt)

@@ -127,4 +127,4 @@ def meta_model(config: PretrainedConfig, dtype: str, recompute: bool = False) ->
     check_supported(model)
     if recompute:
         recompute_activations(model)
-    return model.train()
+    return model.eval()
