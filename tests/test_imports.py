@@ -23,7 +23,7 @@ ROWS = (
     ("tasks", "algo", "model", "analysis"),
     ("rewards",),
     ("train", "rollout"),
-    ("launch",),
+    ("launch", "exactness"),
     ("recipe",),
     ("loading",),
     ("plan",),

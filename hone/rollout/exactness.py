@@ -49,6 +49,8 @@ from hone.types import FloatArray, IntArray, Turn
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+    from hone.learn.policy import Policy
+
 #: Largest mean |difference| of log-probs, nats per token, between two of the three. Right models differ by up to 1e-5
 #: in float32 (tests/test_families.py); in bfloat16 each rounds its own way.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08}
@@ -80,8 +82,8 @@ def check_model(model: PreTrainedModel, event: Event = print_event) -> Agreement
 
     The model, its mode and all random state are left as they were. `event` is told if the result cannot be kept.
     """
-    key = fingerprint(model.config, type(model), str(model.dtype), model.device.type, _modes(model))
-    if (_folder() / f"{key}.json").exists():
+    key = _key(model)
+    if _path(key).exists():
         return None
     found = _measured(model)
     tolerance = TOLERANCE.get(str(model.dtype).removeprefix("torch."), TOLERANCE["bfloat16"])
@@ -89,6 +91,18 @@ def check_model(model: PreTrainedModel, event: Event = print_event) -> Agreement
         raise UserError(_disagreement(model, found, tolerance))
     _remember(key, {"model": type(model).__name__, **asdict(found)}, event)
     return found
+
+
+def check_policy(policy: Policy) -> None:
+    """As `check_model`, of a policy that may be spread over processes. Every process calls."""
+    model, world = policy.model, policy.world
+    if not world.on_main(lambda: is_known(model), "whether the model is known to be exact"):
+        check_model(policy.whole())
+
+
+def is_known(model: PreTrainedModel) -> bool:
+    """Whether an earlier check found this model exact."""
+    return _path(_key(model)).exists()
 
 
 def check_path(config: ModelConfig, event: Event = print_event) -> None:
@@ -101,7 +115,7 @@ def check_path(config: ModelConfig, event: Event = print_event) -> None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
         modes = {"recompute": config.recompute_activations, "compile": config.compile}
         key = fingerprint(settings, kind, f"torch.{config.dtype}", device, modes)
-        if (_folder() / f"{key}.json").exists():
+        if _path(key).exists():
             return
     check_model(load_model(config), event)
 
@@ -199,18 +213,16 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
 
 
 def _disagreement(model: PreTrainedModel, found: Agreement, tolerance: float) -> str:
-    packed, engine = found.packed_gap > tolerance, found.engine_gap > tolerance
-    where = " and ".join(
-        name for name, wrong in (("training", packed), ("sampling", engine)) if wrong or not found.gap <= tolerance
-    )
+    gaps = {"training": found.packed_gap, "sampling": found.engine_gap}
+    where = " and ".join(name for name, gap in gaps.items() if not gap <= tolerance).capitalize()
+    dtype = str(model.dtype).removeprefix("torch.")
+    rounding = "" if dtype == "float32" else "; with model.dtype: float32 one sees whether it is rounding"
     return (
-        f"{type(model).__name__} ({model.config.get_text_config().model_type}) is not computed exactly: mean log-prob of "
-        f"{found.tokens} tokens packed as in training {found.packed:.5f}, of the engine {found.engine:.5f}, of the "
+        f"{type(model).__name__} ({model.config.get_text_config().model_type}) is not computed exactly: mean log-prob "
+        f"of {found.tokens} tokens packed as in training {found.packed:.5f}, of the engine {found.engine:.5f}, of the "
         f"model's own eager forward {found.own:.5f}; mean |difference| to its own {found.packed_gap:.3g} and "
-        f"{found.engine_gap:.3g}, allowed {tolerance:g} in {str(model.dtype).removeprefix('torch.')}. {where.capitalize()} "
-        "would be silently wrong, so nothing was started: choose another model (docs/models.md lists those that are "
-        "exact)"
-        + ("" if str(model.dtype) == "torch.float32" else ", or see with model.dtype: float32 whether it is rounding")
+        f"{found.engine_gap:.3g}, allowed {tolerance:g} in {dtype}. {where} would be silently wrong, so nothing was "
+        f"started: choose another model (docs/models.md lists those that are exact){rounding}"
     )
 
 
@@ -245,6 +257,15 @@ def _modes(model: PreTrainedModel) -> dict[str, bool]:
     return {"recompute": recompute, "compile": compiled.is_compiled(model)}
 
 
+def _key(model: PreTrainedModel) -> str:
+    kind = next((k for k in type(model).__mro__ if not k.__name__.startswith("FSDP")), type(model))
+    return fingerprint(model.config, kind, str(model.dtype), model.device.type, _modes(model))
+
+
+def _path(key: str) -> Path:
+    return _folder() / f"{key}.json"
+
+
 def _folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hone" / "exact"
 
@@ -255,7 +276,7 @@ def _remember(key: str, values: dict[str, Any], event: Event) -> None:
         _folder().mkdir(parents=True, exist_ok=True)
         aside = _folder() / f".{key}.{os.getpid()}"
         aside.write_text(json.dumps(values))
-        aside.replace(_folder() / f"{key}.json")
+        aside.replace(_path(key))
     except OSError as error:
         event("exactness", f"the model is exact, but that cannot be remembered in {_folder()}: {error}")
 

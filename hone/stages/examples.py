@@ -22,10 +22,13 @@ from hone.learn.pack import pack
 from hone.learn.policy import Policy
 from hone.learn.reduce import token_weights
 from hone.learn.samples import supervised_sample
+from hone.model.limits import context_limit
+from hone.model.lora import coverage
 from hone.preflight.plan.rehearse import rehearse_examples
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import beside
+from hone.rollout.exactness import check_policy
 from hone.rollout.prompts import Renderer
 from hone.runs.writer import Run
 from hone.stages.guard import guard
@@ -65,8 +68,11 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     policy = Policy.load(
         model, recipe.optim, steps, lora=recipe.lora, layers=recipe.layers, seed=recipe.seed, world=world
     )
+    check_policy(policy)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    if (covered := coverage(policy.model)) is not None:
+        run.event("lora", covered)
     for line in found.report:
         run.event("data", line)
     parts = ([to_sample(e, renderer) for e in part] for part in (found.train, found.validation))

@@ -24,6 +24,7 @@ from hone.learn.policy import Policy
 from hone.learn.samples import to_samples
 from hone.learn.watch import collapse_warnings
 from hone.measure.evaluate import Evaluator
+from hone.model.lora import coverage
 from hone.preflight.plan.batch import longest_prompt
 from hone.preflight.plan.rehearse import rehearse
 from hone.recipe.recipe import Recipe
@@ -36,6 +37,7 @@ from hone.rollout import make_engine
 from hone.rollout.answerer import load_answerer
 from hone.rollout.collect import rollouts, score
 from hone.rollout.engine import Engine
+from hone.rollout.exactness import check_policy
 from hone.rollout.prompts import Renderer
 from hone.runs.writer import Run
 from hone.stages.guard import guard, guard_rewards
@@ -61,6 +63,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     frozen = load_frozen(phases, model, task.system)
     reward = make_reward(now.reward, task, frozen)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    if (covered := coverage(policy.model)) is not None:
+        run.event("lora", covered)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
     first = run.resume(policy, course)
@@ -121,6 +125,7 @@ def load_policy(phases: Phases[Recipe], model: ModelConfig, course: Course, worl
     )
     for phase in all_phases:
         policy.check(phase.layers, phase.lora)
+    check_policy(policy)
     return policy
 
 

@@ -29,6 +29,7 @@ from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_byt
 from hone.recipe.recipe import Pipeline, Recipe, resolved
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import MODELLESS, beside
+from hone.rollout.dates import date_of, pin, prompt_date
 from hone.runs import card
 from hone.runs.retention import best_validated
 from hone.runs.sinks import check_installed, copying
@@ -66,6 +67,7 @@ def run(recipe: Recipe | Pipeline, resume: bool = False) -> Path:
     if done is None:
         return folder
     with contextlib.ExitStack() as around:
+        around.enter_context(prompt_date(date_of(folder)))
         if world.main:
             around.enter_context(session(folder))
             around.enter_context(how_to_go_on(folder))
@@ -104,6 +106,7 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
     for stage, sub in done:
         check_unchanged(stage, folder / sub)
     folder.mkdir(parents=True, exist_ok=True)
+    pin(folder)
     rows = [
         {"name": stage.name, "kind": stage.stage, "folder": str(sub), "goes_on_with": stage.model.stage}
         for stage, sub in stages

@@ -28,6 +28,7 @@ from hone.base.world import World
 from hone.learn.batches import prepare
 from hone.learn.policy import Policy
 from hone.measure.evaluate import Evaluator
+from hone.model.lora import coverage
 from hone.preflight.plan.batch import longest_prompt
 from hone.preflight.plan.rehearse import rehearse
 from hone.recipe.recipe import Recipe
@@ -101,6 +102,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     frozen = load_frozen(phases, model, task.system)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    if (covered := coverage(policy.model)) is not None:
+        run.event("lora", covered)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
     sampler = Sampler(

@@ -29,6 +29,7 @@ from hone.learn.policy import Policy, frozen_logprobs
 from hone.learn.samples import to_samples, with_advantages
 from hone.measure.evaluate import Evaluator
 from hone.model.load import load_model, load_tokenizer
+from hone.model.lora import coverage
 from hone.model.parallel import spread
 from hone.preflight.plan.batch import longest_prompt
 from hone.preflight.plan.rehearse import rehearse
@@ -40,6 +41,7 @@ from hone.recipe.stages import beside
 from hone.rewards import make_reward
 from hone.rewards.config import RewardConfig
 from hone.rollout import make_engine
+from hone.rollout.exactness import check_model, check_policy
 from hone.rollout.prompts import Renderer
 from hone.runs.writer import Run
 from hone.stages.loop import collect, make_packer, record
@@ -64,10 +66,13 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
         model, recipe.optim, recipe.steps * recipe.algo.updates_per_rollout, lora=recipe.lora, layers=recipe.layers,
         seed=recipe.seed, world=world,
     )  # fmt: skip
+    check_policy(policy)
     teacher = load_teacher(recipe, folder, policy)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     reward = make_reward(RewardConfig(), task, None)  # only to be written down
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    if (covered := coverage(policy.model)) is not None:
+        run.event("lora", covered)
     engine = make_engine(recipe.rollout, policy, run.folder, run.event)
     packer = make_packer(recipe, world)
 
@@ -144,6 +149,7 @@ def load_teacher(recipe: Recipe, folder: Path, policy: Policy) -> PreTrainedMode
     check_same_tokens(policy.tokenizer, load_tokenizer(where), recipe.teacher)
     on = torch.device("cpu") if policy.world.cut else None
     teacher = load_model(where, on).eval().requires_grad_(False)
+    check_model(teacher)
     rows, needed = teacher.get_input_embeddings().num_embeddings, len(policy.tokenizer)
     if rows < needed:
         raise UserError(f"teacher: {recipe.teacher} has {rows} embeddings, and the tokenizer {needed} tokens")

@@ -28,6 +28,7 @@ from hone.rewards.gold import gold_text
 from hone.rewards.perplexity import Answerer
 from hone.rollout.answerer import load_answerer
 from hone.rollout.collect import rollouts, score
+from hone.rollout.exactness import check_model, check_path
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
 from hone.stages.pipeline import stages_of, tokenizer_texts
@@ -91,7 +92,9 @@ def check(
         folder = Path(recipe.runs) / recipe.name / stage.model.stage if stage.model.stage is not None else None
         why = f"is made by the stages before it ({folder}/model)" if folder else "is made from scratch by the run"
         findings.append(Finding("warn", "model", f"the model of stage {stage.name} {why}; train them, or --checkpoint"))
-    model = load_model(stage.model.at(where)).eval() if where else None
+    model = load_model(stage.model.at(where)) if where else None
+    if model is not None:
+        check_model(model)
     renderer = Renderer(
         load_tokenizer(stage.model.at(where)) if where else tokenizer_of(stage), stage.prompt, task.system
     )
@@ -261,6 +264,9 @@ def dry_run(recipe: Recipe | Pipeline) -> None:
         print(f"stage {stage.name} ({stage.stage}) -> {Path(recipe.runs) / recipe.name / sub}")
         print(f"  starts from {start}" if start else "  trains nothing")
         print(f"  {plan(stage)}")
+    for place, (other, _) in enumerate(stages_of(recipe)):
+        if (where := model_of(recipe, place, None)) is not None and other.stage != "generate":
+            check_path(other.model.at(where))
     stage = stages_of(recipe)[-1][0]
     task = make_task(stage.task, stage.seed)
     if stage.stage in ("rl", "distil"):

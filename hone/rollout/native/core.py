@@ -328,9 +328,11 @@ class Core:
         lengths = [len(prompt) for prompt in prompts]
         tokens = torch.cat(prompts).to(self._device)  # [T]
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
-        if spare := padded_prompt(len(tokens)) - len(tokens) if self._pads else 0:
-            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]  # one more prompt, which nobody asks for
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
+        spare = padded_prompt(len(tokens)) - len(tokens) if self._pads else 0
+        if spare:
+            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]  # a padding prompt that no request asks for
+        positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts]).to(self._device)
+        positions = F.pad(positions, (0, spare))  # zeros: some rotary embeddings look at the largest one
         cache = PromptPass(lengths)
         inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache}
         if any(request.echo for request in asked):
