@@ -34,7 +34,11 @@ SIZES: dict[str, Any] = {
     **dict.fromkeys(("qk_rope_head_dim", "qk_nope_head_dim", "sliding_window", "attention_window_size"), 8),
     **dict.fromkeys(("vocab_size", "max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 512),
     **dict.fromkeys(("n_group", "topk_group", "n_groups", "first_k_dense_replace", "moe_layer_start_index"), 1),
-    **{"pad_token_id": 1, "eos_token_id": 0, "zero_expert_num": 0, "mamba_d_ssm": 128, "rescale_every": 0},
+    "pad_token_id": 1,
+    "eos_token_id": 0,
+    "zero_expert_num": 0,
+    "mamba_d_ssm": 128,
+    "rescale_every": 0,
 }
 
 #: Name of the variant -> model type of transformers, and what differs from SIZES.
@@ -46,7 +50,10 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {
             "use_sliding_window": False,
             "rope_parameters": {
-                **{"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 16}
+                "rope_type": "yarn",
+                "rope_theta": 1e4,
+                "factor": 4.0,
+                "original_max_position_embeddings": 16,
             },
         },
     ),
@@ -74,10 +81,14 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3 (longrope)": (
         "phi3",
         {
-            **{"sliding_window": None, "original_max_position_embeddings": 32},
+            "sliding_window": None,
+            "original_max_position_embeddings": 32,
             "rope_parameters": {
-                **{"rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 32},
-                **{"short_factor": [1.0] * 8, "long_factor": [4.0] * 8},
+                "rope_type": "longrope",
+                "rope_theta": 1e4,
+                "original_max_position_embeddings": 32,
+                "short_factor": [1.0] * 8,
+                "long_factor": [4.0] * 8,
             },
         },
     ),

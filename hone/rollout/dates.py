@@ -8,12 +8,15 @@ with prompt_date(date_of(folder)):   # prompts are rendered as on that day
 from __future__ import annotations
 
 import datetime
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
 FILE = "prompt_date.txt"
+
+_EXCHANGED = threading.RLock()  # requests are rendered in several threads
 
 _DATE: ContextVar[datetime.date | None] = ContextVar("hone_prompt_date", default=None)
 
@@ -40,6 +43,29 @@ def date_for(folder: Path) -> datetime.date:
 def now() -> datetime.date:
     """The date to render prompts with: the pinned one, else today's."""
     return _DATE.get() or datetime.date.today()
+
+
+@contextmanager
+def told_to_templates(date: datetime.date) -> Iterator[None]:
+    """For the duration, `strftime_now` in a chat template speaks of this day.
+
+    transformers gives templates that function itself, and turns one that is passed as an argument into text; so the
+    clock that it reads is exchanged.
+    """
+    from transformers.utils import chat_template_utils as templates
+
+    class Pinned(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Pinned:
+            return cls(date.year, date.month, date.day, tzinfo=tz)
+
+    with _EXCHANGED:
+        clock = templates.datetime  # type: ignore[attr-defined]
+        templates.datetime = Pinned  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            templates.datetime = clock  # type: ignore[attr-defined]
 
 
 @contextmanager

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import datetime
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -145,11 +146,13 @@ class Renderer:
             return True
 
     def _filled(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        given: dict[str, Any] = {"strftime_now": self.date.strftime, **self._template_args}
+        plain = [dict(m) for m in messages]
         try:
-            text = self.tokenizer.apply_chat_template(
-                [dict(m) for m in messages], tokenize=False, add_generation_prompt=add_generation_prompt, **given
-            )
+            dated = "strftime_now" in str(self.tokenizer.chat_template)
+            with dates.told_to_templates(self.date) if dated else nullcontext():
+                text = self.tokenizer.apply_chat_template(
+                    plain, tokenize=False, add_generation_prompt=add_generation_prompt, **self._template_args
+                )
         except TemplateError as error:  # the template is the checkpoint's own code
             roles = ", ".join(m["role"] for m in messages)
             raise UserError(
