@@ -1,4 +1,4 @@
-"""Chat templates: arguments, a system prompt without a place, the date of the run, and markers that stay in the text."""
+"""Chat templates: arguments, system prompts without a place, the date of the run, and markers that stay in the text."""
 
 from __future__ import annotations
 
