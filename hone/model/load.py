@@ -39,9 +39,7 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
         model = load_model(config.at(base_of(config.path)), on)
         lora.merge_from(model, config.path)
         return model
-    model: PreTrainedModel = _found(
-        config, lambda: (_of_checkpoint if shards.is_sharded(config.path) else _pretrained)(config)
-    )
+    model = _found(config, lambda: (_of_checkpoint if shards.is_sharded(config.path) else _pretrained)(config))
     check_supported(model)
     if config.recompute_activations:
         try:

@@ -160,7 +160,7 @@ def _answers(model: PreTrainedModel, limit: int | None) -> list[Turn]:
 def _tokens(model: PreTrainedModel, count: int, seed: int) -> IntArray:
     """[count] tokens drawn at random, none of those that the config gives a meaning (padding may be masked)."""
     text = model.config.get_text_config()
-    size = model.get_input_embeddings().num_embeddings
+    size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     named = {value for name, value in text.to_dict().items() if name.endswith("token_id") and isinstance(value, int)}
     rng = np.random.default_rng((SEED, seed))
     drawn = rng.permutation(size)[: count + len(named) + 1] if size < 1 << 20 else rng.integers(0, size, 2 * count)
@@ -197,7 +197,7 @@ def _own(model: PreTrainedModel, turns: list[Turn]) -> FloatArray:
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
     """For the duration the model computes attention itself, in its plainest way ("eager"), in eval mode."""
-    configs = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
+    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     ours = [c for c in configs.values() if getattr(c, "_attn_implementation", None) == attention.NAME]
     modes = [(module, module.training) for module in model.modules()]
     try:

@@ -185,7 +185,7 @@ def fitting(samples: list[Sample], policy: Policy) -> list[Sample]:
     bound = context_limit(policy.model.config)
     limit = None if bound is None else bound.tokens
     longest = max(samples, key=lambda s: len(s.token_ids), default=None)
-    if limit is not None and longest is not None and len(longest.token_ids) > limit:
+    if bound is not None and limit is not None and longest is not None and len(longest.token_ids) > limit:
         many = sum(len(s.token_ids) > limit for s in samples)
         raise UserError(
             f"sft: {many} of {len(samples)} examples are longer than the model's context of {limit} tokens "
