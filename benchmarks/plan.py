@@ -7,8 +7,8 @@
 Random Qwen2 models of three sizes answer puzzles; a function of the text rewards them, so that there is something to
 learn from. The medium one also with LoRA, and with a KL penalty against a frozen reference; a fourth, as large as that
 of `recipes/demo`, for 24 steps. Measured is the peak of the
-resident memory of the process (`ru_maxrss`), predicted what `hone.preflight.plan` says at the start of the run. The last line is
-JSON; `error` is predicted over measured, less one.
+resident memory of the process (`ru_maxrss`), predicted what `hone.preflight.plan` says at the start of the run. The
+last line is JSON; `error` is predicted over measured, less one.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ BASE = {
     "none": {"sampling": {"max_tokens": 8}, "tokens_per_microbatch": 256},
     "none, LoRA": {"sampling": {"max_tokens": 8}, "tokens_per_microbatch": 256, "lora": {"rank": 4}},
 }
-CHILD = "import sys; from hone.recipe import load as loading; from hone.stages import pipeline; pipeline.run(loading.load(sys.argv[1]))"
+CHILD = "import sys; from hone.recipe.load import load; from hone.stages.pipeline import run; run(load(sys.argv[1]))"
 
 
 def main() -> None:

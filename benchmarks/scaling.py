@@ -4,8 +4,8 @@
 
 One thread; figures are processor seconds (`time.process_time`), medians of three, which other processes on the machine
 disturb less than the clock on the wall; the load average at the start is recorded. `ratio` is to the first row of its
-table, `modelled` the ratio that `hone.preflight.plan.cost` gives for one speed: operations alone. Beyond one process everything
-is modelled (`modelled` in the file): nothing of it was run.
+table, `modelled` the ratio that `hone.preflight.plan.cost` gives for one speed: operations alone. Beyond one
+process everything is modelled (`modelled` in the file): nothing of it was run.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ Random weights; bfloat16 on a GPU, float32 on a CPU. Writes benchmarks/results/t
 
 `train`: the update of one step of GRPO, without generation: log-probs and entropy of 4 prompts of 256 tokens with 8
 answers of 768 each (a CPU: 64 tokens and 4 answers of 64), AdamW. Its floating-point operations are those of
-`hone.preflight.plan.cost`, a prompt counted once per group, what is computed again not at all; `mfu` is their rate over that of
-the fastest large product, measured in the same process.
+`hone.preflight.plan.cost`, a prompt counted once per group, what is computed again not at all; `mfu` is their
+rate over that of the fastest large product, measured in the same process.
 
 `decode`: prompts of 128 tokens, one answer each (above 16 rows: 8 answers to each prompt), 128 and 32 tokens long; the
 difference of the two is 96 steps without prompts. The limit of a step is the larger of two times: reading weights, keys

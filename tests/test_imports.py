@@ -126,7 +126,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
     [
         "import hone.cli.app, hone.preflight.doctor",
         "from hone.recipe import load, recipe, rules\nr = load.load('demo'); rules.notices(r); recipe.resolved(r)",
-        "from hone.cli import app; sys.argv = ['hone', 'config', 'show', 'demo']\ntry: app.main()\nexcept SystemExit: 0",
+        "from hone.cli import app; sys.argv = ['hone', 'config', 'presets']\ntry: app.main()\nexcept SystemExit: 0",
         "import hone.types, hone.tasks, hone.rewards",
         "from hone.recipe.explain import explain; from hone.recipe.load import load; explain(load('demo'))",
     ],

@@ -18,7 +18,7 @@ from hone.base import terminal
 
 ROOT = Path(__file__).resolve().parents[1]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
-MAIN = "import sys; from hone.cli import app as cli; sys.argv = ['hone', '{verb}']; cli.app = lambda **_: {what}; cli.main()"
+MAIN = "import sys; import hone.cli.app as cli; sys.argv = ['hone', '{verb}']; cli.app = lambda **_: {what}; cli.main()"
 
 
 def shell(command: str, **more: str) -> subprocess.CompletedProcess[bytes]:

@@ -1,1 +1,1 @@
-"""What every part needs and that knows nothing of language models: errors, settings, files, processes, HTTP, progress."""
+"""What every room needs and what knows nothing of language models: errors, settings, files, processes, HTTP."""

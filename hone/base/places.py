@@ -264,6 +264,7 @@ def _read(file: Path) -> dict[str, Any]:
     values: dict[str, Any] = checksums.read_json(file, dict, _REMEDY)
     inputs, folders = values.get("inputs"), values.get("folders")
     whole = isinstance(inputs, dict) and isinstance(folders, list)
-    if not whole or not all(isinstance(e, dict) and isinstance(e.get("sha256"), str) for e in inputs.values()):
+    entries = inputs.values() if isinstance(inputs, dict) else ()
+    if not whole or not all(isinstance(e, dict) and isinstance(e.get("sha256"), str) for e in entries):
         raise UserError(f"{file} is damaged; {_REMEDY}")
     return values

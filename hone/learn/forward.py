@@ -13,6 +13,7 @@ import torch.nn.functional as F
 
 from hone.base.world import ALONE, World
 from hone.learn.pack import deal, empty_batch
+from hone.model import attention
 from hone.model.compiled import compiled, is_compiled
 from hone.model.linear import onednn
 from hone.model.logprobs import head_logprobs
@@ -32,7 +33,10 @@ def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
     spare = -len(batch.inputs) % LENGTH_MULTIPLE  # one more sequence, which nobody asks anything of
     layout = (*batch.layout, Block(0, (spare,))) if spare else batch.layout
     inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
-    out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
+    this = attention.ForwardPass(layout, longest=attention.longest_sequence(batch.layout))
+    with attention.forward_pass(this):
+        out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
+    attention.check_called(model, this)
     hidden: torch.Tensor = out.last_hidden_state[0][batch.sources]
     return hidden
 
@@ -62,7 +66,8 @@ def looking(model: PreTrainedModel) -> Iterator[None]:
         with torch.no_grad(), fast(model.eval()):
             yield
     finally:
-        model.train(training)
+        if training:
+            model.train()
 
 
 def frozen_logprobs(

@@ -30,6 +30,7 @@ from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.parallel import as_forward, assemble, spread
 from hone.model.random_state import own_random_numbers
 from hone.model.saving import save_model
+from hone.model.update_mode import update_mode
 from hone.recipe.sections.algo import AlgoConfig, ValueConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
 from hone.recipe.sections.optim import LayersConfig, OptimConfig
@@ -127,8 +128,7 @@ class Policy:
         """The model to train from now on; with `parallel.shard` or `parallel.tensor` this process keeps its part."""
         self._cut = spread(model, self.world) if self.world.cut else None
         self._whole: PreTrainedModel | None = None
-        self.model = model
-        model.train()
+        self.model = model.eval()  # for good, see `hone.model.update_mode`
 
     def _begin(self, optim: OptimConfig, layers: LayersConfig) -> None:
         """What can be trained, and an optimizer that has seen nothing."""
@@ -261,7 +261,10 @@ class Policy:
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
         total = Totals()
-        with fast(self.model):  # around the way back too, which may compute parts of the way there again
+        with (
+            fast(self.model),
+            update_mode(self.model),
+        ):  # around the way back too, which may compute parts of the way there again
             for batch in (to_device(b, self.device) for _, b in mine(batches, self.world)):
                 hidden, logprobs, entropy = score(self.model, batch, temperature, want_entropy=True)
                 hidden.retain_grad()

@@ -23,7 +23,9 @@ from hone.rewards.base import Composed, judge_all
 from hone.rewards.judge.client import Judge
 from hone.rewards.judge.part import second_opinion
 from hone.rollout.collect import rollouts, score
+from hone.rollout.dates import date_for
 from hone.rollout.engine import Engine
+from hone.rollout.exactness import check_model
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
 from hone.rollout.text import decoder
@@ -238,6 +240,7 @@ def served(stage: Recipe, path: Path) -> tuple[Task, Renderer, Engine]:
     """A task, and an engine that serves the model at `path` to it."""
     config = stage.model.model_copy(update={"path": str(path)})
     model, tokenizer = load_model(config), load_tokenizer(config)
+    check_model(model)
     task = make_task(stage.task, stage.seed)
     engine = NativeEngine(model.eval(), stop_token_ids(model, tokenizer), stage.rollout, decode=decoder(tokenizer))
-    return task, Renderer(tokenizer, stage.prompt, task.system), engine
+    return task, Renderer(tokenizer, stage.prompt, task.system, date_for(Path(stage.runs) / stage.name)), engine

@@ -30,8 +30,10 @@ from hone.rewards.perplexity import context_of, leaks, perplexity, score
 from hone.rollout.answerer import LocalAnswerer
 from hone.rollout.collect import rollouts
 from hone.rollout.engine import Engine
+from hone.rollout.exactness import check_model
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
+from hone.rollout.text import decoder
 from hone.tasks.base import Task
 from hone.types import Grade, Interval, Problem, Rollout
 
@@ -70,7 +72,7 @@ def two_model(
         }
     leaked = [[leaks(c, gold_text(p)) for c in given] for p, given in zip(problems, contexts, strict=True)]
     values = [
-        [score(math.exp(a), math.exp(none), leak, config).value for a, leak in zip(given, held, strict=True)]
+        [score(math.exp(a), math.exp(none), leak, config).value or 0.0 for a, leak in zip(given, held, strict=True)]
         for given, (none,), held in zip(nlls["context"], nlls["none"], leaked, strict=True)
     ]
     return {
@@ -112,7 +114,7 @@ def answers(
     longest = max(len(answerer.renderer.tokenizer.encode(gold_text(p), add_special_tokens=False)) for p in problems)
     greedy = SamplingConfig(temperature=0.0, max_tokens=longest + ROOM)
     turns = engine.generate(prompts, greedy, samples=1, seed=0)
-    said = [str(answerer.renderer.tokenizer.decode(t.completion_ids, skip_special_tokens=True)) for (t,) in turns]
+    said = [decoder(answerer.renderer.tokenizer)(t.completion_ids.tolist()) for (t,) in turns]
     right = iter(
         [float(grade(task, p, cue, text).verdict == "correct") for (p, _), text in zip(places, said, strict=True)]
     )
@@ -163,6 +165,7 @@ def load_frozen(stage: Recipe, path: str, task: Task) -> tuple[LocalAnswerer, En
     """The answerer at `path`, and an engine that serves it."""
     config = stage.model.at(path)
     model, tokenizer = load_model(config).eval().requires_grad_(False), load_tokenizer(config)
+    check_model(model)
     renderer = Renderer(tokenizer, stage.prompt, task.system)
     return LocalAnswerer(model, renderer), NativeEngine(model, stop_token_ids(model, tokenizer), stage.rollout)
 

@@ -7,11 +7,17 @@ keyword that travels through the model's forward call:
 - `decode_cache=cache`: generation over our own key/value cache (`hone.rollout.native.cache`).
 
 A forward call with neither is an error: there is no mask, so plain attention here would silently let
-documents see each other.
+documents see each other. Both are also put into a context variable (`forward_pass`), for models that do not hand
+keywords on to their attention; it counts the calls, so that a model that never calls this attention is noticed.
+What a layer asks for and this attention does not compute (a mask, a window that acts, sinks, dropout) is an error.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -28,15 +34,57 @@ from hone.types import Block
 NAME = "hone"
 
 
+@dataclass(slots=True)
+class ForwardPass:
+    """One forward call of a model; either `layout` or `decode_cache` is set."""
+
+    layout: tuple[Block, ...] | None = None
+    decode_cache: Any = None
+    longest: int | None = None  # tokens of the longest sequence (prompt and completion); None: not known
+    calls: int = 0  # of our attention, so far
+
+
+_CURRENT: ContextVar[ForwardPass | None] = ContextVar("hone_forward_pass", default=None)
+
+
+@contextmanager
+def forward_pass(current: ForwardPass | None) -> Iterator[None]:
+    """For the duration, attention that gets no keyword belongs to this pass."""
+    token = _CURRENT.set(current)
+    try:
+        yield
+    finally:
+        _CURRENT.reset(token)
+
+
+def current_pass() -> ForwardPass | None:
+    """The pass that the caller is inside of."""
+    return _CURRENT.get()
+
+
+def check_called(model: torch.nn.Module, done: ForwardPass) -> None:
+    """Raises UserError if no layer called our attention: packed sequences would have seen each other."""
+    if not done.calls:
+        raise UserError(
+            f"{type(model).__name__} computes attention (or what stands in its place) by itself and never calls the "
+            "one that transformers is told to use, so packed sequences would see each other; choose another model"
+        )
+
+
+def longest_sequence(layout: tuple[Block, ...]) -> int:
+    """Tokens of the longest prompt with its completion."""
+    return max(block.prompt_len + max(block.completion_lens, default=0) for block in layout)
+
+
 def packed_attention(
     query: torch.Tensor,  # [1, H, T, D]
     key: torch.Tensor,  # [1, Hkv, T, D]
-    value: torch.Tensor,  # [1, Hkv, T, D]
+    value: torch.Tensor,  # [1, Hkv, T, Dv]
     layout: tuple[Block, ...],
     scaling: float,
-) -> torch.Tensor:  # [1, T, H, D]
+) -> torch.Tensor:  # [1, T, H, Dv]
     """Causal attention inside each block: completions see their prompt and themselves, no one else."""
-    if how := attention_gpu.kind(query):
+    if how := attention_gpu.kind(query, value):
         return attention_gpu.attention(query, key, value, layout, scaling, how)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     out: torch.Tensor = _PackedAttention.apply(q, k, v, layout, scaling)
@@ -55,7 +103,7 @@ class _PackedAttention(torch.autograd.Function):
         ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, layout: tuple[Block, ...], scaling: float
     ) -> torch.Tensor:
         ctx.layout, ctx.pieces = layout, []
-        result = torch.empty_like(q, memory_format=torch.contiguous_format)
+        result = q.new_empty(*q.shape[:-1], v.shape[-1])  # values may be shorter than keys (MLA)
         start = 0
         for block in layout:
             stop = start + block.num_tokens
@@ -160,8 +208,10 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> 
     mask = _causal_mask(q.shape[2], before, q.dtype, q.device) if before else None
     if q.is_meta:  # no kernel to choose there; `hone plan` counts what a fused one keeps, as every device has one
         fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        out: torch.Tensor = fused(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scaling)[0]
-        return out
+        size = v.shape[-1]
+        same = v if size == q.shape[-1] else F.pad(v, (0, q.shape[-1] - size))
+        out: torch.Tensor = fused(q, k, same, 0.0, mask is None, attn_mask=mask, scale=scaling)[0]
+        return out[..., :size]
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scaling, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
     )
@@ -186,21 +236,65 @@ def hone_attention(
     sliding_window: int | None = None,
     softcap: float | None = None,
     s_aux: torch.Tensor | None = None,
+    dropout: float = 0.0,
+    is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[torch.Tensor, None]:
-    """The function registered with transformers; returns ([B, Tq, H, D], no weights)."""
-    given = {"a sliding window": sliding_window, "soft-capped attention": softcap, "attention sinks": s_aux}
-    if used := [what for what, value in given.items() if value is not None]:
+    """The function registered with transformers; returns ([B, Tq, H, D], no weights).
+
+    Raises UserError for what a layer asks for and this attention does not compute.
+    """
+    current = _CURRENT.get()
+    if current is not None:
+        current.calls += 1
+        if layout is None and decode_cache is None:
+            layout, decode_cache = current.layout, current.decode_cache
+    if layout is None and decode_cache is None:
+        raise ValueError("a model loaded with hone's attention needs layout= or decode_cache= in its forward call")
+    asked = {
+        "a sliding window": sliding_window is not None and _acts(sliding_window, layout, current),
+        "soft-capped attention": softcap is not None,
+        "attention sinks": s_aux is not None,
+        "an attention mask of its own": attention_mask is not None,
+        "dropout": bool(dropout),
+        "attention that is not causal": is_causal is False,
+    }
+    if used := [what for what, is_used in asked.items() if is_used]:
         raise UserError(
-            f"layer {module.layer_idx} uses {' and '.join(used)}; hone supports full causal attention only: "
-            "choose a model without"
+            f"layer {getattr(module, 'layer_idx', '?')} uses {' and '.join(used)}; hone supports full causal attention "
+            "only: choose a model without"
         )
     scale = scaling if scaling is not None else query.shape[-1] ** -0.5
     if decode_cache is not None:
-        return decode_cache.attend(module.layer_idx, query, key, value, scale), None
-    if layout is None:
-        raise ValueError("a model loaded with hone's attention needs layout= or decode_cache= in its forward call")
+        return decode_cache.attend(layer_index(module), query, key, value, scale), None
+    assert layout is not None
+    _check_tokens(module, query, key, sum(block.num_tokens for block in layout))
     return packed_attention(query, key, value, layout, scale), None
+
+
+def _acts(window: int, layout: tuple[Block, ...] | None, current: ForwardPass | None) -> bool:
+    """Whether a window hides anything from any token of this pass. It never does if no sequence is longer than it."""
+    longest = current.longest if current is not None else None
+    if longest is None and layout is not None:
+        longest = longest_sequence(layout)
+    return longest is None or longest > window
+
+
+def layer_index(module: torch.nn.Module) -> int:
+    """Its place in the cache of keys and values. Raises UserError for an attention module that does not say."""
+    index = getattr(module, "layer_idx", None)
+    if index is None:
+        raise UserError(f"{type(module).__name__} does not say which layer it is (layer_idx); choose another model")
+    return int(index)
+
+
+def _check_tokens(module: torch.nn.Module, query: torch.Tensor, key: torch.Tensor, tokens: int) -> None:
+    if query.shape[0] != 1 or query.shape[2] != tokens or key.shape[2] != tokens:
+        raise UserError(
+            f"{type(module).__name__} attends from {query.shape[0]} x {query.shape[2]} queries to {key.shape[2]} keys, "
+            f"where one row of {tokens} packed tokens was given; hone supports full causal attention only: choose "
+            "another model"
+        )
 
 
 def register() -> None:

@@ -93,13 +93,14 @@ def sees(layout: tuple[Block, ...], device: torch.device) -> Callable[..., Tenso
     return mask
 
 
-def kind(query: Tensor) -> Literal["flash", "flex"] | None:
-    """What computes attention for queries [..., D]; None: block by block, as on a CPU."""
+def kind(query: Tensor, value: Tensor) -> Literal["flash", "flex"] | None:
+    """What computes attention for queries [..., D] and values [..., Dv]; None: block by block, as on a CPU."""
     if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
         return None
     size = query.shape[-1]
     capable = torch.cuda.get_device_capability(query.device) >= CAPABILITY
-    if capable and size <= LARGEST_HEAD and size % HEAD_MULTIPLE == 0 and _varlen_attn() is not None:
+    same = value.shape[-1] == size  # FlashAttention's keys and values have one size
+    if capable and same and size <= LARGEST_HEAD and size % HEAD_MULTIPLE == 0 and _varlen_attn() is not None:
         return "flash"
     return "flex" if capable else None
 

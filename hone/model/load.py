@@ -13,8 +13,9 @@ from transformers.utils import logging as hf_logging
 
 from hone.base import checksums, places
 from hone.base.settings import UserError
-from hone.model import attention, compiled, lora, shards
+from hone.model import attention, compiled, limits, lora, shards
 from hone.model.logprobs import output_head
+from hone.model.update_mode import recompute_activations
 from hone.recipe.sections.model import ModelConfig
 
 if TYPE_CHECKING:
@@ -29,7 +30,8 @@ def device() -> torch.device:
 
 
 def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTrainedModel:
-    """The model in `config.dtype`, with our attention and without dropout; an adapter's folder is its base with the
+    """The model in `config.dtype`, with our attention and in eval mode, in which it stays: sampler and trainer must be
+    one network, without dropout or other noise (`hone.model.update_mode`). An adapter's folder is its base with the
     adapter merged in. `on`: where, by default the accelerator.
 
     Raises UserError when there is no model at `config.path`, one of a run that is damaged, or one that would train
@@ -44,9 +46,6 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
         return model
     model = _found(config, lambda: (_of_checkpoint if shards.is_sharded(config.path) else _pretrained)(config))
     check_supported(model)
-    for module in model.modules():
-        if isinstance(module, torch.nn.Dropout):
-            module.p = 0.0  # sampler and trainer must be one network
     if config.recompute_activations:
         try:
             recompute_activations(model)
@@ -55,7 +54,7 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
     if config.compile:
         compiled.request(model)
     model.to(on or device())
-    return model
+    return model.eval()
 
 
 def _pretrained(config: ModelConfig) -> Any:
@@ -78,13 +77,6 @@ def _of_checkpoint(config: ModelConfig) -> Any:
     tied = set(getattr(model, "all_tied_weights_keys", None) or {})
     shards.read(Path(config.path), {name: w for name, w in model.state_dict().items() if name not in tied})
     return model.eval()
-
-
-def recompute_activations(model: PreTrainedModel) -> None:
-    """Raises ValueError (transformers' own) for a model that was not written for it."""
-    # Newer transformers call it activation_checkpointing_enable, and warn of the old name.
-    enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": True})  # our attention keeps its inner graph: only a pass without gradient builds none
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
@@ -123,24 +115,26 @@ def _found(config: ModelConfig, load: Callable[[], Any]) -> Any:
             f"model.path: {config.path}: its weights are a pickle that torch refuses to load (weights_only); give a "
             "checkpoint in safetensors"
         ) from error
+    except KeyError as error:
+        if error.args != (attention.NAME,):
+            raise
+        raise UserError(
+            f"model.path: {config.path}: this architecture has its own attention classes and cannot be given another "
+            "attention through transformers' AttentionInterface; choose another model"
+        ) from error
     except (OSError, ValueError) as error:  # transformers' own, for a missing file, an unknown id, no network
         first = str(error).strip().splitlines()[0]
         raise UserError(f"model.path: {config.path}: {first}; give a folder with a checkpoint, or a hub id") from error
 
 
 def check_supported(model: PreTrainedModel) -> None:
-    """Refuse what would train silently wrong: other than full attention, scaled or capped logits (`output_head`)."""
-    text = model.config.get_text_config()
-    other = sorted({str(t) for t in getattr(text, "layer_types", None) or []} - {"full_attention"})
-    if other:
-        raise UserError(f"{text.model_type} has layers of type {', '.join(other)}; hone supports full attention only")
+    """Refuse what is known to train wrong from the config alone: other than causal attention, scaled or capped logits
+    (`output_head`). What a config does not tell is measured by `hone.rollout.exactness`."""
+    limits.check_layer_types(model.config)
     try:
         output_head(model)
     except ValueError as error:
         raise UserError(str(error)) from error
-    for name in ("attention_dropout", "attn_pdrop"):
-        if getattr(text, name, 0):
-            setattr(text, name, 0.0)
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

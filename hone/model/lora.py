@@ -31,6 +31,8 @@ from hone.recipe.sections.model import LoraConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+#: Names of experts' layers, which peft translates in models that fuse them into one tensor.
+EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 ADAPTER = "default"  # the name that peft gives to the only one
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
@@ -53,8 +55,11 @@ def attach(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
 
 def target_names(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list[str]:
     """The last parts of the names of the linear layers that are meant. Raises UserError for one that is not there."""
-    head = model.get_output_embeddings()
-    linear = {name: m for name, m in model.named_modules() if isinstance(m, nn.Linear) and m is not head}
+    linear = _linear(model)
+    kinds = sorted({type(m).__name__ for m in model.modules() if type(m).__name__ == "Conv1D"})
+    if not linear:
+        of = f" (its layers are {', '.join(kinds)})" if kinds else ""
+        raise UserError(f"lora: {type(model).__name__} has no linear layers to adapt{of}; train without lora")
     there = sorted({name.rpartition(".")[2] for name in linear})
     if targets == "all":
         return there
@@ -65,9 +70,41 @@ def target_names(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list
             raise UserError(f"lora.targets: this model has no part called {targets}; name layers: {', '.join(there)}")
         return found
     for name in targets:
+        if name not in there and name in EXPERTS and fused_experts(model):
+            raise UserError(
+                f"lora.targets: {name} belongs to experts that are fused in one tensor, which hone does not adapt; "
+                f"name others: {', '.join(there)}"
+            )
         if name not in there:
             raise UserError(f"lora.targets: {name} is no linear layer of this model; it has {', '.join(there)}")
     return sorted(targets)
+
+
+def _linear(model: PreTrainedModel) -> dict[str, nn.Linear]:
+    """Name -> layer that an adapter can be put around: plain linear layers but the output head.
+
+    In a model with fused experts peft reads the names of experts' layers as those tensors (adapters of older
+    checkpoints have these names), wherever they stand. They are left out, in dense layers and shared experts too.
+    """
+    head, fused = model.get_output_embeddings(), bool(fused_experts(model))
+    named = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m is not head}
+    return {name: m for name, m in named.items() if not (fused and name.rpartition(".")[2] in EXPERTS)}
+
+
+def fused_experts(model: nn.Module) -> list[str]:
+    """Last parts of the names of weights [experts, out, in] that hold all experts of a layer."""
+    return sorted({name.rpartition(".")[2] for name, p in model.named_parameters() if "expert" in name and p.ndim == 3})
+
+
+def coverage(model: PreTrainedModel) -> str | None:
+    """What an attached adapter covers, where `lora.targets` could be read as more; None: nothing to say."""
+    if not has_adapter(model) or not (experts := fused_experts(model)):
+        return None
+    names = ", ".join(sorted({name for _, name, _ in _adapted(model)}))
+    return (
+        f"lora: adapters are on {names}; the experts of this model ({', '.join(experts)}), its router and layers that "
+        "are named as experts' are not adapted"
+    )
 
 
 def has_adapter(model: nn.Module) -> bool:

@@ -67,8 +67,10 @@ def common_phrases(texts: Sequence[str], count: int) -> list[str]:
 def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTokenizerFast, seed: int) -> None:
     """Write the checkpoint of a freshly initialised model to `folder`, with a tokenizer or one made of `texts`;
     `checksums.json` in it is written last."""
-    made = isinstance(texts, PreTrainedTokenizerFast)
-    tokenizer = texts if made else train_tokenizer(texts, config.vocab_size, config.phrases)
+    if isinstance(texts, PreTrainedTokenizerFast):
+        tokenizer = texts
+    else:
+        tokenizer = train_tokenizer(texts, config.vocab_size, config.phrases)
     hf_config = Qwen2Config(
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,

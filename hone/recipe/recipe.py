@@ -296,7 +296,7 @@ class Recipe(Section):
 
 
 class Pipeline(Section):
-    """Several stages; each goes on with the model that the one before it left, or says otherwise (`hone.recipe.stages`)."""
+    """Several stages; each starts from the model that the one before left, or says otherwise (`hone.recipe.stages`)."""
 
     name: Name
     runs: str = "runs"

@@ -291,7 +291,7 @@ class UserFunction(Part):
         if not isinstance(value, numbers.Real):
             raise self._wrong(f"gave {type(value).__name__} {_shown(value)}; a reward is a number, or None")
         # A whole number beyond the range of floats compares, and does not convert.
-        if not (value <= LARGEST and value >= -LARGEST):
+        if not bool(-LARGEST <= value <= LARGEST):  # type: ignore[operator]
             raise self._wrong(f"gave {_shown(value)}; {POSSIBLE}, or None where the function does not apply")
         return float(value)
 
@@ -332,7 +332,7 @@ def _mapping(value: Any) -> Mapping[str, Any]:
 
 
 def _is_number(value: Any) -> bool:
-    return isinstance(value, numbers.Real) and value <= sys.float_info.max and value >= -sys.float_info.max
+    return isinstance(value, numbers.Real) and bool(abs(value) <= sys.float_info.max)  # type: ignore[operator]
 
 
 def _shown(value: Any) -> str:

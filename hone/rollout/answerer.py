@@ -14,6 +14,7 @@ import numpy as np
 from hone.base.settings import UserError
 from hone.learn.pack import pack
 from hone.learn.policy import frozen_logprobs, split_by_sample
+from hone.model.limits import longest_exact
 from hone.model.load import load_model, load_tokenizer
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.sections.prompt import PromptConfig
@@ -89,7 +90,7 @@ class LocalAnswerer(Answerer):
         if not 0 < first < len(ids):
             what = "the prompt" if first == 0 else f"the gold answer {answer!r}"
             raise UserError(f"reward.perplexity: {what} has no tokens; nothing can be predicted")
-        longest = int(getattr(self.model.config.get_text_config(), "max_position_embeddings", len(ids)))
+        longest = longest_exact(self.model.config) or len(ids)
         excess = max(0, len(ids) - longest)
         kept = len(begin) + sum(end <= len(question) for end in ends)
         if excess and kept + excess > first:

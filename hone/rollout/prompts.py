@@ -5,20 +5,28 @@ Training, validation, evaluation and serving all render here.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import datetime
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hone.base.settings import UserError
 from hone.recipe.sections.prompt import PromptConfig
+from hone.rollout import dates
+from hone.rollout.text import Decode, decoder
 from hone.types import IntArray, Messages, Problem
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 OPEN_THINK = "<think>"
+
+#: A system prompt that no template writes by itself, to see what becomes of one.
+_PROBE = "system-prompt-0f8d"
 
 
 @dataclass(frozen=True)
@@ -28,6 +36,7 @@ class Renderer:
     tokenizer: PreTrainedTokenizerBase
     config: PromptConfig
     system: str  # the task's system prompt, used unless the config gives another
+    date: datetime.date = field(default_factory=dates.now)  # what a template that asks for today's date is told
 
     @cached_property
     def prefix(self) -> str:
@@ -95,7 +104,11 @@ class Renderer:
 
     def text(self, completion_ids: IntArray) -> str:
         """What the model said: the opening tag given in the prompt, if any, then the decoded completion."""
-        return self.prefix + str(self.tokenizer.decode(completion_ids, skip_special_tokens=True))
+        return self.prefix + self._decode(completion_ids.tolist())
+
+    @cached_property
+    def _decode(self) -> Decode:
+        return decoder(self.tokenizer)
 
     def piece(self, token_id: int) -> str:
         """One token as text."""
@@ -109,14 +122,53 @@ class Renderer:
         if self.config.style == "chat" and self.is_raw:
             raise UserError("prompt.style is chat but the tokenizer has no chat template; use prompt.style: raw")
         if self.is_raw:
+            self._check_raw()
             by_role = {m["role"]: m["content"] for m in messages}
             return self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
+        return self.apply_template(messages)
+
+    def apply_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+        """The tokenizer's chat template, with `prompt.template_args` and the date of the run.
+
+        A system prompt is folded into the first user turn where the template has no place for one. Raises UserError if
+        the template refuses the conversation, or does not know one of the arguments.
+        """
+        folded = _fold_system(messages) if self._folds_system else messages
+        return self._filled(folded, add_generation_prompt)
+
+    @cached_property
+    def _folds_system(self) -> bool:
+        """Whether the template refuses a system message (Gemma), or leaves it out."""
+        try:
+            return _PROBE not in self._filled(({"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}))
+        except UserError:
+            return True
+
+    def _filled(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
         plain = [dict(m) for m in messages]
         try:
-            return str(self.tokenizer.apply_chat_template(plain, tokenize=False, add_generation_prompt=True))
+            dated = "strftime_now" in str(self.tokenizer.chat_template)
+            with dates.told_to_templates(self.date) if dated else nullcontext():
+                text = self.tokenizer.apply_chat_template(
+                    plain, tokenize=False, add_generation_prompt=add_generation_prompt, **self._template_args
+                )
         except Exception as error:  # a template is a program of the model's author: it refuses, or fails in its own way
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
             raise UserError(f"the model's chat template fails ({reason}); see prompt.style: raw") from error
+        return str(text)
+
+    @cached_property
+    def _template_args(self) -> dict[str, Any]:
+        source = str(self.tokenizer.chat_template)
+        if unknown := [name for name in self.config.template_args if name not in source]:
+            raise UserError(
+                f"prompt.template_args: the tokenizer's chat template does not use {', '.join(unknown)}; remove it"
+            )
+        return self.config.template_args
+
+    def _check_raw(self) -> None:
+        if self.config.template_args:
+            raise UserError("prompt.template_args: the tokenizer has no chat template to give them to; remove them")
 
     def _with_system(self, messages: Messages) -> list[dict[str, str]]:
         system = self.system if self.config.system is None else self.config.system
@@ -124,3 +176,13 @@ class Renderer:
         if not system or any(m["role"] == "system" for m in rest):
             return rest
         return [{"role": "system", "content": system}, *rest]
+
+
+def _fold_system(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+    """The system message, if any, stands at the beginning of the first user message."""
+    rest = [dict(m) for m in messages if m["role"] != "system"]
+    system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
+    first = next((m for m in rest if m["role"] == "user"), None)
+    if system and first is not None:
+        first["content"] = f"{system}\n\n{first['content']}"
+    return rest

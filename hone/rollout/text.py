@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
@@ -10,13 +11,39 @@ if TYPE_CHECKING:
 
 Decode = Callable[[Sequence[int]], str]
 
+#: Special tokens whose names say that they divide an answer into parts, as in `[THINK]` and gpt-oss's `<|channel|>`:
+#: without them a reader could not tell the thinking from the answer.
+_MEANING = re.compile(r"think|thought|reason|channel|message|constrain|tool|call|answer|solution", re.IGNORECASE)
+_MEANING_WHOLE = ("<|start|>",)
+
 _UNFINISHED = "\ufffd"  # what a decoder writes for bytes that are no character, perhaps only not yet
 _LONGEST = 16  # tokens that may wait for the rest of a character (which has at most 4 bytes); then they are let go
 
 
 def decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
-    """As a reader sees it: special tokens have no text."""
-    return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    """As a reader sees it: special tokens have no text, but for those that carry meaning (`meaningful_ids`)."""
+    special = _special(tokenizer)
+    dropped = special.keys() - meaningful_ids(tokenizer)
+    if len(dropped) == len(special):
+        return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
+    return lambda ids: str(tokenizer.decode([i for i in map(int, ids) if i not in dropped], skip_special_tokens=False))
+
+
+def meaningful_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
+    """Special tokens that stay in the text: markers of thinking, channels and tools; never one that ends or pads it."""
+    ends = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
+    return frozenset(
+        i
+        for i, text in _special(tokenizer).items()
+        if i not in ends and (_MEANING.search(text) or text in _MEANING_WHOLE)
+    )
+
+
+def _special(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+    """Token id -> text of every token that decoding can leave out."""
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    found = {int(i): str(token.content) for i, token in added.items() if token.special}
+    return found | dict(zip(tokenizer.all_special_ids, tokenizer.all_special_tokens))
 
 
 class TextStream:

@@ -93,13 +93,13 @@ class Run:
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
         if resolved.exists() and resolved.read_text() != text:
-            other = changes(checksums.read_json(resolved, dict, "restore it from a copy"), config)
-            message = f"resumed with other settings than before: {', '.join(map(str, other))}"
-            run.event("config_changed", message, settings=[change.row() for change in other])
+            changed = changes(checksums.read_json(resolved, dict, "restore it from a copy"), config)
+            message = f"resumed with other settings than before: {', '.join(map(str, changed))}"
+            run.event("config_changed", message, settings=[change.row() for change in changed])
         seal.put(folder, resolved.name, text)
-        inputs, changed = places.record(folder, config)
+        inputs, other_inputs = places.record(folder, config)
         seal.put(folder, places.FILE, inputs)
-        if data := [key for key in changed if not key.startswith("reward.parts.")]:
+        if data := [key for key in other_inputs if not key.startswith("reward.parts.")]:
             run.event("file_changed", f"resumed with other contents of {', '.join(data)} than before")
         files = user_files(config)
         if not (folder / "manifest.json").exists():

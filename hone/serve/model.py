@@ -13,10 +13,13 @@ from hone.base.settings import Layer, UserError, override
 from hone.base.validate import validate
 from hone.measure.evaluate import which_model
 from hone.measure.models import at_step, is_hub_id
+from hone.model.limits import longest_exact
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.rollout import SamplingConfig
+from hone.rollout.dates import date_for
+from hone.rollout.exactness import check_model
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
 from hone.rollout.text import Decode, decoder
@@ -59,8 +62,7 @@ class ServedModel:
     @property
     def context(self) -> int | None:
         """Tokens of prompt and completion together, at most; None: no limit known."""
-        limit: int | None = getattr(self.engine.model.config, "max_position_embeddings", None)
-        return limit
+        return longest_exact(self.engine.model.config)
 
     @cached_property
     def most_characters(self) -> int | None:
@@ -79,9 +81,11 @@ def load_served(target: str, overrides: Sequence[str] = (), checkpoint: Path | N
     stage, path, recipe = resolve(target, overrides, checkpoint)
     config = stage.model.at(path)
     model, tokenizer = load_model(config).eval(), load_tokenizer(config)
+    check_model(model)
     task = make_task(stage.task, stage.seed) if recipe else None
     engine = NativeEngine(model, stop_token_ids(model, tokenizer), stage.rollout, decode=decoder(tokenizer))
-    renderer = Renderer(tokenizer, stage.prompt, task.system if task else "")
+    date = date_for(Path(stage.runs) / stage.name)
+    renderer = Renderer(tokenizer, stage.prompt, task.system if task else "", date)
     name = recipe or target.rstrip("/")
     return ServedModel(name, path, stage, task, engine, renderer, model.get_input_embeddings().num_embeddings)
 

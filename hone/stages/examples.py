@@ -22,10 +22,13 @@ from hone.learn.pack import pack
 from hone.learn.policy import Policy
 from hone.learn.reduce import token_weights
 from hone.learn.samples import supervised_sample
+from hone.model.limits import context_limit
+from hone.model.lora import coverage
 from hone.preflight.plan.rehearse import rehearse_examples
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import beside
+from hone.rollout.exactness import check_policy
 from hone.rollout.prompts import Renderer
 from hone.runs import seal
 from hone.runs.writer import Run
@@ -66,8 +69,11 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     policy = Policy.load(
         model, recipe.optim, steps, lora=recipe.lora, layers=recipe.layers, seed=recipe.seed, world=world
     )
+    check_policy(policy)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    if (covered := coverage(policy.model)) is not None:
+        run.event("lora", covered)
     for line in found.report:
         run.event("data", line)
     parts = ([to_sample(e, renderer) for e in part] for part in (found.train, found.validation))
@@ -178,12 +184,14 @@ def to_sample(example: Example, renderer: Renderer) -> Sample:
 
 def fitting(samples: list[Sample], policy: Policy) -> list[Sample]:
     """The samples. Raises UserError for one that is longer than what the model can read."""
-    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    bound = context_limit(policy.model.config)
+    limit = None if bound is None else bound.tokens
     longest = max(samples, key=lambda s: len(s.token_ids), default=None)
-    if limit is not None and longest is not None and len(longest.token_ids) > limit:
+    if bound is not None and limit is not None and longest is not None and len(longest.token_ids) > limit:
         many = sum(len(s.token_ids) > limit for s in samples)
         raise UserError(
-            f"sft: {many} of {len(samples)} examples are longer than the model's context of {limit} tokens, the "
+            f"sft: {many} of {len(samples)} examples are longer than the model's context of {limit} tokens "
+            f"({bound.setting}), the "
             f"longest ({longest.problem_id}) {len(longest.token_ids)}; leave them out of the data"
         )
     return samples

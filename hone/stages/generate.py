@@ -34,6 +34,7 @@ from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import PREFIX
 from hone.rewards.base import judge_all
+from hone.rollout.exactness import check_model
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.native.requests import Request
 from hone.rollout.prompts import Renderer
@@ -258,6 +259,7 @@ class Local:
     def __init__(self, recipe: Recipe, config: ModelConfig, task: Task) -> None:
         self.name, self.recipe = teacher_name(recipe), recipe
         model, tokenizer = load_model(config).eval(), load_tokenizer(config)
+        check_model(model)
         self.renderer = Renderer(tokenizer, recipe.prompt, task.system)
         stops = stop_token_ids(model, tokenizer)
         self.engine = NativeEngine(model, stops, recipe.rollout, decode=decoder(tokenizer))

@@ -27,6 +27,7 @@ from hone.model import tiny
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.recipe import Pipeline, Recipe, resolved
 from hone.recipe.stages import MODELLESS, beside
+from hone.rollout.dates import date_of, pin, prompt_date
 from hone.runs import card, lock, seal
 from hone.runs.retention import best_validated
 from hone.runs.sinks import check_installed, copying
@@ -66,7 +67,7 @@ def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapp
         if done is not None:
             if world.main and findings:
                 jsonl.replace(folder / "preflight.json", json.dumps(list(findings), indent=1, ensure_ascii=False))
-            with session(folder, world), how_to_go_on(folder, world):
+            with prompt_date(date_of(folder)), session(folder, world), how_to_go_on(folder, world):
                 for stage, sub in stages[done:]:
                     train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
             world.on_main(lambda: write_results(folder, stages), "the results")
@@ -107,6 +108,7 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
     for said in todo.lines:
         print(said, file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
+    pin(folder)
     rows = [
         {"name": stage.name, "kind": stage.stage, "folder": str(sub), "goes_on_with": stage.model.stage}
         for stage, sub in stages

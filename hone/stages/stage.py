@@ -9,6 +9,7 @@ from pathlib import Path
 from hone.base.settings import UserError
 from hone.base.world import World
 from hone.learn.policy import Policy
+from hone.model.lora import coverage
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.model import ModelConfig
@@ -18,6 +19,7 @@ from hone.rewards.config import RewardConfig
 from hone.rewards.perplexity import Answerer
 from hone.rollout import make_engine
 from hone.rollout.answerer import load_answerer
+from hone.rollout.exactness import check_policy
 from hone.rollout.identity import Verified
 from hone.rollout.prompts import Renderer
 from hone.rollout.together import Together
@@ -58,6 +60,8 @@ class Stage:
         renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
         answerer = load_frozen(phases, model, task.system) if recipe.stage == "rl" else None
         run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+        if (covered := coverage(policy.model)) is not None:
+            run.event("lora", covered)
         engine = make_engine(recipe.rollout, policy, run.folder, run.event)
 
         def reward(settings: RewardConfig) -> Composed:
@@ -103,6 +107,7 @@ def load_policy(phases: Phases[Recipe], model: ModelConfig, curriculum: Course, 
     )
     for phase in all_phases:
         policy.check(phase.layers, phase.lora)
+    check_policy(policy)
     return policy
 
 

@@ -25,6 +25,7 @@ from hone.recipe.recipe import Recipe
 from hone.recipe.sections.algo import AlgoConfig
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.recipe.stages import beside
+from hone.rollout.exactness import check_model
 from hone.types import FloatArray, Group, Sample
 
 if TYPE_CHECKING:
@@ -77,6 +78,7 @@ def load_teacher(recipe: Recipe, folder: Path, policy: Policy) -> PreTrainedMode
     check_same_tokens(policy.tokenizer, load_tokenizer(where), recipe.teacher)
     on = torch.device("cpu") if policy.world.cut else None
     teacher = load_model(where, on).eval().requires_grad_(False)
+    check_model(teacher)
     rows, needed = teacher.get_input_embeddings().num_embeddings, len(policy.tokenizer)
     if rows < needed:
         raise UserError(f"teacher: {recipe.teacher} has {rows} embeddings, and the tokenizer {needed} tokens")

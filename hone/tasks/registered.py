@@ -3,8 +3,8 @@
     [project.entry-points."hone.tasks"]
     riddles = "my_package.riddles:Riddles"
 
-The class has what `hone.tasks.base.Task` says, a `settings` class (a `hone.base.settings.Section` with a `name`), and is made
-from (settings, seed).
+The class has what `hone.tasks.base.Task` says, a `settings` class (a `hone.base.settings.Section` with a `name`), and
+is made from (settings, seed).
 """
 
 from __future__ import annotations

@@ -101,8 +101,9 @@ def test_flex_is_given_what_makes_it_the_packed_attention() -> None:
 
 
 def test_a_cpu_and_float32_go_on_block_by_block() -> None:
-    assert gpu.kind(torch.zeros(1, 2, 3, 16)) is None
-    assert gpu.kind(torch.zeros(1, 2, 3, 16, dtype=torch.bfloat16)) is None
+    query = torch.zeros(1, 2, 3, 16)
+    assert gpu.kind(query, query) is None
+    assert gpu.kind(query.bfloat16(), query.bfloat16()) is None
 
 
 def test_this_pytorch_knows_the_call_that_flash_makes() -> None:
@@ -119,7 +120,7 @@ def test_on_a_gpu_both_agree_with_float32_block_by_block(how: Any, heads: tuple[
     exact = inputs(layout, heads, device)
     expected = with_gradients(packed_attention(*exact, layout, 0.25), exact)
     given = [x.detach().bfloat16().requires_grad_() for x in exact]
-    assert gpu.kind(given[0]) == "flash"
+    assert gpu.kind(given[0], given[2]) == "flash"
     got = with_gradients(gpu.attention(*given, layout, 0.25, how), given)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a.float(), b, atol=0.03 * float(b.abs().max()), rtol=0)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import torch
 from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausalLM
 
 from hone.base.settings import UserError
+from hone.model.limits import context_limit
 from hone.model.load import check_supported, load_model, load_tokenizer, stop_token_ids
 from hone.model.tiny import train_tokenizer
+from hone.model.update_mode import update_mode
 from hone.recipe.sections.model import ModelConfig
 
 SIZES = {
@@ -24,17 +25,36 @@ SIZES = {
 
 
 def test_layers_without_full_attention_are_refused() -> None:
-    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=1))
-    with pytest.raises(UserError, match="qwen2 has layers of type sliding_attention; hone supports full attention"):
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, layer_types=["full_attention", "full_attention"]))
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(UserError, match="qwen2 has layers of type linear_attention; hone supports full attention"):
         check_supported(model)
 
 
-def test_dropout_is_off_even_in_training(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("differs", "expected"),
+    [
+        ({}, "99 (max_position_embeddings)"),
+        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "4 (sliding_window)"),
+        ({"use_sliding_window": True, "sliding_window": 400, "max_window_layers": 1}, "99 (max_position_embeddings)"),
+        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}, "99 (max_position_embeddings)"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "sliding_window": 4},
+            "99 (max_position_embeddings)",
+        ),
+    ],
+)
+def test_a_window_limits_the_context_where_it_could_act(differs: dict[str, object], expected: str) -> None:
+    assert str(context_limit(Qwen2Config(**SIZES, max_position_embeddings=99, **differs))) == expected
+
+
+def test_models_stay_in_eval_mode_so_that_nothing_is_dropped(tmp_path: Path) -> None:
     GPT2LMHeadModel(GPT2Config(n_embd=16, n_layer=1, n_head=2, vocab_size=300, resid_pdrop=0.5)).save_pretrained(
         tmp_path
     )
-    model = load_model(ModelConfig(path=str(tmp_path))).train()
-    assert {m.p for m in model.modules() if isinstance(m, torch.nn.Dropout)} == {0.0}
+    model = load_model(ModelConfig(path=str(tmp_path)))
+    with update_mode(model):
+        assert not any(module.training for module in model.modules())
 
 
 def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:

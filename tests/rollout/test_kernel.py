@@ -168,6 +168,8 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 
 def test_what_it_was_not_compiled_for_is_left_to_pytorch() -> None:
-    assert kernel.Kernel.fits(torch.empty(1, 2, 1, 64))
-    assert not kernel.Kernel.fits(torch.empty(1, 2, 1, 8))
-    assert not kernel.Kernel.fits(torch.empty(1, 2, 1, 64, dtype=torch.bfloat16))
+    query = torch.empty(1, 2, 1, 64)
+    assert kernel.Kernel.fits(query, query)
+    assert not kernel.Kernel.fits(query, query[..., :32]), "values of another size: it would read beyond their end"
+    assert not kernel.Kernel.fits(query[..., :8], query[..., :8])
+    assert not kernel.Kernel.fits(query.bfloat16(), query.bfloat16())

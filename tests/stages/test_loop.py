@@ -26,7 +26,7 @@ PROBLEMS = [Problem(f"p{i}", "t", ({"role": "user", "content": "?"},), None) for
 
 @pytest.fixture
 def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """`Sampler.sample` where the problem's number decides: the reward differs within a group for multiples of `useful`."""
+    """`Sampler.sample` where the problem's number decides: rewards differ within a group for multiples of `useful`."""
     seeds: list[int] = []
 
     def run(refill_rounds: int, useful: int, step: int = 0) -> tuple[list[Group], list[Group], list[int]]:

@@ -132,7 +132,7 @@ def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> 
         np.array([float(np.mean([r for _, _, r in rows[i]])) for i in ids]),
         np.array([np.mean(golds[i], axis=0) for i in ids]),
         failures=failures,
-        truncated=None if None in shown else np.array([np.mean(cut[i]) for i in ids]),
+        truncated=None if None in shown else np.array([float(np.mean(np.array(cut[i], dtype=float))) for i in ids]),
         graded=graded,
         **about,
     )

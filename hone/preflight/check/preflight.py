@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from hone.base.settings import UserError
+from hone.model.limits import longest_exact
 from hone.model.load import load_model, load_tokenizer
 from hone.preflight.check import content, probes
 from hone.preflight.check.findings import Finding, distinct
@@ -36,12 +37,15 @@ from hone.rewards import REWARDS, check_functions, make_reward
 from hone.rewards.base import Composed, failures
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
+from hone.rewards.gold import gold_text
 from hone.rewards.perplexity import Answerer
 from hone.rollout.answerer import load_answerer
 from hone.rollout.collect import score
+from hone.rollout.exactness import check_path
 from hone.rollout.prompts import Renderer
 from hone.runs.sinks import check_installed
-from hone.stages.pipeline import made_tokenizer, stages_of
+from hone.stages.pipeline import made_tokenizer
+from hone.stages.resume import stages_of
 from hone.tasks import keeping, make_task
 from hone.tasks.base import Task
 from hone.tasks.curriculum import Course
@@ -106,10 +110,10 @@ class Subject:
 
     @cached_property
     def context(self) -> int | None:
-        """Positions that the model was made for; None: its config does not say."""
+        """The longest sequence that the model computes exactly; None: its config does not say."""
         model = self.stage.model if self.where is None else self.stage.model.at(self.where)
         config, _ = config_of(model)
-        return getattr(config.get_text_config(), "max_position_embeddings", None)
+        return longest_exact(config)
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +121,7 @@ class Check:
     """`needs`: the most expensive thing that it makes. `kinds`: of stages that it is about."""
 
     name: str
-    needs: Literal["recipe", "data", "tokenizer", "answers"]
+    needs: Literal["recipe", "data", "tokenizer", "answers", "model"]
     run: Callable[[Subject], Iterable[Finding]]
     kinds: tuple[str, ...] = ("sft", "rl", "generate", "distil")
     every: bool = True  # of every stage; else only of the one that the recipe is about
@@ -263,7 +267,8 @@ def _length(subject: Subject) -> Iterator[Finding]:
     stage, limit = subject.stage, subject.context
     if limit is None:
         return
-    asked = [("train", "sampling.max_tokens", max(one.sampling.max_tokens for one in subject.settings), None)]
+    longest_answer = max(one.sampling.max_tokens for one in subject.settings)
+    asked: list[tuple[str, str, int, int | None]] = [("train", "sampling.max_tokens", longest_answer, None)]
     asked.append((stage.eval.split, "eval.sampling.max_tokens", stage.eval.sampling.max_tokens, stage.eval.problems))
     for split, key, most, count in asked:
         problems = subject.task.problems(split)[:count]  # type: ignore[arg-type]
@@ -344,7 +349,7 @@ def _answered(reward: Composed, task: Task, seconds: float) -> Iterator[Finding]
 def _gold_answers(problem: Problem) -> list[str]:
     """The gold answer in every shape, if the problem has one."""
     try:
-        gold = probes.gold_text(problem)
+        gold = gold_text(problem)
     except UserError:
         return []
     return [write(gold) for write in probes.writers(problem).values()]
@@ -371,8 +376,23 @@ def _probes(subject: Subject) -> Iterator[Finding]:
         yield from content.rewards(stage, task, renderer, subject.frozen, subject.scores, subject.seconds)
 
 
-#: The order: what costs least first. A check that loads the model (such as: the log-probs of packed training, of the
-#: engine and of the model's own forward pass agree) stands last, and is blocking.
+# --- what needs the model --------------------------------------------------------------------
+
+
+def _exact(subject: Subject) -> Iterator[Finding]:
+    """Do packed training, the engine and the model's own forward pass compute the same log-probs?"""
+    model = subject.stage.model
+    if subject.where is not None:
+        model = model.at(subject.where)
+    elif model.stage is not None or model.path == "tiny":  # made by the run, which checks it when it is there
+        return
+    try:
+        check_path(model)
+    except UserError as error:
+        yield Finding("fail", "exact", str(error), model.path)
+
+
+#: The order: what costs least first; a check that loads the model stands last.
 CHECKS = (
     Check("folder", "recipe", _folder, every=False),
     Check("packages", "recipe", _packages),
@@ -385,4 +405,5 @@ CHECKS = (
     Check("data", "answers", _gold, every=False, blocking=False),
     Check("template", "tokenizer", _template, every=False, blocking=False),
     Check("reward", "answers", _probes, kinds=("rl",), every=False, blocking=False),
+    Check("exact", "model", _exact, kinds=("sft", "rl", "distil")),
 )

@@ -26,7 +26,7 @@ from hone.rewards.base import RewardFn
 from hone.rollout.collect import rollouts, score
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
-from hone.stages.pipeline import stages_of
+from hone.stages.resume import stages_of
 from hone.tasks import keeping
 from hone.tasks.base import Task
 

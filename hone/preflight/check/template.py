@@ -8,6 +8,7 @@ from typing import Any
 from hone.grade.parse import TAGS, completion
 from hone.preflight.check.findings import Finding
 from hone.rollout.prompts import OPEN_THINK, Renderer
+from hone.rollout.text import decoder
 from hone.types import Problem
 
 THOUGHT, ANSWER = "I add 2 and 2.", "4"
@@ -86,7 +87,7 @@ def _completions(renderer: Renderer, solutions: Sequence[str], max_tokens: int) 
 
 
 def _decoded(renderer: Renderer, ids: Any) -> str:
-    return str(renderer.tokenizer.decode(ids, skip_special_tokens=True, clean_up_tokenization_spaces=False))
+    return decoder(renderer.tokenizer)(ids)
 
 
 def _opening(renderer: Renderer) -> Finding:
@@ -97,10 +98,14 @@ def _opening(renderer: Renderer) -> Finding:
 
 def _chat(renderer: Renderer) -> Iterator[Finding]:
     """The template's generation prompt, and what it does to an assistant's thinking."""
-    template = renderer.tokenizer.apply_chat_template
     asked = [{"role": "user", "content": "What is 2 + 2?"}]
-    bare, open_ = (str(template(asked, tokenize=False, add_generation_prompt=flag)) for flag in (False, True))
-    if open_ == bare or not open_.startswith(bare):
+    bare, open_ = (renderer.apply_template(asked, add_generation_prompt=flag) for flag in (False, True))
+    said = completion(THOUGHT, ANSWER)
+    whole = renderer.apply_template([*asked, {"role": "assistant", "content": said}], add_generation_prompt=False)
+    if open_ == bare and whole.startswith(bare) and whole[len(bare) :].lstrip().startswith(said):
+        last = bare[bare.rindex(asked[0]["content"]) + len(asked[0]["content"]) :]
+        yield Finding("pass", "generation", f"no generation prompt is needed: an answer follows {last!r} directly")
+    elif open_ == bare or not open_.startswith(bare):
         yield Finding(
             "warn",
             "generation",
@@ -109,8 +114,6 @@ def _chat(renderer: Renderer) -> Iterator[Finding]:
         )
     else:
         yield Finding("pass", "generation", f"the generation prompt is {open_[len(bare) :]!r}")
-    said = completion(THOUGHT, ANSWER)
-    whole = str(template([*asked, {"role": "assistant", "content": said}], tokenize=False))
     if THOUGHT not in whole:
         yield Finding(
             "warn",

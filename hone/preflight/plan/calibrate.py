@@ -91,7 +91,7 @@ def _random_model(stage: Recipe, device: torch.device) -> PreTrainedModel:
             buffer.fill_(0.01)
     if stage.model.recompute_activations and not model.get_input_embeddings().weight.requires_grad:
         model.enable_input_require_grads()
-    return model.train()
+    return model.eval()
 
 
 def _seconds(what: Callable[[], object], device: torch.device) -> float:

@@ -24,7 +24,8 @@ WRITTEN = 64
 def lengths_of(stage: Recipe) -> Lengths:
     """Of the longest prompt of the training problems, and of the longest answer that a stage can meet.
 
-    Without a tokenizer here, in characters (`hone.preflight.plan.batch.CHARACTERS_PER_TOKEN`); without the data here, assumed.
+    Without a tokenizer here, in characters (`hone.preflight.plan.batch.CHARACTERS_PER_TOKEN`); without the data here,
+    assumed.
     """
     per = batches.CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
     said: list[str] = []

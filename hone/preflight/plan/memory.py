@@ -232,7 +232,7 @@ def _training_model(stage: Recipe, config: object) -> PreTrainedModel:
         p.requires_grad_(p.requires_grad and is_trained(depth[name], stage.layers, last))
     if stage.model.recompute_activations and not model.get_input_embeddings().weight.requires_grad:
         model.enable_input_require_grads()
-    return model.train()
+    return model.eval()
 
 
 def _standing(

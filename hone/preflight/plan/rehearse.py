@@ -26,6 +26,7 @@ from hone.base.world import ALONE, World
 from hone.learn.forward import fast, to_device
 from hone.learn.pack import pack
 from hone.learn.policy import Policy
+from hone.model.limits import longest_exact
 from hone.model.random_state import own_random_numbers
 from hone.preflight.plan import batch as batches
 from hone.preflight.plan.memory import GIB, Lengths, Plan, stage_plan
@@ -58,7 +59,7 @@ def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, promp
     stage = recipe.model_copy(update={"model": model})
     phases = Phases(stage)
     settings = [phases.merged(lines) for lines in phases.sets()] if stage.stage == "rl" else [stage]
-    limit = getattr(policy.model.config.get_text_config(), "max_position_embeddings", None)
+    limit = longest_exact(policy.model.config)
 
     def answer(one: Recipe) -> int:
         return min(one.sampling.max_tokens, (limit or sys.maxsize) - prompt)
@@ -100,7 +101,12 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
 
 
 def _predict(run: Run, stage: Recipe, policy: Policy, lengths: Lengths) -> None:
-    plan = stage_plan(stage, device=policy.device.type, lengths=lengths)
+    try:
+        plan = stage_plan(stage, device=policy.device.type, lengths=lengths)
+    except Exception as error:  # whatever a model's code does on the meta device: a run does not need its prediction
+        first = (str(error).strip().splitlines() or [""])[0]
+        run.event("memory", f"memory could not be predicted ({type(error).__name__}: {first}); the run goes on without")
+        return
     if plan.peak_bytes > plan.total_bytes:
         run.event("memory", f"more memory is needed than there is: {in_words(plan)}; {remedy(plan)}")
     if run.world.main:
@@ -142,12 +148,20 @@ def explained(stage: Recipe, folder: Path, world: World = ALONE) -> Iterator[Non
         if isinstance(error, RuntimeError) and not _out_of_memory(error):
             raise
         first = (str(error).strip().splitlines() or ["no more memory"])[0]
-        plan = stage_plan(stage)
-        raise UserError(f"out of memory in stage {stage.name}: {first}\n{in_words(plan)}; {remedy(plan)}") from error
+        raise UserError(f"out of memory in stage {stage.name}: {first}\n{_advice(stage)}") from error
     path, every = folder / FILE, world.gather([measured()], "peaks of memory")
     if world.main and path.exists():
         predicted = checksums.read_json(path, dict, "remove it")
         seal.put(folder, FILE, json.dumps({**predicted, "measured_bytes": every}, indent=1))
+
+
+def _advice(stage: Recipe) -> str:
+    """What was predicted and what to lower; the general remedies, if it cannot be predicted."""
+    try:
+        plan = stage_plan(stage)
+    except Exception as error:  # the run has failed for another reason, which must be shown
+        return f"memory cannot be predicted ({type(error).__name__}: {error}); lower {REMEDIES['activations']}"
+    return f"{in_words(plan)}; {remedy(plan)}"
 
 
 def _out_of_memory(error: RuntimeError) -> bool:

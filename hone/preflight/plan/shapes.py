@@ -15,7 +15,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from hone.base.settings import UserError
 from hone.model import attention, lora
-from hone.model.load import base_of, check_supported, recompute_activations
+from hone.model.load import base_of, check_supported
+from hone.model.update_mode import recompute_activations
 from hone.recipe.sections.model import ModelConfig
 
 if TYPE_CHECKING:
@@ -127,4 +128,4 @@ def meta_model(config: PretrainedConfig, dtype: str, recompute: bool = False) ->
     check_supported(model)
     if recompute:
         recompute_activations(model)
-    return model.train()
+    return model.eval()

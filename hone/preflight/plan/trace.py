@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from hone.learn.forward import score
+from hone.model.update_mode import update_mode
 from hone.types import MicroBatch
 
 if TYPE_CHECKING:
@@ -61,13 +62,14 @@ class Alive(TorchDispatchMode):
 
 def there_and_back(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: bool) -> None:
     """The forward and backward pass of `Policy`'s step. `entropy`: its gradient too. Gradients are left behind."""
-    hidden, logprobs, entropies = score(model, batch, temperature, want_entropy=True)
-    hidden.retain_grad()
-    assert entropies is not None
-    loss = -(batch.weights * logprobs).sum()
-    if entropy:
-        loss = loss - entropies.sum()
-    loss.backward()
+    with update_mode(model):
+        hidden, logprobs, entropies = score(model, batch, temperature, want_entropy=True)
+        hidden.retain_grad()
+        assert entropies is not None
+        loss = -(batch.weights * logprobs).sum()
+        if entropy:
+            loss = loss - entropies.sum()
+        loss.backward()
 
 
 def trace(

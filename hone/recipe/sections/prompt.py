@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import model_validator
 
 from hone.base.settings import Section
+
+#: Arguments of `apply_chat_template` that are no variables of a template, or that hone gives.
+TAKEN = frozenset(
+    (
+        *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
+        *("padding", "truncation", "max_length", "return_tensors", "return_dict", "tokenizer_kwargs", "strftime_now"),
+    )
+)
 
 
 class PromptConfig(Section):
@@ -16,6 +24,15 @@ class PromptConfig(Section):
     system: str | None = None  # None: the task's own; "": none
     template: str = "{system}\n\nUser: {user}\nAssistant: "  # for raw prompts
     open_think: bool = False  # put the opening <think> at the end of the prompt
+    template_args: dict[str, Any] = {}  # for the chat template, as in {enable_thinking: false}
+
+    @model_validator(mode="after")
+    def _arguments(self) -> PromptConfig:
+        if self.template_args and self.style == "raw":
+            raise ValueError("template_args: style raw uses no chat template; remove them, or set style to chat")
+        if taken := sorted(set(self.template_args) & TAKEN):
+            raise ValueError(f"template_args: {', '.join(taken)} is set by hone itself; remove it")
+        return self
 
     @model_validator(mode="after")
     def _fills(self) -> PromptConfig:

@@ -3,8 +3,8 @@
     judge = Judge(JudgeConfig(url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-8B"))
     judge.ask([Question("Is 7 prime?", YES_NO)])        # [True]
 
-Many at the same time, each tried again after what may pass (see `hone.base.http`; also an answer that is not the JSON asked
-for). Answers that could be read are kept on disk by the content of the question: an interrupted run loses none, and
+Many at the same time; each is tried again after what may pass (see `hone.base.http`), and after an answer that is not
+the JSON asked for. Answers that could be read are kept on disk by the content of the question: an interrupted run loses none, and
 pays for none twice. Every wait is bounded, the whole by `seconds`.
 The key is read from the environment when it is sent, and taken out of whatever the server says.
 """

@@ -2,7 +2,8 @@
 
 Symbols: B rows (samples being decoded), P prompts among them, G rows of the largest group, H query
 heads, Hkv key heads, R = H / Hkv, Lp prompt positions, W suffix positions, D head size. Key heads come
-first in every array so that heads and rows fold into one batch dimension without a copy.
+first in every array so that heads and rows fold into one batch dimension without a copy. Values may have a size Dv of
+their own (multi-head latent attention).
 """
 
 from __future__ import annotations
@@ -58,14 +59,15 @@ class Grid:
 
 def decode_attention(
     query: Tensor,  # [B, H, 1, D]
-    prompt: tuple[Tensor, Tensor],  # keys and values, [Hkv, P, Lp, D]
-    suffix: tuple[Tensor, Tensor],  # keys and values, [Hkv, B, W, D]
+    prompt: tuple[Tensor, Tensor],  # keys [Hkv, P, Lp, D] and values [Hkv, P, Lp, Dv]
+    suffix: tuple[Tensor, Tensor],  # keys [Hkv, B, W, D] and values [Hkv, B, W, Dv]
     grid: Grid,
     mask: Tensor | None,  # [B, Lp + W], 0 or -inf
     scaling: float,
 ) -> Tensor:
-    """One softmax over both parts. Returns [B, 1, H, D]."""
+    """One softmax over both parts. Returns [B, 1, H, Dv]."""
     batch, heads, _, size = query.shape
+    value_size = suffix[1].shape[-1]
     kv_heads, prompts, prompt_len, _ = prompt[0].shape
     repeat, width = heads // kv_heads, suffix[0].shape[2]
     rows = (query * scaling).view(batch, kv_heads, repeat, size).transpose(0, 1).contiguous()  # [Hkv, B, R, D]
@@ -81,10 +83,10 @@ def decode_attention(
     weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
 
     shared = grid.to_cells(weights[..., :prompt_len]).reshape(kv_heads * prompts, -1, prompt_len)
-    shared = torch.bmm(shared, prompt[1].flatten(0, 1)).view(kv_heads, -1, repeat, size)
+    shared = torch.bmm(shared, prompt[1].flatten(0, 1)).view(kv_heads, -1, repeat, value_size)
     own = torch.bmm(weights[..., prompt_len:].flatten(0, 1), suffix[1].flatten(0, 1))
-    out = grid.to_rows(shared) + own.view(kv_heads, batch, repeat, size)
-    return out.transpose(0, 1).reshape(batch, 1, heads, size)
+    out = grid.to_rows(shared) + own.view(kv_heads, batch, repeat, value_size)
+    return out.transpose(0, 1).reshape(batch, 1, heads, value_size)
 
 
 def _scores(query: Tensor, key: Tensor) -> Tensor:
@@ -97,9 +99,9 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
 def prefill_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scaling: float) -> Tensor:
     """Causal attention of prompts packed in one row.
 
-    query [1, H, T, D], key and value [1, Hkv, T, D], lengths [P] summing to T. Returns [1, T, H, D].
+    query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv], lengths [P] summing to T. Returns [1, T, H, Dv].
     """
-    if attention_gpu.kind(query) == "flash":
+    if attention_gpu.kind(query, value) == "flash":
         return attention_gpu.attention(query, key, value, (Block(0, tuple(lengths)),), scaling, "flash")
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)

@@ -24,6 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from hone.base.settings import UserError
 from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import CHUNK, STATIC_CHUNK, columns
@@ -38,7 +39,15 @@ class PromptPass:
         self.values: dict[int, Tensor] = {}
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [1, H, T, D], key and value [1, Hkv, T, D]. Returns [1, T, H, D]."""
+        """query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]. Returns [1, T, H, Dv].
+
+        Raises UserError for a layer that attends twice: its keys of the first time would be lost to decoding.
+        """
+        if layer in self.keys:
+            raise UserError(
+                f"layer {layer} of this model computes attention twice in one pass, so keys and values have no single "
+                "place in the cache; choose another model"
+            )
         self.keys[layer], self.values[layer] = key[0], value[0]
         return prefill_attention(query, key, value, self.lengths, scaling)
 
@@ -85,7 +94,7 @@ class DecodeCache:
         return self.column >= self.capacity
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
-        """query [B, H, 1, D], key and value [B, Hkv, 1, D]. Returns [B, 1, H, D].
+        """query [B, H, 1, D], key [B, Hkv, 1, D], value [B, Hkv, 1, Dv]. Returns [B, 1, H, Dv].
 
         Rows beyond those that are kept here are spare (`memory.padded_rows`): nothing is stored, zeros are returned."""
         assert self._grid is not None, "rebuild comes before the first token"
@@ -103,7 +112,7 @@ class DecodeCache:
         end = self.column + 1
         keys[:, :, self.column] = key[:, :, 0].transpose(0, 1)
         values[:, :, self.column] = value[:, :, 0].transpose(0, 1)
-        if self.kernel is not None and self.kernel.fits(query):
+        if self.kernel is not None and self.kernel.fits(query, value):
             return self.kernel(query, state.prompt, state.suffix, self._rows, end, scaling)
         mask = None if self._mask is None else self._mask[:, : state.prompt[0].shape[2] + end]
         return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scaling)

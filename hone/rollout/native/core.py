@@ -22,7 +22,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from hone.base.settings import UserError
-from hone.model import linear
+from hone.model import attention, linear
+from hone.model.limits import context_limit, longest_exact
 from hone.model.logprobs import has_plain_head, logits_of, output_head
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
 from hone.rollout.native.graph import GraphStep, Recorder
@@ -74,6 +75,7 @@ class Core:
         reserve: int = 0,
     ) -> None:
         self._model, self._device = model, next(model.parameters()).device
+        self._context = longest_exact(model.config)
         self._head = None if model.dtype == torch.float32 or not has_plain_head(model) else output_head(model)
         self._stop_ids = frozenset(stops)
         self._stops = torch.tensor(list(stops), dtype=torch.int64, device=self._device)
@@ -147,7 +149,8 @@ class Core:
 
     def _check(self, request: Request) -> None:
         """The prompt with its completion must fit the positions that the model was made for, and the memory."""
-        limit = getattr(self._model.config, "max_position_embeddings", None)
+        bound = context_limit(self._model.config)
+        limit, setting = (None, "") if bound is None else (bound.tokens, bound.setting)
         name, length, max_tokens = f"prompt {request.stream}", len(request.prompt_ids), request.sampling.max_tokens
         if length == 0:
             raise UserError(f"{name} is empty: give it at least one token")
@@ -156,12 +159,12 @@ class Core:
         if limit is not None and length >= limit:
             raise UserError(
                 f"{name} has {length} tokens and leaves no room for a completion in the model's context of "
-                f"{limit} (max_position_embeddings): shorten or drop it"
+                f"{limit} ({setting}): shorten or drop it"
             )
         if limit is not None and length + max_tokens > limit:
             raise UserError(
                 f"{name} has {length} tokens and may be followed by {max_tokens}: {length + max_tokens} do not fit "
-                f"the model's context of {limit} (max_position_embeddings); set sampling.max_tokens to "
+                f"the model's context of {limit} ({setting}); set sampling.max_tokens to "
                 f"{limit - length} or less, or shorten the prompt"
             )
         self._budget.check_alone(length, max_tokens, name)
@@ -197,10 +200,18 @@ class Core:
         trained; a head in float32 is called as it is, it may be packed."""
         if self._head is None:
             kept = -keep.start if isinstance(keep, slice) else keep
-            logits: Tensor = self._model(**inputs, use_cache=False, logits_to_keep=kept).logits
+            logits: Tensor = self._call(self._model, inputs | {"logits_to_keep": kept}).logits
             return logits
-        hidden = self._model.base_model(**inputs, use_cache=False).last_hidden_state[:, keep]  # [B, K, D]
+        hidden = self._call(self._model.base_model, inputs).last_hidden_state[:, keep]  # [B, K, D]
         return logits_of(hidden.flatten(0, 1), *self._head).unflatten(0, hidden.shape[:2])
+
+    def _call(self, module: Any, inputs: dict[str, Any]) -> Any:
+        """A forward call. `submit` lets no sequence in that is longer than the model's context."""
+        this = attention.ForwardPass(decode_cache=inputs["decode_cache"], longest=self._context)
+        with attention.forward_pass(this):
+            out = module(**inputs, use_cache=False)
+        attention.check_called(self._model, this)
+        return out
 
     def _say(self, rows: Rows, logits: Tensor, first: int = 0) -> None:
         """The next token of `rows`, of which the first is or will be row `first` of the batch. logits [B, V]"""
@@ -319,13 +330,15 @@ class Core:
         lengths = [len(prompt) for prompt in prompts]
         tokens = torch.cat(prompts).to(self._device)  # [T]
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
-        if spare := padded_prompt(len(tokens)) - len(tokens) if self._pads else 0:
-            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]  # one more prompt, which nobody asks for
-        positions = torch.cat([torch.arange(length) for length in lengths]).to(self._device)
+        spare = padded_prompt(len(tokens)) - len(tokens) if self._pads else 0
+        if spare:
+            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]  # a padding prompt that no request asks for
+        positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts]).to(self._device)
+        positions = F.pad(positions, (0, spare))  # zeros: some rotary embeddings look at the largest one
         cache = PromptPass(lengths)
         inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache}
         if any(request.echo for request in asked):
-            hidden = self._model.base_model(**inputs, use_cache=False).last_hidden_state[0]  # [T, D]
+            hidden = self._call(self._model.base_model, inputs).last_hidden_state[0]  # [T, D]
             lengths = lengths[: len(batch)]
             hidden, tokens = hidden[: sum(lengths)], tokens[: sum(lengths)]
             logits = logits_of(hidden[ends], *output_head(self._model))

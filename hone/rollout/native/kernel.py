@@ -46,9 +46,10 @@ class Kernel:
         self._threads: ThreadPoolExecutor | None = None
 
     @staticmethod
-    def fits(query: Tensor) -> bool:
-        """query [..., D]"""
-        return query.device.type == "cpu" and query.dtype == torch.float32 and query.shape[-1] in HEAD_SIZES
+    def fits(query: Tensor, value: Tensor) -> bool:
+        """query [..., D], value [..., Dv]. The kernel has one size for both: it would read beyond shorter values."""
+        same = query.shape[-1] == value.shape[-1]
+        return query.device.type == "cpu" and query.dtype == torch.float32 and same and query.shape[-1] in HEAD_SIZES
 
     def __call__(
         self,
@@ -60,6 +61,8 @@ class Kernel:
         scaling: float,
     ) -> Tensor:
         """Returns [B, 1, H, D]."""
+        if any(x.shape[-1] != query.shape[-1] for x in (*prompt, *suffix)):
+            raise ValueError("the kernel needs keys and values of the query's size; ask `fits` first")
         batch, heads, _, size = query.shape
         kv_heads, prompts, longest, _ = prompt[0].shape
         query = query.contiguous()

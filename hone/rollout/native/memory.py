@@ -11,6 +11,7 @@ decides how sums are rounded, and must not depend on what else the machine does.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import psutil
 import torch
@@ -36,9 +37,7 @@ class Budget:
     def of(model: PreTrainedModel, gib: float | None) -> Budget:
         """`gib` None: a quarter of the memory of the model's device."""
         config = model.config.get_text_config()
-        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-        size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-        each = config.num_hidden_layers * 2 * heads * size * model.dtype.itemsize
+        each = config.num_hidden_layers * _numbers_per_token(config) * model.dtype.itemsize
         total = device_memory(model.device) * _SHARE if gib is None else gib * _GIB
         return Budget(int(total // each), each)
 
@@ -56,6 +55,14 @@ class Budget:
             f"more, and rollout.kv_cache_gib leaves {self.tokens * self.bytes_per_token / _GIB:.3g}: raise it, or "
             "lower sampling.max_tokens"
         )
+
+
+def _numbers_per_token(config: Any) -> int:
+    """Of keys and values of one layer. Multi-head latent attention is cached as keys and values of every head."""
+    if getattr(config, "kv_lora_rank", None):
+        return int(config.num_attention_heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim))
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    return int(2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads))
 
 
 def columns(max_tokens: int) -> int:

@@ -3,8 +3,10 @@
     task: {name: dataset, source: data/physics}      # train.jsonl and test.jsonl there
     task: {name: dataset, source: my/questions.csv, columns: {question: text, answer: result}}
 
-The usual columns are recognised (`hone.tasks.rows.columns`) and printed; splits are the source's own, what is missing is cut
-from train (`hone.tasks.rows.corpus`). One row of a JSONL file: {"question": "How many legs have 3 cats?", "answer": "12"}.
+The usual columns are recognised (`hone.tasks.rows.columns`) and printed; splits are the source's own, what is missing
+is cut from train (`hone.tasks.rows.corpus`). One row of a JSONL file:
+
+    {"question": "How many legs have 3 cats?", "answer": "12"}
 """
 
 from __future__ import annotations

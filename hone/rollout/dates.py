@@ -1,0 +1,78 @@
+"""The date that chat templates write into prompts ("Today Date: ..."): one for a whole run, also after it was resumed.
+
+pin(folder)                          # when a run begins: remembers today in the run folder, unless it has a date
+with prompt_date(date_of(folder)):   # prompts are rendered as on that day
+    ...
+"""
+
+from __future__ import annotations
+
+import datetime
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from pathlib import Path
+
+FILE = "prompt_date.txt"
+
+_EXCHANGED = threading.RLock()  # requests are rendered in several threads
+
+_DATE: ContextVar[datetime.date | None] = ContextVar("hone_prompt_date", default=None)
+
+
+def pin(folder: Path) -> None:
+    """The date of the run in `folder` is that of its start."""
+    if not (folder / FILE).exists():
+        (folder / FILE).write_text(f"{datetime.date.today().isoformat()}\n")
+
+
+def date_of(folder: Path) -> datetime.date | None:
+    """The date of the run in `folder`, or of the pipeline that it is a stage of. None: it has none."""
+    for path in (folder / FILE, folder.parent / FILE):
+        if path.is_file():
+            return datetime.date.fromisoformat(path.read_text().strip())
+    return None
+
+
+def date_for(folder: Path) -> datetime.date:
+    """The date of the run in `folder`; of none, today's."""
+    return date_of(folder) or now()
+
+
+def now() -> datetime.date:
+    """The date to render prompts with: the pinned one, else today's."""
+    return _DATE.get() or datetime.date.today()
+
+
+@contextmanager
+def told_to_templates(date: datetime.date) -> Iterator[None]:
+    """For the duration, `strftime_now` in a chat template speaks of this day.
+
+    transformers gives templates that function itself, and turns one that is passed as an argument into text; so the
+    clock that it reads is exchanged.
+    """
+    from transformers.utils import chat_template_utils as templates
+
+    class Pinned(datetime.datetime):
+        @classmethod
+        def now(cls, tz: datetime.tzinfo | None = None) -> Pinned:
+            return cls(date.year, date.month, date.day, tzinfo=tz)
+
+    with _EXCHANGED:
+        clock = templates.datetime  # type: ignore[attr-defined]
+        templates.datetime = Pinned  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            templates.datetime = clock  # type: ignore[attr-defined]
+
+
+@contextmanager
+def prompt_date(date: datetime.date | None) -> Iterator[None]:
+    """For the duration prompts are rendered as on this day; None: as today."""
+    token = _DATE.set(date)
+    try:
+        yield
+    finally:
+        _DATE.reset(token)

@@ -1,0 +1,213 @@
+"""Every architecture is exact or refused before a run, with the reason: nothing is silently wrong.
+
+The short form has a family per mechanism; the long one (`-m slow`) has all, and writes the table of docs/models.md:
+
+    python -m pytest tests/test_families.py -m slow -n 0
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hone.base.settings import UserError
+from hone.learn.forward import score
+from hone.learn.pack import pack
+from hone.learn.samples import supervised_sample
+from hone.model import lora
+from hone.model.limits import longest_exact
+from hone.model.load import load_model
+from hone.model.update_mode import update_mode
+from hone.recipe.sections.model import LoraConfig, ModelConfig
+from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
+from hone.rollout import exactness
+from hone.rollout.native.engine import NativeEngine
+from tests.tiny_families import FAMILIES, make
+
+TABLE = Path(__file__).resolve().parents[1] / "docs" / "models.md"
+BEGIN, END = "<!-- table: tests/test_families.py writes it -->\n", "<!-- end of table -->\n"
+
+#: What the short form asks of each: exact (up to so many tokens), or a word of the refusal.
+SHORT = {
+    "qwen2": "exact",
+    "qwen2-moe (window)": "exact to 8",
+    "mistral (window)": "exact to 8",
+    "phi3 (longrope)": "exact to 32",
+    "phi3 (dropout)": "exact",
+    "phimoe": "exact",
+    "mixtral (router noise)": "exact",
+    "seed-oss": "exact",
+    "stablelm": "exact",
+    "nemotron": "exact",
+    "deepseek-v3": "exact",
+    "bloom": "never calls the one that transformers is told to use",
+    "doge": "an attention mask of its own",
+    "diffllama": "computes attention twice",
+    "modernbert-decoder": "is not computed exactly",
+    "gpt-oss": "attention sinks",
+    "gpt-j": "has its own attention classes",
+    "mpt": "cannot run with hone's attention",
+    "rwkv": "cannot run with hone's attention",
+    "lfm2": "layers of type conv",
+}
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is remembered from one test to the next."""
+    monkeypatch.setattr(exactness, "_folder", lambda: tmp_path / "cache")
+
+
+@pytest.mark.parametrize("name", SHORT)
+def test_exact_or_refused(name: str, tmp_path: Path) -> None:
+    make(name, tmp_path / "model")
+    got = verdict(tmp_path / "model")
+    if SHORT[name].startswith("exact"):
+        assert got.startswith(SHORT[name]), got
+    else:
+        assert SHORT[name] in got
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_all_families_and_the_table_of_the_docs(tmp_path: Path) -> None:
+    rows = []
+    for name in FAMILIES:
+        try:
+            make(name, tmp_path / name)
+        except Exception as error:  # this version of transformers does not have it, or not with these sizes
+            rows.append((name, f"not made: {type(error).__name__}", ""))
+            continue
+        got = verdict(tmp_path / name)
+        adapted = adapter(tmp_path / name) if got.startswith("exact") else ""
+        rows.append((name, got, adapted))
+    text = TABLE.read_text()
+    lines = [f"| {name} | {got.replace('|', ' ')} | {adapted} |" for name, got, adapted in rows]
+    table = "\n".join(["| family | float32, this engine | LoRA `all` |", "| --- | --- | --- |", *lines, ""])
+    before, after = text.split(BEGIN)[0], text.split(END)[1]
+    if os.access(TABLE, os.W_OK):
+        TABLE.write_text(before + BEGIN + table + END + after)
+    wrong = [row for row in rows if row[1].startswith("WRONG")]
+    assert not wrong
+
+
+def verdict(folder: Path) -> str:
+    """`exact (to N tokens)`, or why it is refused. WRONG, if the guard let pass what the longer comparison does not."""
+    try:
+        model = load_model(ModelConfig(path=str(folder)))
+        found = exactness.check_model(model)
+    except UserError as error:
+        return f"refused: {str(error).replace(str(folder.parent), '')}"
+    assert found is not None
+    limit = longest_exact(model.config)
+    gap, gradient = compare(model, limit or 512)
+    bound = "" if limit in (None, 512) else f" to {limit} tokens"
+    if not gap <= 1e-4 or not gradient <= 1e-3:
+        return f"WRONG: log-probs {gap:.2g}, gradient {gradient:.2g}"
+    return f"exact{bound}"
+
+
+def compare(model: torch.nn.Module, limit: int) -> tuple[float, float]:
+    """Largest difference to the model's own eager forward and backward pass: of log-probs, and relative to the largest
+    entry, of the gradient. Groups of several prompts in one row, in the mode of an update."""
+    rng = np.random.default_rng(1)
+    shapes = [(5, [9, 30, 12]), (23, [20, 7]), (41, [25])] if limit > 90 else [(limit // 2, [limit // 2, 2]), (1, [2])]
+    samples = []
+    for n, (prompt_len, answers) in enumerate(shapes):
+        prompt = rng.integers(5, 500, prompt_len)
+        samples += [supervised_sample(str(n), prompt, rng.integers(5, 500, length)) for length in answers]
+    signs = [1.0, -0.5, 2.0, 0.25, 1.0, -1.0][: len(samples)]
+    (batch,) = pack(samples, signs, 1000)
+    model.zero_grad()
+    with update_mode(model):
+        logprobs = score(model, batch, 1.0)[1]  # type: ignore[arg-type]
+        (batch.weights * logprobs).sum().backward()
+    ours = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    parts = {}
+    with exactness.own_attention(model):  # type: ignore[arg-type]
+        for i, (sample, sign) in enumerate(zip(samples, signs, strict=True)):
+            ids = torch.as_tensor(sample.token_ids)
+            all_logprobs = model(input_ids=ids[None], use_cache=False).logits[0, :-1].log_softmax(-1)
+            parts[i] = all_logprobs.gather(1, ids[1:, None])[sample.prompt_len - 1 :, 0]
+            (sign * parts[i].sum()).backward()
+    expected = torch.cat([parts[i] for i in batch.sample_ids])
+    top = max(float(p.grad.abs().max()) for p in model.parameters() if p.grad is not None)
+    off = [
+        float((ours.get(name, torch.zeros_like(p)) - p.grad).abs().max())
+        for name, p in model.named_parameters()
+        if p.grad is not None
+    ]
+    return float((logprobs - expected).abs().max()), max(off) / top
+
+
+def adapter(folder: Path) -> str:
+    """What an adapter on all targets covers; sampling with it must still be exact."""
+    model = load_model(ModelConfig(path=str(folder)))
+    try:
+        lora.attach(model, LoraConfig(rank=2), seed=0)
+    except UserError as error:
+        return f"refused: {str(error).split(';')[0]}"
+    with torch.no_grad():
+        for name, p in model.named_parameters():
+            if "lora_B" in name:
+                p.normal_(0.0, 0.05)
+    assert exactness.measure(model).gap < 1e-4
+    return ", ".join(sorted({name for _, name, _ in lora._adapted(model)}))
+
+
+def test_a_sequence_that_a_window_would_cut_is_refused_by_engine_and_trainer(tmp_path: Path) -> None:
+    make("mistral (window)", tmp_path)
+    model = load_model(ModelConfig(path=str(tmp_path)))
+    engine = NativeEngine(model, (), RolloutConfig())
+    prompt = [np.arange(5, 10, dtype=np.int64)]
+    engine.generate(prompt, SamplingConfig(max_tokens=3), samples=1, seed=0)
+    with pytest.raises(UserError, match=r"do not fit the model's context of 8 \(sliding_window\)"):
+        engine.generate(prompt, SamplingConfig(max_tokens=4), samples=1, seed=0)
+    (batch,) = pack([supervised_sample("p", prompt[0], np.arange(20, 24))], [1.0], 100)
+    with pytest.raises(UserError, match="layer 0 uses a sliding window"):
+        score(model, batch, 1.0)
+
+
+def test_the_guard_sees_a_wrong_model_says_the_three_numbers_and_remembers_right_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make("qwen2", tmp_path / "model")
+    model = load_model(ModelConfig(path=str(tmp_path / "model")))
+    from hone.rollout.native import core
+
+    real = core.Core._logits
+    monkeypatch.setattr(core.Core, "_logits", lambda *a: 1.05 * real(*a))
+    with pytest.raises(UserError, match=r"of the engine -?\d.*own eager forward -?\d.*Sampling would be"):
+        exactness.check_model(model)
+    monkeypatch.undo()
+    monkeypatch.setattr(exactness, "_folder", lambda: tmp_path / "cache")
+    assert exactness.check_model(model) is not None
+    assert exactness.check_model(model) is None
+    exactness.check_path(ModelConfig(path=str(tmp_path / "model")))  # known, so that no model is loaded
+    assert model.config._attn_implementation == "hone"
+
+
+def test_an_update_computes_without_the_noise_of_train_mode_with_recomputed_activations_too(tmp_path: Path) -> None:
+    make("starcoder2", tmp_path)
+    rng = np.random.default_rng(0)
+    (batch,) = pack([supervised_sample("p", rng.integers(5, 500, 9), rng.integers(5, 500, 12))], [1.0], 100)
+    found = []
+    for recompute in (False, True):
+        model = load_model(ModelConfig(path=str(tmp_path), recompute_activations=recompute))
+        calls = [0]
+        layer = next(m for m in model.modules() if type(m).__name__ == "Starcoder2MLP")
+        layer.register_forward_hook(lambda *_, calls=calls: calls.__setitem__(0, calls[0] + 1))
+        with update_mode(model):
+            logprobs = score(model, batch, 1.0)[1]
+            (-logprobs.sum()).backward()
+        assert calls[0] == 1 + recompute, "recomputed once in the backward pass"
+        assert not any(m.training for m in model.modules())
+        found.append((logprobs.detach(), {n: p.grad for n, p in model.named_parameters()}))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=0)
+    for name, grad in found[0][1].items():
+        torch.testing.assert_close(found[1][1][name], grad, rtol=0, atol=0)
