@@ -39,7 +39,7 @@ from hone.preflight.plan.cost import (
     train_flops,
 )
 from hone.preflight.plan.shapes import config_of, published
-from hone.preflight.plan.trace import there_and_back
+from hone.preflight.plan.trace import forward_backward
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig, TinyConfig
 from hone.recipe.sections.rollout import SamplingConfig
@@ -93,7 +93,7 @@ def measure(name: str, group: int, tokens: int, repeats: int) -> dict[str, Any]:
 
     def train() -> None:
         with onednn(model):
-            there_and_back(model, batch, 1.0, entropy=False)
+            forward_backward(model, batch, 1.0, entropy=False)
         model.zero_grad(set_to_none=True)
 
     rows = 16

@@ -18,7 +18,7 @@ from hone.base.parallel import ParallelConfig
 from hone.base.settings import UserError
 from hone.base.world import World
 from hone.recipe.sections.rollout import SamplingConfig
-from hone.rollout.together import Together
+from hone.rollout.together import DistributedEngine
 
 #: Seconds that a process waits for another, and that the first process is at work.
 TIMEOUT, WORK = 3.0, 8.0
@@ -58,7 +58,7 @@ class Told:
 
 
 class Policy:
-    def alone(self) -> Policy:
+    def local_view(self) -> Policy:
         return self
 
 
@@ -72,7 +72,7 @@ def main(out: str) -> None:
     assert refused.value.status == 503
 
     said: list[tuple[str, str]] = []
-    engine = Together(
+    engine = DistributedEngine(
         lambda event: Told(event, world.rank),
         world,
         True,

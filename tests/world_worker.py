@@ -60,7 +60,7 @@ def five_steps(case: dict[str, Any]) -> dict[str, Any]:
         for name in ("logprobs", "grad_norms"):
             values = getattr(stats, name)
             found[name].append([torch.as_tensor(values[i]) for i in sorted(values)])
-    found["weights"] = {n: p.detach().clone() for n, p in policy.whole().named_parameters()}
+    found["weights"] = {n: p.detach().clone() for n, p in policy.gathered_model().named_parameters()}
     return found
 
 

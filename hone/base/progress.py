@@ -56,10 +56,10 @@ class Track:
     """`total` steps of something called `title`. Use as a context manager."""
 
     def __init__(
-        self, title: str, total: int, done: int = 0, shown: bool = True, breathe: Callable[[], None] | None = None
+        self, title: str, total: int, done: int = 0, shown: bool = True, poll_stop: Callable[[], None] | None = None
     ) -> None:
-        """`shown`: of several processes one speaks to the user. `breathe` is called now and then within a step."""
-        self._breathe = breathe
+        """`shown`: of several processes one speaks to the user. `poll_stop` is called now and then within a step."""
+        self._poll_stop = poll_stop
         self.title, self.total, self.done, self._first, self._shown = title, total, done, done, shown
         self._started = self._said = time.monotonic()
         self._bar: Progress | None = None
@@ -99,8 +99,8 @@ class Track:
 
     def inner(self, done: int, total: int) -> None:
         """Progress within the step, e.g. sequences finished of those being generated."""
-        if self._breathe is not None:
-            self._breathe()
+        if self._poll_stop is not None:
+            self._poll_stop()
         if self._bar:
             self._bar.update(self._inner, completed=done, total=total, visible=done < total)
 

@@ -109,12 +109,12 @@ class World:
         return self.rank // self.tensor
 
     @property
-    def speaks(self) -> bool:
+    def is_writer(self) -> bool:
         """Whether this is the first of the processes that work on the same samples."""
         return self.rank % self.tensor == 0
 
     @property
-    def cut(self) -> bool:
+    def is_sharded(self) -> bool:
         """Whether a process holds less than all of the weights."""
         return self.shard * self.tensor > 1
 

@@ -18,7 +18,7 @@ from typing import Any
 import hone
 from hone.grade.child import adopt_orphans
 from hone.launch.process import below, end, started
-from hone.rollout.servers.host import Caretaker
+from hone.rollout.servers.host import ServerAgent
 
 #: Seconds until a file that one machine has written is seen by another: shared storage keeps what it has looked up.
 SHARED = 30.0
@@ -55,7 +55,7 @@ class Machine:
         return None if token.read_text() == text else f"{token} is not the file that rank 0 has written"
 
 
-class ServerActor(Machine, Caretaker):
+class ServerActor(Machine, ServerAgent):
     """Asked by the first worker for its server."""
 
 

@@ -53,17 +53,17 @@ def score(
     return as_forward(model, forward)
 
 
-def fast(model: PreTrainedModel) -> AbstractContextManager[None]:
+def fast_layers(model: PreTrainedModel) -> AbstractContextManager[None]:
     """Layers compute as fast as they can for the duration, in every pass there and back."""
     return compiled(model) if is_compiled(model) else onednn(model)
 
 
 @contextmanager
-def looking(model: PreTrainedModel) -> Iterator[None]:
+def inference_mode(model: PreTrainedModel) -> Iterator[None]:
     """No gradient, and nothing that only training needs, for the duration."""
     training = model.training
     try:
-        with torch.no_grad(), fast(model.eval()):
+        with torch.no_grad(), fast_layers(model.eval()):
             yield
     finally:
         if training:
@@ -74,24 +74,24 @@ def frozen_logprobs(
     model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float, world: World = ALONE
 ) -> list[np.ndarray]:
     """[N] per micro-batch, without gradient: old log-probs, and those of a reference model."""
-    return look(model, list(batches), world, lambda batch: score(model, batch, temperature)[1].float())
+    return map_no_grad(model, list(batches), world, lambda batch: score(model, batch, temperature)[1].float())
 
 
-def look(
+def map_no_grad(
     model: PreTrainedModel, batches: Sequence[MicroBatch], world: World, forward: Callable[[MicroBatch], torch.Tensor]
 ) -> list[np.ndarray]:
     """What `forward` says of each micro-batch, [N] each, without gradient; the processes share the work."""
     found: list[tuple[int, np.ndarray]] = []
-    with looking(model):
-        for i, batch in mine(batches, world):
+    with inference_mode(model):
+        for i, batch in local_batches(batches, world):
             values = forward(to_device(batch, model.device)).cpu().numpy()
-            if i is not None and world.speaks:
+            if i is not None and world.is_writer:
                 found.append((i, values))
     every = dict(world.gather(found, "log-probs"))
     return [every[i] for i in range(len(batches))]
 
 
-def mine(batches: Sequence[MicroBatch], world: World) -> list[tuple[int | None, MicroBatch]]:
+def local_batches(batches: Sequence[MicroBatch], world: World) -> list[tuple[int | None, MicroBatch]]:
     """(place in the list, micro-batch) of those that this process works on; an empty one has no place."""
     if not batches:
         return []

@@ -51,7 +51,7 @@ def clip_gradients(masters: Sequence[Tensor], parameters: Sequence[Tensor], limi
 
     A part of a weight counts once, on whichever process it is, and so does one that several processes hold.
     """
-    if not world.cut:
+    if not world.is_sharded:
         return float(torch.nn.utils.clip_grad_norm_(masters, limit))
     kinds: tuple[frozenset[str], ...] = (
         frozenset(),

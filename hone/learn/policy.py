@@ -15,7 +15,7 @@ from hone.base import places
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn import state
-from hone.learn.forward import fast, look, mine, packed_hidden, score, to_device
+from hone.learn.forward import fast_layers, local_batches, map_no_grad, packed_hidden, score, to_device
 from hone.learn.forward import frozen_logprobs as frozen_logprobs
 from hone.learn.losses import value_loss
 from hone.learn.master import clip_gradients, collect_gradients, master_weights, publish
@@ -80,7 +80,7 @@ class Policy:
             adapters.attach(model, lora, self._adapter_seed())
             if lora.path is not None:
                 adapters.load_adapter(model, places.locate(lora.path))
-        if world.cut and reference is not None and reference is not model:
+        if world.is_sharded and reference is not None and reference is not model:
             spread(reference, world)
         self.reference = reference
         self._take(model)
@@ -105,7 +105,7 @@ class Policy:
         """`reference`: keep the model as it is now for a KL penalty."""
         if lora is not None:
             adapters.require()
-        on = torch.device("cpu") if world.cut else None  # a device need not hold all of it, not even at first
+        on = torch.device("cpu") if world.is_sharded else None  # a device need not hold all of it, not even at first
         loaded, tokenizer = load_model(model, on), load_tokenizer(model)
         frozen = None
         if reference:
@@ -126,7 +126,7 @@ class Policy:
 
     def _take(self, model: PreTrainedModel) -> None:
         """The model to train from now on; with `parallel.shard` or `parallel.tensor` this process keeps its part."""
-        self._cut = spread(model, self.world) if self.world.cut else None
+        self._cut = spread(model, self.world) if self.world.is_sharded else None
         self._whole: PreTrainedModel | None = None
         self.model = model.eval()  # for good, see `hone.model.update_mode`
 
@@ -173,7 +173,7 @@ class Policy:
             self._fresh_optimizer(optim, layers)
             return
         assert lora is not None, "a schedule neither adds an adapter nor drops it"
-        model = self.whole()
+        model = self.gathered_model()
         adapters.merge(model)
         adapters.attach(model, lora, self._adapter_seed())
         self.lora = lora
@@ -185,19 +185,19 @@ class Policy:
     def _adapter_seed(self) -> int:
         return self.seed * 1_000_003 + len(self.resets)
 
-    def whole(self) -> PreTrainedModel:
+    def gathered_model(self) -> PreTrainedModel:
         """The model as it is now in one piece: itself, or a copy where processes hold parts. Every process calls."""
         if self._cut is None:
             return self.model
         self._whole = assemble(self.model, self._cut, self._whole)
         return self._whole
 
-    def alone(self) -> Policy:
+    def local_view(self) -> Policy:
         """The policy as this process alone sees it, to be served: passes of it wait for nobody."""
         if self.world.size == 1:
             return self
         other = copy.copy(self)
-        other.world, other.model, other._cut = ALONE, self.whole(), None
+        other.world, other.model, other._cut = ALONE, self.gathered_model(), None
         return other
 
     @property
@@ -224,7 +224,7 @@ class Policy:
             hidden = as_forward(self.model, lambda: packed_hidden(self.model, batch))
             return head(hidden.float())[:, 0]
 
-        return look(self.model, list(batches), self.world, forward)
+        return map_no_grad(self.model, list(batches), self.world, forward)
 
     # --- update -------------------------------------------------------------------------------
 
@@ -262,10 +262,10 @@ class Policy:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
         total = Totals()
         with (
-            fast(self.model),
+            fast_layers(self.model),
             update_mode(self.model),
         ):  # around the way back too, which may compute parts of the way there again
-            for batch in (to_device(b, self.device) for _, b in mine(batches, self.world)):
+            for batch in (to_device(b, self.device) for _, b in local_batches(batches, self.world)):
                 hidden, logprobs, entropy = score(self.model, batch, temperature, want_entropy=True)
                 hidden.retain_grad()
                 assert entropy is not None
@@ -328,19 +328,19 @@ class Policy:
 
     def export(self, folder: Path) -> None:
         """An ordinary Hugging Face checkpoint; an adapter is merged in."""
-        model = self.whole()
+        model = self.gathered_model()
         with adapters.merged(model):
             self._export(model, folder)
 
     def export_base(self, folder: Path) -> None:
         """The model without its adapter, likewise."""
-        model = self.whole()
+        model = self.gathered_model()
         with adapters.adapter_off(model):
             self._export(model, folder)
 
     def export_adapter(self, folder: Path) -> None:
         """The adapter alone, in peft's format, with the tokenizer."""
-        model = self.whole()
+        model = self.gathered_model()
         if not self.world.main:
             return
         adapters.save_adapter(model, folder, self.base)
@@ -380,7 +380,7 @@ class Policy:
             raise UserError(f"{folder} has {has} and the recipe wants {wants}; resume with lora as it was")
         self.resets = list(scalars.get("resets", ()))
         if kept is not None:
-            model = self.whole()
+            model = self.gathered_model()
             adapters.remove(model)
             if base is not None:
                 state.read_weights(model, base)

@@ -73,7 +73,7 @@ class Totals:
         if world.size == 1:
             return self
         whole = Totals()
-        for part in world.gather([self] if world.speaks else [], "what the micro-batches add up to"):
+        for part in world.gather([self] if world.is_writer else [], "what the micro-batches add up to"):
             whole.loss += part.loss
             whole.value_loss += part.value_loss
             whole.mismatch = max(whole.mismatch, part.mismatch)

@@ -12,16 +12,16 @@ if TYPE_CHECKING:
     from hone.learn.policy import Policy
     from hone.rollout.engine import Engine, Event
     from hone.rollout.identity import Verified
-    from hone.rollout.together import Together
+    from hone.rollout.together import DistributedEngine
 
 
-def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified | Together:
+def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified | DistributedEngine:
     """The engine that the recipe names (see `_make`), for all processes of the policy's world."""
     if policy.world.size == 1:
         return _make(config, policy, folder, event)
-    from hone.rollout.together import Together
+    from hone.rollout.together import DistributedEngine
 
-    return Together(partial(_make, config, policy, folder), policy.world, config.engine == "native", event)
+    return DistributedEngine(partial(_make, config, policy, folder), policy.world, config.engine == "native", event)
 
 
 def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified:

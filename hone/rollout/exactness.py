@@ -97,7 +97,7 @@ def check_policy(policy: Policy) -> None:
     """As `check_model`, of a policy that may be spread over processes. Every process calls."""
     model, world = policy.model, policy.world
     if not world.on_main(lambda: is_known(model), "whether the model is known to be exact"):
-        check_model(policy.whole())
+        check_model(policy.gathered_model())
 
 
 def is_known(model: PreTrainedModel) -> bool:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-class Together:
+class DistributedEngine:
     """Implements `hone.rollout.engine.Engine`.
 
     `make`: this process's engine, from whom it tells its events. `event`: tells the run, in the first process.
@@ -60,7 +60,7 @@ class Together:
 
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
         """The first process's metrics of the comparison. Raises PolicyMismatch, on every process."""
-        alone = policy.alone()
+        alone = policy.local_view()
         if self._divided:
             return self._each(lambda: self._own().sync(alone, version), "the check of the weights")[0]
         return self._world.on_main(lambda: self._own().sync(alone, version), "new weights in the server", patient=True)

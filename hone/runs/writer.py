@@ -50,7 +50,7 @@ from hone.runs.manifest import manifest, user_files
 from hone.runs.retention import best_validated
 from hone.runs.tokens import rollout_rows, write_tokens
 from hone.stages.reset import drop_resets, reset_folder
-from hone.tasks.curriculum import Course
+from hone.tasks.curriculum import Curriculum
 from hone.types import Group, Sample, StepStats
 
 
@@ -67,7 +67,9 @@ class Run:
         self._stopping = False  # a process was asked to, and the step is saved
         self._preempted = False  # the same, by SIGTERM
         self._writer = checkpoint.Writer()
-        self._at: tuple[int, Policy, Course | None]  # the last step boundary: what may be saved in the middle of a step
+        self._at: tuple[
+            int, Policy, Curriculum | None
+        ]  # the last step boundary: what may be saved in the middle of a step
         self._saved = 0  # the last step that was saved, or is being saved
         self._writing: int | None = None  # the step of the checkpoint that is being written
         self._unsynced: set[Path] = set()  # written since the last checkpoint
@@ -168,14 +170,14 @@ class Run:
 
     def track(self, title: str, total: int, done: int) -> Track:
         """The progress that is shown; while answers are sampled it lets the run end."""
-        return Track(title, total, done, self.world.main, self.breathe)
+        return Track(title, total, done, self.world.main, self.poll_stop)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
         return jsonl.read(self.folder / name)
 
     # --- checkpoints --------------------------------------------------------------------------
 
-    def checkpoint(self, step: int, policy: Policy, course: Course | None = None, now: bool = False) -> None:
+    def checkpoint(self, step: int, policy: Policy, course: Curriculum | None = None, now: bool = False) -> None:
         """Save what is needed to begin step `step`, if it is due, if `now`, or if the user asked to stop.
 
         Raises OSError if the checkpoint before could not be written.
@@ -189,7 +191,7 @@ class Run:
         if step % self.config.every == 0 or self._stopping or now:
             self.save(step, policy, course)
 
-    def save(self, step: int, policy: Policy, course: Course | None = None) -> None:
+    def save(self, step: int, policy: Policy, course: Curriculum | None = None) -> None:
         """Copy what is needed to begin `step`; it is written while the loop goes on. What was written about the steps
         before comes to the disk first: a resumed run does not write it again."""
         self.settle()
@@ -215,7 +217,7 @@ class Run:
         """The steps of the best checkpoints by validation accuracy, best first; of equal ones the earlier."""
         return best_validated(self.rows("evals.jsonl"), self.config.keep_best) if self.world.main else []
 
-    def resume(self, policy: Policy, course: Course | None = None) -> int:
+    def resume(self, policy: Policy, course: Curriculum | None = None) -> int:
         """The step to begin with: that of the newest good checkpoint, 0 if none was written yet.
 
         Rows of steps that will be done again are removed, so that the files read as if the run had
@@ -358,7 +360,7 @@ class Run:
             self._stop.cancel()
             raise
 
-    def breathe(self) -> None:
+    def poll_stop(self) -> None:
         """Called now and then while answers are sampled: leaves the step in progress if the machine is about to go.
 
         Several processes wait for each other in the middle of a step, so they stop together, after it. Raises LockLost

@@ -23,7 +23,7 @@ from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.runs import card, seal
 from hone.tasks import make_task
-from hone.tasks.curriculum import Course
+from hone.tasks.curriculum import Curriculum
 
 Rows = Sequence[Mapping[str, Any]]
 
@@ -112,7 +112,7 @@ def _draws(recipe: Recipe, ledger: Rows, metrics: Rows) -> dict[tuple[int, int],
     phases = Phases(recipe) if recipe.stage == "rl" else None
     problems = make_task(recipe.task, recipe.seed).problems("train")
     levels = {problem.id: problem.level for problem in problems}
-    course = Course(problems, recipe.seed, recipe.curriculum)
+    course = Curriculum(problems, recipe.seed, recipe.curriculum)
     expected = {}
     for metric in metrics:
         step = metric["step"]

@@ -33,7 +33,7 @@ from hone.rewards.config import RewardConfig
 from hone.rollout.collect import rollouts, score
 from hone.rollout.engine import Engine
 from hone.rollout.prompts import Renderer
-from hone.tasks.curriculum import Course
+from hone.tasks.curriculum import Curriculum
 from hone.types import Group
 
 
@@ -75,7 +75,7 @@ class Sampler:
 
     phases: Phases[Recipe]
     policy: Policy  # whose hard resets decide which settings hold
-    curriculum: Course
+    curriculum: Curriculum
     renderer: Renderer
     engine: Engine
     make_reward: Callable[[RewardConfig], Composed]

@@ -22,13 +22,13 @@ from hone.rollout.answerer import load_answerer
 from hone.rollout.exactness import check_policy
 from hone.rollout.identity import Verified
 from hone.rollout.prompts import Renderer
-from hone.rollout.together import Together
+from hone.rollout.together import DistributedEngine
 from hone.runs.writer import Run
 from hone.stages.signals import Signal, make_signal
 from hone.stages.source import Sampler
 from hone.tasks import make_task
 from hone.tasks.base import Task
-from hone.tasks.curriculum import Course
+from hone.tasks.curriculum import Curriculum
 
 
 @dataclass(frozen=True)
@@ -39,12 +39,12 @@ class Stage:
     phases: Phases[Recipe]
     world: World
     task: Task
-    curriculum: Course
+    curriculum: Curriculum
     policy: Policy
     renderer: Renderer
     signal: Signal
     run: Run
-    engine: Verified | Together
+    engine: Verified | DistributedEngine
     sampler: Sampler
 
     @classmethod
@@ -54,7 +54,7 @@ class Stage:
         start = phases.at(0, 0)
         world = World.from_env(recipe.parallel)
         task = make_task(recipe.task, recipe.seed)
-        curriculum = Course(task.problems("train"), recipe.seed, start.curriculum)
+        curriculum = Curriculum(task.problems("train"), recipe.seed, start.curriculum)
         policy = load_policy(phases, model, curriculum, world)
         signal = make_signal(recipe, folder, policy)
         renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
@@ -86,7 +86,7 @@ class Stage:
         return {**synced, **resets}
 
 
-def load_policy(phases: Phases[Recipe], model: ModelConfig, curriculum: Course, world: World) -> Policy:
+def load_policy(phases: Phases[Recipe], model: ModelConfig, curriculum: Curriculum, world: World) -> Policy:
     """The policy that a run starts with; a reference is kept if any of its phases has a KL penalty.
 
     Raises UserError if a later phase asks for layers, targets or levels that are not there.

@@ -76,13 +76,13 @@ def load_teacher(recipe: Recipe, folder: Path, policy: Policy) -> PreTrainedMode
     assert recipe.teacher is not None, "validated"
     where = recipe.model.at(beside(recipe.teacher, folder, "model")).model_copy(update={"revision": None})
     check_same_tokens(policy.tokenizer, load_tokenizer(where), recipe.teacher)
-    on = torch.device("cpu") if policy.world.cut else None
+    on = torch.device("cpu") if policy.world.is_sharded else None
     teacher = load_model(where, on).eval().requires_grad_(False)
     check_model(teacher)
     rows, needed = teacher.get_input_embeddings().num_embeddings, len(policy.tokenizer)
     if rows < needed:
         raise UserError(f"teacher: {recipe.teacher} has {rows} embeddings, and the tokenizer {needed} tokens")
-    if policy.world.cut:
+    if policy.world.is_sharded:
         spread(teacher, policy.world)
     return teacher
 

@@ -27,7 +27,7 @@ from hone.types import NOT_GRADED, Group, Problem
 EVERYTHING = ""  # the pool of uniform draws; the others are levels
 
 
-class Course:
+class Curriculum:
     """The problems of a run, in the order of its curriculum. Raises UserError for levels that the task has not."""
 
     def __init__(self, problems: Sequence[Problem], seed: int, config: CurriculumConfig | None = None) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from hone.recipe.sections.algo import CurriculumConfig
-from hone.tasks.curriculum import Course
+from hone.tasks.curriculum import Curriculum
 from hone.types import Problem
 from tests.recipe.test_explain import evaluated, paragraphs
 
@@ -57,7 +57,7 @@ def test_the_curriculum(curriculum: dict[str, Any], text: str) -> None:
 def test_the_shares_printed_are_those_drawn() -> None:
     problems = [Problem(f"{n}", "t", (), None, level=str(n % 3)) for n in range(9)]
     config = CurriculumConfig(kind="adaptive", floor=0.3)
-    course = Course(problems, 0, config)
+    course = Curriculum(problems, 0, config)
     rates = {"0": 0.5, "1": 0.9, "2": 0.2}
     course.restore({"drawn": {}, "steps": {}, "pass_rates": rates})
     course.draw(0, 3)

@@ -254,8 +254,8 @@ def test_functions_of_several_tasks_add_up_as_in_trl(tmp_path):
     oracle = trl.GRPOTrainer._calculate_rewards.__wrapped__
     kinds, texts = ["sums", "sums", "code", "code"], [rollout.text for rollout in GROUP] * 2
     itself = SimpleNamespace(
-        accelerator=SimpleNamespace(device="cpu", is_main_process=True), state=SimpleNamespace(global_step=0), environments=None,
-        _log_completion_extra=None,
+        accelerator=SimpleNamespace(device="cpu", is_main_process=True), state=SimpleNamespace(global_step=0),
+        environments=None, _log_completion_extra=None,
         _log_metric=None, reward_funcs=[spaces["sums"], spaces["code"]], reward_processing_classes=[None, None],
         reward_func_names=["sums", "code"], args=SimpleNamespace(report_to=[]),
     )  # fmt: skip

@@ -212,9 +212,9 @@ def test_sigterm_while_sampling_saves_what_is_finished(tmp_path: Path) -> None:
     assert run.resume(Counter()) == 0  # type: ignore[arg-type]
     with pytest.raises(Preempted) as stopped, run.interruptible():  # noqa: PT012
         run.checkpoint(1, Counter())  # type: ignore[arg-type]  # not due
-        run.breathe()
+        run.poll_stop()
         os.kill(os.getpid(), signal.SIGTERM)
-        run.breathe()
+        run.poll_stop()
         pytest.fail("sampling went on")
     run._stop.cancel()
     assert stopped.value.code == EX_TEMPFAIL == 75
@@ -239,7 +239,7 @@ def test_nothing_is_saved_twice_and_nothing_of_an_untrained_model(tmp_path: Path
     run.resume(Counter())  # type: ignore[arg-type]
     with pytest.raises(Preempted) as stopped, run.interruptible():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGTERM)
-        run.breathe()
+        run.poll_stop()
     run._stop.cancel()
     assert stopped.value.step == 0
     assert not (tmp_path / "checkpoints").exists()
@@ -249,7 +249,7 @@ def test_ctrl_c_lets_the_step_end(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     with pytest.raises(Interrupted), run.interruptible():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGINT)
-        run.breathe()  # sampling goes on
+        run.poll_stop()  # sampling goes on
         run.checkpoint(1, Counter())  # type: ignore[arg-type]
         run.stop_if_asked(1)
 

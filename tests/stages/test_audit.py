@@ -24,7 +24,7 @@ from hone.recipe.sections.model import ModelConfig
 from hone.rollout.native import NativeEngine
 from hone.stages import audit as runs
 from hone.stages import pipeline
-from hone.tasks.curriculum import Course
+from hone.tasks.curriculum import Curriculum
 from hone.types import Problem
 
 RECIPE = """
@@ -121,7 +121,7 @@ def problem(i: int, level: str) -> Problem:
 def test_what_is_drawn_ahead_does_not_count_in_a_checkpoint() -> None:
     """Rollouts ahead draw step 5 before the checkpoint at 5 is made: resumed there, its prompts would be skipped."""
     problems = [problem(i, "1") for i in range(50)]
-    first, second = Course(problems, seed=3), Course(problems, seed=3)
+    first, second = Curriculum(problems, seed=3), Curriculum(problems, seed=3)
     for step in range(5):
         first.draw(step, 4)
     state = first.state(5)

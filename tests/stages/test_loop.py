@@ -17,7 +17,7 @@ from hone.recipe.sections.algo import AlgoConfig
 from hone.stages import source
 from hone.stages.source import Sampler, step_seed
 from hone.stages.stage import load_frozen
-from hone.tasks.curriculum import Course
+from hone.tasks.curriculum import Curriculum
 from hone.tasks.knights.task import KnightsConfig
 from hone.types import Group, Problem, Reward, Rollout, Turn
 
@@ -49,7 +49,7 @@ def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         other: Any = None
         policy = cast(Policy, SimpleNamespace(resets=[]))
-        sampler = Sampler(Phases(recipe), policy, Course(PROBLEMS, 0), other, other, lambda _: reward, ALONE)
+        sampler = Sampler(Phases(recipe), policy, Curriculum(PROBLEMS, 0), other, other, lambda _: reward, ALONE)
         reward.costs = dict  # type: ignore[attr-defined]
         sampled = sampler.sample(step, other)
         return sampled.groups, sampled.replaced, seeds
@@ -86,7 +86,7 @@ def test_no_problem_comes_twice_in_a_step_and_it_ends_when_all_have_come(collect
 
 
 def test_a_refill_is_the_same_for_the_same_step_and_another_for_another() -> None:
-    course = Course(PROBLEMS, seed=3)
+    course = Curriculum(PROBLEMS, seed=3)
     first, again = (course.draw_others(5, 1, 8, without=()) for _ in range(2))
     assert first == again
     assert len({p.id for p in first}) == 8

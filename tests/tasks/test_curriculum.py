@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from hone.base.settings import UserError
 from hone.recipe.sections.algo import CurriculumConfig
-from hone.tasks.curriculum import Course, deal, learnable, natural
+from hone.tasks.curriculum import Curriculum, deal, learnable, natural
 from hone.types import Group, Problem, Reward, Rollout, Verdict
 
 LEVELS = {"2": 6, "3": 10, "10": 4}
@@ -23,8 +23,8 @@ PROBLEMS = [
 ]
 
 
-def course(**config: object) -> Course:
-    return Course(PROBLEMS, 3, CurriculumConfig.model_validate(config))
+def course(**config: object) -> Curriculum:
+    return Curriculum(PROBLEMS, 3, CurriculumConfig.model_validate(config))
 
 
 def levels(problems: list[Problem]) -> dict[str, int]:
@@ -109,7 +109,7 @@ def test_all_solved_is_an_even_mixture() -> None:
 )
 @pytest.mark.parametrize("cut", [0, 1, 3, 5])
 def test_a_run_that_is_cut_draws_the_same_problems(config: dict[str, object], cut: int) -> None:
-    def run(c: Course, steps: range) -> list[list[str]]:
+    def run(c: Curriculum, steps: range) -> list[list[str]]:
         drawn = []
         for step in steps:
             problems = c.draw(step, 5)
@@ -152,7 +152,7 @@ def test_levels_that_are_not_there() -> None:
     with pytest.raises(UserError, match=r"curriculum.weights: no training problem has level 4; levels: 2, 3, 10"):
         course(kind="mixture", weights={"4": 1})
     with pytest.raises(UserError, match="the training problems have one level only; use uniform"):
-        Course(PROBLEMS[:3], 0, CurriculumConfig(kind="adaptive"))
+        Curriculum(PROBLEMS[:3], 0, CurriculumConfig(kind="adaptive"))
 
 
 @settings(max_examples=200, deadline=None)

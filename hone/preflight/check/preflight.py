@@ -48,7 +48,7 @@ from hone.stages.pipeline import made_tokenizer
 from hone.stages.resume import stages_of
 from hone.tasks import keeping, make_task
 from hone.tasks.base import Task
-from hone.tasks.curriculum import Course
+from hone.tasks.curriculum import Curriculum
 from hone.types import VERIFIER_FAILURES, Problem
 
 if TYPE_CHECKING:
@@ -240,7 +240,7 @@ def _levels(subject: Subject) -> Iterator[Finding]:
     problems = subject.task.problems("train")
     if not problems:
         return
-    course = Course(problems, subject.stage.seed)
+    course = Curriculum(problems, subject.stage.seed)
     for settings in subject.settings:
         try:
             course.check(settings.curriculum)

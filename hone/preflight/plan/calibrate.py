@@ -23,7 +23,7 @@ from hone.preflight.plan import batch as batches
 from hone.preflight.plan.cost import Shape, Speeds, Work, forward_flops
 from hone.preflight.plan.memory import GIB, Plan, total_of
 from hone.preflight.plan.shapes import config_of, meta_model
-from hone.preflight.plan.trace import there_and_back
+from hone.preflight.plan.trace import forward_backward
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.engine import NativeEngine
@@ -52,7 +52,7 @@ def calibrate(stage: Recipe, plan: Plan, work: Work, shape: Shape) -> Speeds:
 
     def train() -> None:
         with onednn(model):
-            there_and_back(model, batch, 1.0, entropy=False)
+            forward_backward(model, batch, 1.0, entropy=False)
         model.zero_grad(set_to_none=True)
 
     keys = plan.prompt_tokens + answer / 2

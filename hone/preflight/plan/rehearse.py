@@ -30,7 +30,7 @@ from hone.model.limits import longest_exact
 from hone.model.random_state import own_random_numbers
 from hone.preflight.plan import batch as batches
 from hone.preflight.plan.memory import GIB, Lengths, Plan, stage_plan
-from hone.preflight.plan.trace import there_and_back
+from hone.preflight.plan.trace import forward_backward
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.model import ModelConfig
@@ -91,7 +91,7 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
         moments = [torch.empty_like(master, requires_grad=False) for master in policy.masters for _ in range(2)]
     try:
         with own_random_numbers(policy.device), fast(policy.model):  # dropout of an adapter, in supervised stages
-            there_and_back(policy.model, to_device(batch, policy.device), temperature, entropy)
+            forward_backward(policy.model, to_device(batch, policy.device), temperature, entropy)
     finally:
         for p in (*policy.masters, *policy.parameters):
             p.grad = None

@@ -60,7 +60,7 @@ class Alive(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
-def there_and_back(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: bool) -> None:
+def forward_backward(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: bool) -> None:
     """The forward and backward pass of `Policy`'s step. `entropy`: its gradient too. Gradients are left behind."""
     with update_mode(model):
         hidden, logprobs, entropies = score(model, batch, temperature, want_entropy=True)
@@ -75,7 +75,7 @@ def there_and_back(model: PreTrainedModel, batch: MicroBatch, temperature: float
 def trace(
     model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, entropy: bool = False, again: bool = True
 ) -> int:
-    """Most bytes alive in `there_and_back`, beyond the weights and the gradients that were there before.
+    """Most bytes alive in `forward_backward`, beyond the weights and the gradients that were there before.
 
     `again`: a micro-batch before this one has left gradients, to which these are added."""
     trained = [p for p in model.parameters() if p.requires_grad]
@@ -83,7 +83,7 @@ def trace(
         p.grad = torch.empty_like(p) if again else None
     try:
         with Alive() as alive:
-            there_and_back(model, batch, temperature, entropy)
+            forward_backward(model, batch, temperature, entropy)
         return alive.peak
     finally:
         for p in trained:

@@ -4,8 +4,8 @@
     judge.ask([Question("Is 7 prime?", YES_NO)])        # [True]
 
 Many at the same time; each is tried again after what may pass (see `hone.base.http`), and after an answer that is not
-the JSON asked for. Answers that could be read are kept on disk by the content of the question: an interrupted run loses none, and
-pays for none twice. Every wait is bounded, the whole by `seconds`.
+the JSON asked for. Answers that could be read are kept on disk by the content of the question: an interrupted run loses
+none, and pays for none twice. Every wait is bounded, the whole by `seconds`.
 The key is read from the environment when it is sent, and taken out of whatever the server says.
 """
 

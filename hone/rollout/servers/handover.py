@@ -1,6 +1,6 @@
 """Weights on their way to a server: in folders that are whole or not there.
 
-handover = Handover(Path("serving"), adapter=True)
+handover = WeightTransfer(Path("serving"), adapter=True)
 first = handover.export(policy, version=0)    # serving/base_000 and serving/adapter_000000
 second = handover.export(policy, version=1)   # the same base, serving/adapter_000001
 handover.drop(first, second)                  # the server holds the second: serving/adapter_000000 goes
@@ -33,7 +33,7 @@ class Handed:
         return {self.model} | ({self.adapter} if self.adapter else set())
 
 
-class Handover:
+class WeightTransfer:
     """`adapter`: an adapter goes by itself, its base only when a hard reset made a new one; else it is merged in."""
 
     def __init__(self, folder: Path, *, adapter: bool = False) -> None:

@@ -76,7 +76,7 @@ class Host:
         """Wait for the machine. Raises UserError if it does not come back in time."""
 
 
-class Caretaker:
+class ServerAgent:
     """Of a server on another machine, whose parent it is: every method answers soon. One server at a time."""
 
     def __init__(self, variables: Mapping[str, str], working: str) -> None:

@@ -26,7 +26,7 @@ from hone.base.processes import Server
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, ServerConfig
 from hone.rollout.engine import Event, Weights, check_room, check_tokens
-from hone.rollout.servers.handover import Handed, Handover
+from hone.rollout.servers.handover import Handed, WeightTransfer
 from hone.rollout.servers.host import LOOPBACK, Host
 from hone.types import Finish, IntArray, Turn
 
@@ -77,7 +77,7 @@ class ServerEngine(ABC):
         self._stops, self._dtype, self._max_sequences = [int(i) for i in stop_ids], dtype, max_sequences
         self._log = folder / f"{self.module}.log"
         weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
-        self._handover = Handover(weights, adapter=config.serves_adapter)
+        self._handover = WeightTransfer(weights, adapter=config.serves_adapter)
         self._event = event
         self._process: Server | None = None
         self._http: Http | None = None

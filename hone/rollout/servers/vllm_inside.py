@@ -20,7 +20,7 @@ import numpy as np
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, VLLMConfig
 from hone.rollout.engine import Weights, check_room
-from hone.rollout.servers.handover import Handed, Handover
+from hone.rollout.servers.handover import Handed, WeightTransfer
 from hone.rollout.servers.host import Host
 from hone.rollout.servers.server import ordinary, prompt_seed
 from hone.rollout.servers.vllm import engine_options, held_weights, is_cpu_build, room
@@ -47,7 +47,7 @@ class VLLMInside:
         self._config, self._stops = config, [int(i) for i in stop_ids]
         self._dtype, self._max_sequences = dtype, max_sequences
         weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
-        self._handover = Handover(weights, adapter=config.serves_adapter)
+        self._handover = WeightTransfer(weights, adapter=config.serves_adapter)
         self._served: Handed | None = None
         self._llm: Any = None
         self._room = 0
