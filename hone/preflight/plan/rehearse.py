@@ -23,7 +23,7 @@ import torch
 from hone.base import checksums
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
-from hone.learn.forward import fast, to_device
+from hone.learn.forward import fast_layers, to_device
 from hone.learn.pack import pack
 from hone.learn.policy import Policy
 from hone.model.limits import longest_exact
@@ -90,7 +90,10 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
     if not policy.optimizer.state:  # on a CPU memory that is not written to takes none; there it is only a bound
         moments = [torch.empty_like(master, requires_grad=False) for master in policy.masters for _ in range(2)]
     try:
-        with own_random_numbers(policy.device), fast(policy.model):  # dropout of an adapter, in supervised stages
+        with (
+            own_random_numbers(policy.device),
+            fast_layers(policy.model),
+        ):  # dropout of an adapter, in supervised stages
             forward_backward(policy.model, to_device(batch, policy.device), temperature, entropy)
     finally:
         for p in (*policy.masters, *policy.parameters):
