@@ -190,7 +190,7 @@ def explain(recipe: Target, overrides: Overrides = None) -> None:
 @app.command()
 def reset(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
     """Ask a run for a hard reset. What it has learned becomes the reference, adapter and optimizer begin anew."""
-    from hone.stages.reset import ask
+    from hone.runs.layout import ask
 
     print(ask(run))
 

@@ -11,18 +11,19 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hone.base import places, stats
+from hone.base import stats
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.grade.parse import parse
 from hone.measure.stats import passk, reflection
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.recipe.recipe import EvalConfig, Pipeline, Recipe
-from hone.rewards.base import Composed, judge_all
+from hone.recipe.recipe import Recipe
+from hone.recipe.sections.evals import EvalConfig
+from hone.rewards.base import Composed, judge_all, reward_groups
 from hone.rewards.judge.client import Judge
 from hone.rewards.judge.part import second_opinion
-from hone.rollout.collect import rollouts, score
+from hone.rollout.collect import rollouts
 from hone.rollout.dates import date_for
 from hone.rollout.engine import Engine
 from hone.rollout.exactness import check_model
@@ -109,7 +110,7 @@ def evaluate(
     if reward is not None and set(reward.parts) != {"outcome"}:
         offline = reward.offline()
         whole = len(offline.parts) == len(reward.parts)
-        row |= rewarded(score(problems, answers, offline, world), whole)
+        row |= rewarded(reward_groups(problems, answers, offline, world), whole)
     if config.judge.url is not None:
         judge = Judge(config.judge)
         row["judge"] = world.on_main(lambda: second_opinion(problems, records, judge, task), "the judge", patient=True)
@@ -212,28 +213,6 @@ def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
 
 
 # --- on the command line ---------------------------------------------------------------------
-
-
-def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:
-    """The stage whose settings hold, and the folder of the model: the given one, else the run's newest.
-
-    Raises UserError if there is none.
-    """
-    folder = Path(recipe.runs) / recipe.name
-    stage = recipe.stages[-1] if isinstance(recipe, Pipeline) else recipe
-    if checkpoint is not None:
-        for candidate in (checkpoint / "model", checkpoint):
-            if (candidate / "config.json").exists():
-                return stage, candidate
-        raise UserError(f"{checkpoint}: no model here; give a folder that holds config.json or model/config.json")
-    folders = [folder / s.name for s in recipe.stages] if isinstance(recipe, Pipeline) else [folder]
-    for sub in reversed(folders):
-        for candidate in (sub, *sorted((sub / "checkpoints").glob("step_*"), reverse=True)):
-            if (candidate / "model" / "config.json").exists():
-                return stage, candidate / "model"
-    if stage.model.path != "tiny":
-        return stage, places.locate(stage.model.path)
-    raise UserError(f"{folder}: nothing is trained there yet; run `hone train` first, or give --checkpoint")
 
 
 def served(stage: Recipe, path: Path) -> tuple[Task, Renderer, Engine]:

@@ -10,7 +10,6 @@ find("http://127.0.0.1:8000/v1#name", recipe)    # OpenAI-compatible
 from __future__ import annotations
 
 import hashlib
-import re
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
@@ -19,15 +18,13 @@ from typing import Protocol
 
 import numpy as np
 
-from hone.base import checksums, jsonl
+from hone.base import checksums
 from hone.base.settings import UserError
-from hone.learn.checkpoint import found, step_of
 from hone.measure import hosted
 from hone.measure.evaluate import served
 from hone.recipe.recipe import Recipe
 from hone.rollout.collect import rollouts
-from hone.runs import seal
-from hone.runs.retention import best_validated
+from hone.runs.layout import at_step, is_hub_id, label_of, model_folder
 from hone.tasks.base import Task
 from hone.types import Problem, Rollout, Turn
 
@@ -73,71 +70,6 @@ def find(target: str, stage: Recipe, task: Task) -> Model:
         return Model(target, target, target, False, lambda: _Local(stage, Path(target)))
     folder = model_folder(path)
     return Model(label_of(path), str(folder), weights_digest(folder), False, lambda: _Local(stage, folder))
-
-
-def is_hub_id(target: str) -> bool:
-    """`owner/name` that is nothing on this disk."""
-    if not re.fullmatch(r"[\w.-]+/[\w.-]+", target) or target.endswith((".yaml", ".yml", ".json")):
-        return False
-    return not Path(target).exists() and not Path(target.split("/")[0]).is_dir()
-
-
-def model_folder(path: Path) -> Path:
-    """The Hugging Face folder that a path means: itself, its `model`, or the newest of a run's last stage."""
-    for candidate in (path, path / "model"):
-        if (candidate / "config.json").is_file():
-            return candidate
-    for sub in reversed(seal.stage_folders(path)):
-        newest = sorted((sub / "checkpoints").glob("step_*"), reverse=True)
-        for candidate in (sub / "model", *(step / "model" for step in newest)):
-            if (candidate / "config.json").is_file():
-                return candidate
-    raise UserError(f"{path}: no model here; give a run that has trained, a checkpoint, or a folder with config.json")
-
-
-def at_step(target: str) -> Path:
-    """The folder that RUN@STEP or RUN@best means; any other path is itself. Raises UserError if it is not there.
-
-    Best is the highest accuracy on the validation split, never on another.
-    """
-    path = Path(target).expanduser()
-    run, _, which = target.rpartition("@")
-    if path.exists() or not run or "/" in which:
-        return path
-    folder = Path(run).expanduser()
-    trained = [sub for sub in seal.stage_folders(folder) if found(sub / "checkpoints")]
-    saved = {step_of(p): p for sub in trained[-1:] for p in found(sub / "checkpoints")}
-    if not saved:
-        raise UserError(f"{target}: {folder} has no checkpoints; give a run, or leave out @{which}")
-    steps = ", ".join(map(str, sorted(saved)))
-    if which == "best":
-        seal.require_logs(trained[-1], "evals.jsonl")
-        ranked = best_validated(jsonl.read(trained[-1] / "evals.jsonl"), 1)
-        if not ranked:
-            raise UserError(f"{target}: {trained[-1]} has no validation; set eval.every, or name a step: {steps}")
-        if ranked[0] not in saved:
-            raise UserError(
-                f"{target}: the best on validation was step {ranked[0]}, whose checkpoint has gone; there are {steps}. "
-                "checkpoint.keep_best keeps it"
-            )
-        return saved[ranked[0]]
-    if not which.isdecimal() or int(which) not in saved:
-        raise UserError(f"{target}: no checkpoint {which}; there are {steps}, and best")
-    return saved[int(which)]
-
-
-def label_of(path: Path) -> str:
-    """runs/demo/rl/checkpoints/step_000020 -> demo/rl step 20; runs/demo/rl/model -> demo/rl; runs/demo -> demo"""
-    parts = list(path.resolve().parts)
-    if parts[-1] == "model" and len(parts) > 2:
-        parts.pop()
-    step = ""
-    if parts[-1].startswith("step_") and parts[-1][5:].isdigit():
-        step = f" step {int(parts.pop()[5:])}"
-        parts = parts[:-1] if parts[-1] == "checkpoints" else parts
-    parent = Path(*parts[:-1])
-    pipeline = (parent / "stages.json").is_file()
-    return (f"{parent.name}/{parts[-1]}" if pipeline else parts[-1]) + step
 
 
 def weights_digest(folder: Path) -> str:

@@ -20,14 +20,16 @@ from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.measure import gold
-from hone.measure.evaluate import eval_problems, graded, which_model
+from hone.measure.evaluate import eval_problems, graded
 from hone.measure.models import Model, Sampler, find
 from hone.measure.stats.measured import Measured, compare, measured
 from hone.measure.stats.perplexity import gold_logprobs, gold_perplexity
 from hone.measure.store import Store, about, gold_nlls
-from hone.recipe.recipe import EvalConfig, Pipeline, Recipe, stages
+from hone.recipe.recipe import Pipeline, Recipe, stages
+from hone.recipe.sections.evals import EvalConfig
 from hone.rewards.judge.client import Judge
 from hone.rewards.judge.part import opinion_line, second_opinion
+from hone.runs.layout import which_model
 from hone.runs.manifest import code_version
 from hone.tasks import make_task
 from hone.tasks.base import Task

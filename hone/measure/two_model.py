@@ -19,7 +19,7 @@ import numpy as np
 
 from hone.base import stats
 from hone.base.settings import UserError
-from hone.measure.evaluate import EVAL_SEED, eval_problems, served, which_model
+from hone.measure.evaluate import EVAL_SEED, eval_problems, served
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.recipe.sections.rollout import SamplingConfig
@@ -34,6 +34,7 @@ from hone.rollout.exactness import check_model
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
 from hone.rollout.text import decoder
+from hone.runs.layout import which_model
 from hone.tasks.base import Task
 from hone.types import Grade, Interval, Problem, Rollout
 

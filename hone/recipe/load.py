@@ -17,14 +17,13 @@ from pydantic import (
     ValidationError,
 )
 
-from hone.base import places
+from hone.base import places, sealed
 from hone.base.settings import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
 from hone.base.validate import explain, validate, without_defaults
 from hone.grade.targets import read_target
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
 from hone.recipe.recipe import Name, Pipeline, Recipe, stages
-from hone.runs import seal
 from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import registered
 from hone.tasks.rows.files import SUFFIXES
@@ -38,7 +37,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
     """
     file = find(path)
     if file.name == "config.resolved.json":
-        seal.require_file(file.parent, file.name)
+        sealed.require_file(file.parent, file.name)
     if file.name == "config.resolved.json" and check_files:
         places.use(file.parent)
     else:

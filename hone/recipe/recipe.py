@@ -8,6 +8,7 @@ declared beside what it configures; nothing here imports torch.
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 
 from pydantic import (
@@ -24,7 +25,8 @@ from hone.base.settings import Section
 from hone.base.validate import impossible
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
-from hone.recipe.sections.algo import NEEDS_GROUP, AlgoConfig, CurriculumConfig, ResetConfig, WatchConfig
+from hone.recipe.sections.algo import NEEDS_GROUP, AlgoConfig, ResetConfig, WatchConfig
+from hone.recipe.sections.evals import EvalConfig
 from hone.recipe.sections.launch import LaunchConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
 from hone.recipe.sections.optim import CheckpointConfig, GenerateConfig, LayersConfig, OptimConfig, SFTConfig
@@ -32,8 +34,8 @@ from hone.recipe.sections.prompt import PromptConfig
 from hone.recipe.sections.rollout import VLLM_RANKS, RolloutConfig, SamplingConfig
 from hone.rewards import tasks_of
 from hone.rewards.config import RewardConfig
-from hone.rewards.judge.config import JudgeConfig
 from hone.tasks import TASKS, kind_of
+from hone.tasks.curriculum import CurriculumConfig
 from hone.tasks.registered import RegisteredConfig, registered
 from hone.tasks.registered import load as registered_task
 
@@ -57,15 +59,6 @@ else:
     _kinds = tuple(Annotated[kind.settings, Tag(name)] for name, kind in TASKS.items())
     _kinds = (*_kinds, Annotated[RegisteredConfig, Tag(INSTALLED)])
     TaskConfig = Annotated[Union[_kinds], Discriminator(_task_kind)]  # noqa: UP007
-
-
-class EvalConfig(Section):
-    split: Literal["validation", "test"] = "test"
-    problems: PositiveInt = 200
-    samples: PositiveInt = 1  # per problem
-    sampling: SamplingConfig = SamplingConfig()  # key by key; what is not given is that of the recipe's `sampling`
-    judge: JudgeConfig = JudgeConfig()  # asked too, if it has a url; see hone.rewards.judge.part
-    every: NonNegativeInt = 0  # RL steps between evaluations on the validation split; 0: none
 
 
 class Recipe(Section):
@@ -331,3 +324,10 @@ def resolved(recipe: Recipe | Pipeline) -> dict[str, Any]:
     for stage in values.get("stages", ()):
         del stage["runs"]  # follows from the whole recipe's
     return values
+
+
+def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
+    """The stages with their folders, relative to the run folder."""
+    if isinstance(recipe, Pipeline):
+        return [(stage, Path(stage.name)) for stage in recipe.stages]
+    return [(recipe, Path())]

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol, runtime_checkable
 
 from hone.base.settings import UserError
+from hone.base.world import ALONE, World
 from hone.grade.parse import Parsed, parse
 from hone.rewards.config import RewardConfig
 from hone.tasks.base import Task, grade_all
@@ -172,3 +173,22 @@ def failures(groups: Iterable[Group]) -> str | None:
     told = "; ".join(f"{count} x {verdict} ({note})" for (verdict, note), count in kinds[:3])
     rest = f"; and {len(kinds) - 3} other reasons" if len(kinds) > 3 else ""
     return f"{len(out)} of {len(rewards)} samples have no reward and were left out: {told}{rest}"
+
+
+def reward_groups(
+    problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn, world: World = ALONE
+) -> list[Group]:
+    """Rewards: of all groups at once if the reward can, else a group at a time; the processes share the groups."""
+    return world.gather(_reward_groups(world.share(problems), world.share(answers), reward), "rewards")
+
+
+def _reward_groups(
+    problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn
+) -> list[Group]:
+    if not problems:
+        return []
+    if isinstance(reward, BatchRewardFn):
+        rewards = reward.score_all(problems, answers)
+    else:
+        rewards = [reward(problem, group) for problem, group in zip(problems, answers, strict=True)]
+    return [Group(p, group, tuple(scored)) for p, group, scored in zip(problems, answers, rewards, strict=True)]

@@ -5,23 +5,29 @@ Training, validation, evaluation and serving all render here.
 
 from __future__ import annotations
 
+import copy
 import datetime
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from hone.base.settings import UserError
+from hone.model import tiny
+from hone.recipe.recipe import Recipe
 from hone.recipe.sections.prompt import PromptConfig
 from hone.rollout import dates
 from hone.rollout.text import Decode, decoder
+from hone.tasks import make_task, once
+from hone.tasks.base import TracedTask
 from hone.types import IntArray, Messages, Problem
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerBase
+    from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 OPEN_THINK = "<think>"
 
@@ -186,3 +192,35 @@ def _fold_system(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
     if system and first is not None:
         first["content"] = f"{system}\n\n{first['content']}"
     return rest
+
+
+# --- the tokenizer of a model from scratch ---------------------------------------------------
+
+#: Texts that the tokenizer of `tiny` is trained on, at most.
+TOKENIZER_TEXTS = 4000
+
+
+def made_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+    """The tokenizer of a model that is made from scratch."""
+    size = recipe.model.tiny
+
+    def make() -> PreTrainedTokenizerFast:
+        return tiny.train_tokenizer(tokenizer_texts(recipe), size.vocab_size, size.phrases)
+
+    about = (recipe.task.model_dump_json(), recipe.seed, recipe.prompt.model_dump_json(), size.model_dump_json())
+    return copy.deepcopy(once(("tokenizer", *about), make))
+
+
+def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
+    """Prompts and worked answers of the training problems, in every style."""
+    task = make_task(recipe.task, recipe.seed)
+    problems = task.problems("train")  # first: rows may have no worked answers
+    teacher = task if isinstance(task, TracedTask) else None
+    styles = teacher.trace_styles if teacher else ()
+    template = recipe.prompt.template
+    system = task.system if recipe.prompt.system is None else recipe.prompt.system
+    for i, problem in enumerate(islice(problems, TOKENIZER_TEXTS // (1 + len(styles)))):
+        yield template.format(system=system, user=problem.messages[-1]["content"])
+        for style in styles:
+            assert teacher is not None
+            yield teacher.trace(problem, style, seed=i).text

@@ -18,11 +18,11 @@ from huggingface_hub import EvalResult, ModelCardData
 
 from hone.base import jsonl
 from hone.base.jsonl import Row
-from hone.measure.models import label_of
 from hone.recipe import explain
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
 from hone.runs import seal
+from hone.runs.layout import label_of
 
 Rows = Sequence[Mapping[str, Any]]
 Stages = Sequence[tuple[Recipe, Path]]  # recipe and run folder of each, in order

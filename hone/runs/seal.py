@@ -14,16 +14,13 @@ A run folder of an older version has no records, and nothing is checked. Imports
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from hone.base import checksums, jsonl
+from hone.base import checksums, jsonl, sealed
 from hone.base.settings import UserError
-
-FILE = "seal.json"
 
 #: The row of each file that is written once.
 ONCE = "files.jsonl"
@@ -120,38 +117,17 @@ def once_faults(folder: Path, without: Collection[str] = ()) -> dict[str, str]:
 
 def faults(folder: Path, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
     """(file, what is wrong with it) of everything in a run folder that is not what was written."""
-    seal = read(folder)
+    seal = sealed.read(folder)
     for name in seal["files"]:
-        if problem := file_fault(folder, name, seal):
+        if problem := sealed.file_fault(folder, name, seal):
             yield name, problem
     yield from log_faults(folder, seal["logs"]).items()
     yield from once_faults(folder, without).items()
 
 
-def file_fault(folder: Path, name: str, seal: Mapping[str, Any] | None = None) -> str | None:
-    """What is wrong with a file that seal.json has a checksum of; None if nothing is, or if there is no checksum."""
-    digests = (read(folder) if seal is None else seal)["files"].get(name)
-    if not digests:
-        return None
-    try:
-        return None if checksums.sha256_of(folder / name) in digests else f"it differs from its checksum in {FILE}"
-    except OSError as error:
-        return f"it cannot be read ({error.strerror})"
-
-
-def require_file(folder: Path, name: str) -> None:
-    """Raises UserError if a file is not what was written there last."""
-    problem = file_fault(folder, name)
-    if problem is not None:
-        raise UserError(
-            f"{folder / name} is damaged ({problem}); restore it from a copy, or, if you changed it yourself, remove "
-            f"{folder / FILE}"
-        )
-
-
 def require_logs(folder: Path, *names: str) -> None:
     """Raises UserError if one of these files of rows does not begin with what seal.json says."""
-    wrong = log_faults(folder, {k: v for k, v in read(folder)["logs"].items() if k in names})
+    wrong = log_faults(folder, {k: v for k, v in sealed.read(folder)["logs"].items() if k in names})
     if wrong:
         name, problem = next(iter(wrong.items()))
         raise UserError(f"{folder / name} is damaged ({problem}); restore it from a copy")
@@ -160,44 +136,13 @@ def require_logs(folder: Path, *names: str) -> None:
 # --- seal.json --------------------------------------------------------------------------------------------------------
 
 
-def read(folder: Path) -> dict[str, Any]:
-    """{"logs": records, "files": {name: [sha256, ...]}}. Raises UserError if the file is damaged."""
-    if not (folder / FILE).exists():
-        return {"logs": {}, "files": {}}
-    remedy = "restore it from a copy, or remove it to go on without these checks"
-    seal: dict[str, Any] = checksums.read_json(folder / FILE, dict, remedy)
-    if not all(isinstance(seal.get(key), dict) for key in ("logs", "files")):
-        raise UserError(f"{folder / FILE} is damaged; {remedy}")
-    records_ok = all(isinstance(r, dict) and isinstance(r.get("bytes"), int) for r in seal["logs"].values())
-    if not records_ok or not all(isinstance(digests, list) for digests in seal["files"].values()):
-        raise UserError(f"{folder / FILE} is damaged; {remedy}")
-    return seal
-
-
-def put(folder: Path, name: str, text: str) -> None:
-    """Write a file that is replaced as a whole, with its checksum. A kill at any moment leaves one that is accepted."""
-    seal, new = read(folder), hashlib.sha256(text.encode()).hexdigest()
-    before = seal["files"].get(name, [])[-1:]
-    if before != [new]:
-        seal["files"][name] = [*before, new]
-        _write(folder, seal)
-    checksums.put(folder / name, text)
-    if before and before != [new]:
-        seal["files"][name] = [new]
-        _write(folder, seal)
-
-
 def write_logs(folder: Path, records: Records) -> None:
-    _write(folder, {**read(folder), "logs": records})
-
-
-def _write(folder: Path, seal: Mapping[str, Any]) -> None:
-    checksums.put(folder / FILE, json.dumps(seal, indent=1))
+    sealed.write(folder, {**sealed.read(folder), "logs": records})
 
 
 def stage_folders(run: Path) -> list[Path]:
     """The folders of a run's stages, in order; of a run of one stage its own. Raises UserError for a damaged list."""
-    require_file(run, "stages.json")
+    sealed.require_file(run, "stages.json")
     path = run / "stages.json"
     if not path.exists():
         return [run]
@@ -215,7 +160,7 @@ def cut(folder: Path, records: Records) -> None:
 
     `seal.json` first: it says what they begin with, before and after.
     """
-    if (folder / FILE).exists():
+    if (folder / sealed.FILE).exists():
         write_logs(folder, {name: record for name, record in records.items() if name not in BESIDE})
     for name in LOGS:
         size = int(records[name]["bytes"]) if name in records else 0

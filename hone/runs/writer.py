@@ -33,7 +33,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.base import checksums, jsonl, places
+from hone.base import checksums, jsonl, places, sealed
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.stop import Interrupted, Preempted, Stop, Stopping
@@ -45,11 +45,11 @@ from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs import lock, seal
 from hone.runs.changes import changes
 from hone.runs.history import History, reach
+from hone.runs.layout import drop_resets, reset_folder
 from hone.runs.ledger import row_of
 from hone.runs.manifest import manifest, user_files
 from hone.runs.retention import best_validated
 from hone.runs.tokens import rollout_rows, write_tokens
-from hone.stages.reset import drop_resets, reset_folder
 from hone.tasks.curriculum import Curriculum
 from hone.types import Group, Sample, StepStats
 
@@ -91,21 +91,21 @@ class Run:
             run.event("lock_taken_over", f"the run folder was locked by {before}, which had ended")
         run._logs.begin()
         for name in ("config.resolved.json", "manifest.json", places.FILE):
-            seal.require_file(folder, name)
+            sealed.require_file(folder, name)
         resolved = folder / "config.resolved.json"
         text = json.dumps(config, indent=1)
         if resolved.exists() and resolved.read_text() != text:
             changed = changes(checksums.read_json(resolved, dict, "restore it from a copy"), config)
             message = f"resumed with other settings than before: {', '.join(map(str, changed))}"
             run.event("config_changed", message, settings=[change.row() for change in changed])
-        seal.put(folder, resolved.name, text)
+        sealed.put(folder, resolved.name, text)
         inputs, other_inputs = places.record(folder, config)
-        seal.put(folder, places.FILE, inputs)
+        sealed.put(folder, places.FILE, inputs)
         if data := [key for key in other_inputs if not key.startswith("reward.parts.")]:
             run.event("file_changed", f"resumed with other contents of {', '.join(data)} than before")
         files = user_files(config)
         if not (folder / "manifest.json").exists():
-            seal.put(folder, "manifest.json", json.dumps({**manifest(seed), "files": files}, indent=1))
+            sealed.put(folder, "manifest.json", json.dumps({**manifest(seed), "files": files}, indent=1))
             return run
         remedy = "restore it from a copy, or remove it: a new one is written, with the versions and files of now"
         before = checksums.read_json(folder / "manifest.json", dict, remedy).get("files", {})

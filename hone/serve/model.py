@@ -11,8 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 from hone.base.settings import Layer, UserError, override
 from hone.base.validate import validate
-from hone.measure.evaluate import which_model
-from hone.measure.models import at_step, is_hub_id
 from hone.model.limits import longest_exact
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.load import load
@@ -23,6 +21,7 @@ from hone.rollout.exactness import check_model
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
 from hone.rollout.text import Decode, decoder
+from hone.runs.layout import at_step, is_hub_id, which_model
 from hone.tasks import make_task
 from hone.tasks.base import Task
 

@@ -18,10 +18,10 @@ from hone.base import checksums, jsonl, places
 from hone.base.settings import UserError
 from hone.base.validate import without_defaults
 from hone.learn import checkpoint
-from hone.measure.models import at_step, model_folder
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.runs import card, seal
+from hone.runs.layout import at_step, model_folder
 from hone.tasks import make_task
 from hone.tasks.curriculum import Curriculum
 

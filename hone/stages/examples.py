@@ -15,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hone.base import sealed
 from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import World
@@ -30,7 +31,6 @@ from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import beside
 from hone.rollout.exactness import check_policy
 from hone.rollout.prompts import Renderer
-from hone.runs import seal
 from hone.runs.writer import Run
 from hone.stages.guard import guard
 from hone.tasks import make_task
@@ -147,7 +147,7 @@ def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count:
 
 def of_dataset(recipe: Recipe, task: Task, source: str) -> Examples:
     """Its own validation split if it has one, else problems held out from the rest; none that evaluation will ask."""
-    seal.require_file(Path(source).parent, Path(source).name)  # of an earlier stage
+    sealed.require_file(Path(source).parent, Path(source).name)  # of an earlier stage
     found = read_pairs(source)
     pool, held_out = [*found.get("train", ()), *found.get("all", ())], found.get("validation", [])
     later = [problem for name in HELD_OUT for problem in task.problems(name)]

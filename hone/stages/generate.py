@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hone.base import jsonl
+from hone.base import jsonl, sealed
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import World
@@ -39,7 +39,6 @@ from hone.rollout.native.engine import NativeEngine
 from hone.rollout.native.requests import Request
 from hone.rollout.prompts import Renderer
 from hone.rollout.text import decoder
-from hone.runs import seal
 from hone.runs.writer import Run
 from hone.tasks import make_task
 from hone.tasks.base import Task
@@ -224,7 +223,7 @@ def finish(run: Run, recipe: Recipe, rows: Sequence[Row], problems: Sequence[Pro
         )
     run.event("dataset", message, **found["all"])
     lines = [jsonl.line(dataset_row(row, problems[row["number"]])) for row in kept]
-    seal.put(run.path(DATASET).parent, DATASET, "".join(lines))
+    sealed.put(run.path(DATASET).parent, DATASET, "".join(lines))
     run.event("finished", f"{len(rows)} answers to {len(problems)} problems")
 
 

@@ -10,45 +10,39 @@ runs/NAME/results.json     what came out, with seconds and peak memory
 from __future__ import annotations
 
 import contextlib
-import copy
 import json
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.base import checksums, jsonl
+from hone.base import checksums, jsonl, sealed
 from hone.base.aside import reopen, set_aside
 from hone.base.stop import Interrupted, Preempted
 from hone.base.world import ALONE, World
 from hone.model import tiny
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
-from hone.recipe.recipe import Pipeline, Recipe, resolved
+from hone.recipe.recipe import Pipeline, Recipe, resolved, stages_of
 from hone.recipe.stages import MODELLESS, beside
 from hone.rollout.dates import date_of, pin, prompt_date
-from hone.runs import card, lock, seal
+from hone.rollout.prompts import made_tokenizer
+from hone.runs import card, lock
 from hone.runs.retention import best_validated
 from hone.runs.sinks import check_installed, copying
 from hone.stages import examples as sft
 from hone.stages import generate as distil
 from hone.stages import loop as rl
 from hone.stages.ready import ready
-from hone.stages.resume import Todo, fill_defaults, outlook, stages_of
-from hone.tasks import make_task, once
-from hone.tasks.base import TracedTask
+from hone.stages.resume import Todo, fill_defaults, outlook
 
 if TYPE_CHECKING:
-    from transformers import PreTrainedTokenizerFast
+    pass
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}
 
 #: What a sitting is said to have taken.
 MEASURED = ("seconds", "cpu_seconds", "peak_rss_bytes")
-
-#: Texts that the tokenizer of `tiny` is trained on, at most.
-TOKENIZER_TEXTS = 4000
 
 
 def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapping[str, Any]] = ()) -> Path:
@@ -114,8 +108,8 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
         for stage, sub in stages
     ]
     if isinstance(recipe, Pipeline):
-        seal.put(folder, "stages.json", json.dumps(rows, indent=1))
-        seal.put(folder, "config.resolved.json", json.dumps(resolved(recipe), indent=1))
+        sealed.put(folder, "stages.json", json.dumps(rows, indent=1))
+        sealed.put(folder, "config.resolved.json", json.dumps(resolved(recipe), indent=1))
     return todo.done
 
 
@@ -167,32 +161,6 @@ def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
     return base
 
 
-def made_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model that is made from scratch."""
-    size = recipe.model.tiny
-
-    def make() -> PreTrainedTokenizerFast:
-        return tiny.train_tokenizer(tokenizer_texts(recipe), size.vocab_size, size.phrases)
-
-    about = (recipe.task.model_dump_json(), recipe.seed, recipe.prompt.model_dump_json(), size.model_dump_json())
-    return copy.deepcopy(once(("tokenizer", *about), make))
-
-
-def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
-    """Prompts and worked answers of the training problems, in every style."""
-    task = make_task(recipe.task, recipe.seed)
-    problems = task.problems("train")  # first: rows may have no worked answers
-    teacher = task if isinstance(task, TracedTask) else None
-    styles = teacher.trace_styles if teacher else ()
-    template = recipe.prompt.template
-    system = task.system if recipe.prompt.system is None else recipe.prompt.system
-    for i, problem in enumerate(islice(problems, TOKENIZER_TEXTS // (1 + len(styles)))):
-        yield template.format(system=system, user=problem.messages[-1]["content"])
-        for style in styles:
-            assert teacher is not None
-            yield teacher.trace(problem, style, seed=i).text
-
-
 @contextlib.contextmanager
 def session(folder: Path, world: World = ALONE) -> Iterator[None]:
     """Records how long this sitting took, by the clock and of the CPU, and its peak memory, however it ends."""
@@ -229,7 +197,7 @@ def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
     found = results(folder, stages)
     if "memory" in found:
         print(line(found["memory"]), file=sys.stderr)
-    seal.put(folder, "results.json", json.dumps(found, indent=1))
+    sealed.put(folder, "results.json", json.dumps(found, indent=1))
 
 
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:

@@ -11,11 +11,10 @@ from pathlib import Path
 from hone.base.settings import UserError
 from hone.measure.evaluate import eval_problems
 from hone.model.load import load_tokenizer
-from hone.recipe.recipe import Pipeline, Recipe
+from hone.recipe.recipe import Pipeline, Recipe, stages_of
 from hone.recipe.stages import stage_named
 from hone.rollout import check_server
 from hone.stages.examples import examples
-from hone.stages.resume import stages_of
 from hone.tasks import make_task
 
 

@@ -11,27 +11,22 @@ Liu et al., ProRL, arXiv:2505.24864: when validation stagnates, the policy becom
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import re
-import uuid
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.base import checksums, jsonl
-from hone.base.settings import UserError
+from hone.base import checksums
 from hone.recipe.schedule import Phases, settings, stagnation
 from hone.recipe.sections.algo import ResetConfig
-from hone.runs import seal
+from hone.runs.layout import read_request, reset_folder
 
 if TYPE_CHECKING:
     from hone.learn.policy import Policy
     from hone.runs.writer import Run
     from hone.types import MicroBatch
 
-REQUEST = "reset.request"
 
 #: Most that a log-prob may change in a reset in float32, in which only the order of sums changes.
 TOLERANCE = 1e-3
@@ -129,54 +124,4 @@ def announce(run: Run, step: int, phases: Phases[Any], resets: int) -> None:
         run.event("phase", f"from step {step} on ({line['at']}): {settings(line)}", step, line=i, settings=dict(line))
 
 
-def reset_folder(run: Path, number: int) -> Path:
-    from hone.learn.checkpoint import reset_name
-
-    return run / "resets" / reset_name(number)
-
-
-def drop_resets(run: Path, number: int) -> None:
-    """Remove what resets after the first `number` left: they will be made again, or not. Other files stay."""
-    for path in (run / "resets").glob("*"):
-        ours = re.fullmatch(r"(\.?)reset_(\d+)", path.name)
-        if ours is not None and (ours[1] or int(ours[2]) > number):
-            checksums.remove(path)
-
-
 # --- by hand --------------------------------------------------------------------------------------------------------
-
-
-def ask(target: Path) -> str:
-    """`hone reset`: leave a request in the folder of the stage that is running or was cut; says what will happen.
-
-    Raises UserError if there is no such stage.
-    """
-    folder = _stage_folder(target)
-    config = checksums.read_json(folder / "config.resolved.json", dict, "restore it from a copy")
-    kind = config.get("stage")
-    if kind != "rl":
-        raise UserError(f"{folder}: a hard reset belongs to reinforcement learning, and this stage is {kind}")
-    jsonl.replace(folder / REQUEST, json.dumps({"id": uuid.uuid4().hex}) + "\n")
-    return f"{folder}: a hard reset follows after the step in progress; of a stopped run, after its next step"
-
-
-def read_request(folder: Path) -> str | None:
-    """The id of the request in a run folder, or None."""
-    path = folder / REQUEST
-    if not path.exists():
-        return None
-    request = checksums.read_json(path, dict, f"remove it, and ask again with `hone reset {folder}`")
-    if not isinstance(request.get("id"), str):
-        raise UserError(f"{path} names no request; remove it, and ask again with `hone reset {folder}`")
-    return str(request["id"])
-
-
-def _stage_folder(target: Path) -> Path:
-    """Of a run of several stages, the one that has begun and is not finished."""
-    begun = [folder for folder in seal.stage_folders(target) if (folder / "manifest.json").exists()]
-    if not begun:
-        raise UserError(f"{target}: no run has begun there; give the folder of one, such as runs/demo")
-    open_ = [folder for folder in begun if not (folder / "model").exists()]
-    if not open_:
-        raise UserError(f"{target}: the run is finished; a reset comes in the middle of one")
-    return open_[0]

@@ -12,11 +12,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
-from hone.base import checksums, jsonl
+from hone.base import checksums, jsonl, sealed
 from hone.base.settings import UserError
 from hone.base.validate import with_defaults, without_defaults
 from hone.learn import checkpoint
-from hone.recipe.recipe import Pipeline, Recipe
+from hone.recipe.recipe import Recipe
 from hone.runs import seal
 from hone.runs.changes import Change, changes, check_possible, longer
 from hone.stages.generate import DATASET
@@ -39,13 +39,6 @@ class Todo:
     lines: tuple[str, ...] = ()  # what is to be said about that
 
 
-def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
-    """The stages with their folders, relative to the run folder."""
-    if isinstance(recipe, Pipeline):
-        return [(stage, Path(stage.name)) for stage in recipe.stages]
-    return [(recipe, Path())]
-
-
 def complete(stage: Recipe, folder: Path) -> bool:
     """Whether a stage is: what it writes last, in one step, is there."""
     return (folder / (DATASET if stage.stage == "generate" else "model")).exists()
@@ -56,7 +49,7 @@ def outlook(stages: Stages, folder: Path) -> Todo | None:
 
     Raises UserError for settings with which the run cannot go on, or that differ from those of a finished stage.
     """
-    seal.require_file(folder, "results.json")
+    sealed.require_file(folder, "results.json")
     done = list(takewhile(lambda s: complete(s[0], folder / s[1]), stages))
     for stage, sub in done[:-1] if len(done) == len(stages) else done:
         check_unchanged(stage, folder / sub)
@@ -80,7 +73,7 @@ def stored(folder: Path) -> dict[str, Any] | None:
     path = folder / "config.resolved.json"
     if not path.exists():
         return None
-    seal.require_file(folder, path.name)
+    sealed.require_file(folder, path.name)
     return with_defaults(checksums.read_json(path, dict, "restore it from a copy"), Recipe)
 
 
@@ -88,10 +81,10 @@ def fill_defaults(resolved: Path) -> None:
     """A run that began before a setting was there has it at its default, and so no other settings than now."""
     if not resolved.exists():
         return
-    seal.require_file(resolved.parent, resolved.name)
+    sealed.require_file(resolved.parent, resolved.name)
     before = checksums.read_json(resolved, dict, "restore it from a copy")
     if "stages" not in before:
-        seal.put(resolved.parent, resolved.name, json.dumps(with_defaults(before, Recipe), indent=1))
+        sealed.put(resolved.parent, resolved.name, json.dumps(with_defaults(before, Recipe), indent=1))
 
 
 def check_unchanged(stage: Recipe, folder: Path) -> None:

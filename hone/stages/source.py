@@ -28,9 +28,9 @@ from hone.learn.policy import Policy
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.rollout import RolloutConfig
-from hone.rewards.base import Composed
+from hone.rewards.base import Composed, reward_groups
 from hone.rewards.config import RewardConfig
-from hone.rollout.collect import rollouts, score
+from hone.rollout.collect import rollouts
 from hone.rollout.engine import Engine
 from hone.rollout.prompts import Renderer
 from hone.tasks.curriculum import Curriculum
@@ -140,7 +140,7 @@ class Sampler:
             progress=progress,
         )
         clock.lap("generate")
-        groups = score(problems, answers, self.reward_of(settings), self.world)
+        groups = reward_groups(problems, answers, self.reward_of(settings), self.world)
         clock.lap("reward")
         return groups
 

@@ -12,10 +12,11 @@ import pytest
 from hone.base.settings import UserError
 from hone.measure import models as finding
 from hone.measure import run as evals
-from hone.measure.models import Model, label_of, model_folder
+from hone.measure.models import Model
 from hone.measure.store import Store, digest, read_measured, stored
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
+from hone.runs.layout import label_of, model_folder
 from hone.tasks import make_task
 from hone.types import Problem, Rollout, Turn
 

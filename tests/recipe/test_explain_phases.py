@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from hone.recipe.sections.algo import CurriculumConfig
-from hone.tasks.curriculum import Curriculum
+from hone.tasks.curriculum import Curriculum, CurriculumConfig
 from hone.types import Problem
 from tests.recipe.test_explain import evaluated, paragraphs
 

@@ -15,10 +15,9 @@ from hone.grade.parse import parse
 from hone.recipe.load import load
 from hone.recipe.recipe import resolved
 from hone.rewards import make_reward
-from hone.rewards.base import Judged, Part, Score, failures
+from hone.rewards.base import Judged, Part, Score, failures, reward_groups
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
-from hone.rollout.collect import score
 from hone.runs.manifest import user_files
 from hone.tasks.countdown.task import CountdownConfig, CountdownTask
 from hone.types import Grade, Problem, Rollout, Turn
@@ -157,7 +156,7 @@ def test_none_leaves_the_sample_out_and_the_others_in(reward):
     kept, out = composed(PROBLEM, GROUP)
     assert (kept.total, kept.verdict) != (0.0, "verifier_error")
     assert (out.verdict, out.parts, out.note) == ("verifier_error", {}, "f: returned None")
-    groups = score([PROBLEM], [tuple(GROUP)], composed)
+    groups = reward_groups([PROBLEM], [tuple(GROUP)], composed)
     assert failures(groups) == (
         "1 of 2 samples have no reward and were left out: 1 x verifier_error (f: returned None)"
     )
@@ -386,7 +385,7 @@ def test_groups_of_a_step_are_scored_at_once(reward, tmp_path):
     composed = reward(VERL)
     composed.task = Batch(CountdownConfig())
     other = replace(PROBLEM, id="p2", answer="41")
-    groups = score([PROBLEM, other, PROBLEM], [tuple(GROUP), (GROUP[1],), ()], composed)
+    groups = reward_groups([PROBLEM, other, PROBLEM], [tuple(GROUP), (GROUP[1],), ()], composed)
     assert seen == [3]
     assert [[r.total for r in group.rewards] for group in groups] == [[1.0, 0.0], [1.0], []]
 
@@ -427,12 +426,12 @@ def test_a_plain_function_that_takes_long_says_what_is_waited_for(reward, capsys
 def test_a_function_that_calls_os_exit_does_not_end_the_run_as_if_it_were_finished(reward, how):
     composed = reward(f"import os\n{how} f(completions):\n    os._exit(0)\n")
     with pytest.raises(UserError, match=r"called os\._exit\(0\), which would end the run here"):
-        score([PROBLEM], [GROUP], composed)
+        reward_groups([PROBLEM], [GROUP], composed)
 
 
 def test_processes_that_a_function_forks_end_by_os_exit_as_ever(reward):
     forks = "    pid = os.fork()\n    if not pid:\n        os._exit(7)\n"
     forks += "    code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])\n"
     composed = reward(f"import os\ndef f(completions):\n{forks}    return [float(code)] * len(completions)\n")
-    (group,) = score([PROBLEM], [GROUP], composed)
+    (group,) = reward_groups([PROBLEM], [GROUP], composed)
     assert [r.total for r in group.rewards] == [7.0, 7.0]

@@ -21,10 +21,10 @@ from hone.base.settings import ConfigError, UserError
 from hone.base.stop import EX_TEMPFAIL, Interrupted, Preempted
 from hone.learn import checkpoint
 from hone.learn.state import State
-from hone.measure.models import at_step
 from hone.recipe.load import load
 from hone.recipe.rules import notices
 from hone.recipe.sections.optim import CheckpointConfig
+from hone.runs.layout import at_step
 from hone.runs.ledger import row_of
 from hone.runs.retention import best_validated
 from hone.runs.writer import Run

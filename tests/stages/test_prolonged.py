@@ -23,13 +23,13 @@ from hone.base import jsonl
 from hone.base.settings import ConfigError, UserError
 from hone.base.world import ALONE
 from hone.learn.checkpoint import read_state
-from hone.measure.evaluate import which_model
 from hone.model.load import load_model
 from hone.recipe.explain import explain
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
 from hone.recipe.rules import notices
 from hone.recipe.sections.model import ModelConfig
+from hone.runs.layout import which_model
 from hone.runs.writer import Run
 from hone.stages import loop as rl
 from hone.stages import pipeline

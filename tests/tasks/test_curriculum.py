@@ -11,8 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.base.settings import UserError
-from hone.recipe.sections.algo import CurriculumConfig
-from hone.tasks.curriculum import Curriculum, deal, learnable, natural
+from hone.tasks.curriculum import Curriculum, CurriculumConfig, deal, learnable, natural
 from hone.types import Group, Problem, Reward, Rollout, Verdict
 
 LEVELS = {"2": 6, "3": 10, "10": 4}

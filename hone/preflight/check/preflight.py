@@ -31,21 +31,18 @@ from hone.preflight.check import content, probes
 from hone.preflight.check.findings import Finding, distinct
 from hone.preflight.plan.batch import longest_prompt
 from hone.preflight.plan.shapes import config_of
-from hone.recipe.recipe import Pipeline, Recipe
+from hone.recipe.recipe import Pipeline, Recipe, stages_of
 from hone.recipe.schedule import Phases
 from hone.rewards import REWARDS, check_functions, make_reward
-from hone.rewards.base import Composed, failures
+from hone.rewards.base import Composed, failures, reward_groups
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
 from hone.rewards.gold import gold_text
 from hone.rewards.perplexity import Answerer
 from hone.rollout.answerer import load_answerer
-from hone.rollout.collect import score
 from hone.rollout.exactness import check_path
-from hone.rollout.prompts import Renderer
+from hone.rollout.prompts import Renderer, made_tokenizer
 from hone.runs.sinks import check_installed
-from hone.stages.pipeline import made_tokenizer
-from hone.stages.resume import stages_of
 from hone.tasks import keeping, make_task
 from hone.tasks.base import Task
 from hone.tasks.curriculum import Curriculum
@@ -323,7 +320,7 @@ def _answered(reward: Composed, task: Task, seconds: float) -> Iterator[Finding]
     for problem in chosen:
         texts = [*_gold_answers(problem), "I do not know.", ""]
         rollouts = [probes.rollout_of(problem, probes.Probe("", "none", text), len) for text in texts]
-        groups += score([problem], [tuple(rollouts)], reward)
+        groups += reward_groups([problem], [tuple(rollouts)], reward)
         if time.monotonic() - started > seconds:
             break
     rewards = [one for group in groups for one in group.rewards]

@@ -20,13 +20,12 @@ from hone.preflight.check import base
 from hone.preflight.check.findings import Finding, distinct, lines
 from hone.preflight.check.preflight import Subject, preflight
 from hone.recipe.explain_stages import teacher
-from hone.recipe.recipe import Pipeline, Recipe
+from hone.recipe.recipe import Pipeline, Recipe, stages_of
 from hone.rewards import make_reward
-from hone.rewards.base import RewardFn
-from hone.rollout.collect import rollouts, score
+from hone.rewards.base import RewardFn, reward_groups
+from hone.rollout.collect import rollouts
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
-from hone.stages.resume import stages_of
 from hone.tasks import keeping
 from hone.tasks.base import Task
 
@@ -118,7 +117,7 @@ def _base(
     chosen = task.problems("train")[:count]
     seed = stage.seed + CHECK_SEED
     answers = rollouts(chosen, renderer, engine, stage.sampling, samples=stage.samples_per_prompt, seed=seed)
-    groups = score(chosen, answers, reward)
+    groups = reward_groups(chosen, answers, reward)
     return base.measured(groups), list(base.judge_base(groups, refill=bool(stage.algo.refill_rounds)))
 
 

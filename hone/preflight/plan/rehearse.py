@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from hone.base import checksums
+from hone.base import checksums, sealed
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn.forward import fast_layers, to_device
@@ -34,7 +34,6 @@ from hone.preflight.plan.trace import forward_backward
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.model import ModelConfig
-from hone.runs import seal
 from hone.runs.writer import Run
 from hone.types import MicroBatch, Sample
 
@@ -113,7 +112,7 @@ def _predict(run: Run, stage: Recipe, policy: Policy, lengths: Lengths) -> None:
     if plan.peak_bytes > plan.total_bytes:
         run.event("memory", f"more memory is needed than there is: {in_words(plan)}; {remedy(plan)}")
     if run.world.main:
-        seal.put(run.folder, FILE, json.dumps(as_row(plan), indent=1))
+        sealed.put(run.folder, FILE, json.dumps(as_row(plan), indent=1))
 
 
 def as_row(plan: Plan) -> dict[str, Any]:
@@ -155,7 +154,7 @@ def explained(stage: Recipe, folder: Path, world: World = ALONE) -> Iterator[Non
     path, every = folder / FILE, world.gather([measured()], "peaks of memory")
     if world.main and path.exists():
         predicted = checksums.read_json(path, dict, "remove it")
-        seal.put(folder, FILE, json.dumps({**predicted, "measured_bytes": every}, indent=1))
+        sealed.put(folder, FILE, json.dumps({**predicted, "measured_bytes": every}, indent=1))
 
 
 def _advice(stage: Recipe) -> str:
@@ -187,7 +186,7 @@ def compared(folders: Sequence[Path]) -> dict[str, Any] | None:
     """Predicted against measured, over the stages of a run: one process holds the peak of all of them."""
     there = [folder for folder in folders if (folder / FILE).exists()]
     for folder in there:
-        seal.require_file(folder, FILE)
+        sealed.require_file(folder, FILE)
     rows = [checksums.read_json(folder / FILE, dict, "remove it") for folder in there]
     rows = [row for row in rows if row.get("measured_bytes")]
     if not rows:

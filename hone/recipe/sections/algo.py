@@ -119,31 +119,6 @@ class WatchConfig(Section):
     max_unscored: PositiveInt = 3  # steps in a row in which the verifier failed on every sample; then stop
 
 
-class CurriculumConfig(Section):
-    """Which levels of the task the problems of a step come from: see `hone.tasks.curriculum`."""
-
-    kind: Literal["uniform", "sequential", "mixture", "adaptive"] = "uniform"
-    steps_per_level: PositiveInt | None = None  # sequential; null: until every problem of the level has come once
-    weights: dict[str, NonNegativeFloat] = {}  # mixture: level -> share; levels not named do not come
-    floor: float = Field(default=0.1, gt=0.0, le=1.0)  # adaptive: this share is dealt evenly to all levels
-    memory: float = Field(default=0.9, ge=0.0, lt=1.0)  # adaptive: of a level's pass rate, from step to step
-
-    @model_validator(mode="after")
-    def _weighted(self) -> CurriculumConfig:
-        if self.kind == "mixture" and not any(self.weights.values()):
-            raise ValueError("weights: a mixture needs some, as in {3: 1, 5: 2}: twice as many problems of level 5")
-        return self
-
-    def idle_settings(self) -> list[str]:
-        """Settings that can have no effect, in words."""
-        owner = {"steps_per_level": "sequential", "weights": "mixture", "floor": "adaptive", "memory": "adaptive"}
-        return [
-            f"{key}: no effect with kind {self.kind}"
-            for key in self.changed()
-            if owner.get(key, self.kind) != self.kind
-        ]
-
-
 class StagnationConfig(Section):
     """When validation has stopped to rise: see `hone.recipe.schedule.stagnation`."""
 

@@ -1,0 +1,158 @@
+"""The layout of a run folder: where its models, checkpoints, resets and requests are.
+
+at_step("runs/demo/rl@20")          # the folder of that checkpoint; @best: the best on the validation split
+model_folder(Path("runs/demo"))     # the newest model of the last stage that has one
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import uuid
+from pathlib import Path
+
+from hone.base import checksums, jsonl, places
+from hone.base.settings import UserError
+from hone.learn.checkpoint import found, step_of
+from hone.recipe.recipe import Pipeline, Recipe
+from hone.runs import seal
+from hone.runs.retention import best_validated
+
+REQUEST = "reset.request"
+
+
+def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:
+    """The stage whose settings hold, and the folder of the model: the given one, else the run's newest.
+
+    Raises UserError if there is none.
+    """
+    folder = Path(recipe.runs) / recipe.name
+    stage = recipe.stages[-1] if isinstance(recipe, Pipeline) else recipe
+    if checkpoint is not None:
+        for candidate in (checkpoint / "model", checkpoint):
+            if (candidate / "config.json").exists():
+                return stage, candidate
+        raise UserError(f"{checkpoint}: no model here; give a folder that holds config.json or model/config.json")
+    folders = [folder / s.name for s in recipe.stages] if isinstance(recipe, Pipeline) else [folder]
+    for sub in reversed(folders):
+        for candidate in (sub, *sorted((sub / "checkpoints").glob("step_*"), reverse=True)):
+            if (candidate / "model" / "config.json").exists():
+                return stage, candidate / "model"
+    if stage.model.path != "tiny":
+        return stage, places.locate(stage.model.path)
+    raise UserError(f"{folder}: nothing is trained there yet; run `hone train` first, or give --checkpoint")
+
+
+def is_hub_id(target: str) -> bool:
+    """`owner/name` that is nothing on this disk."""
+    if not re.fullmatch(r"[\w.-]+/[\w.-]+", target) or target.endswith((".yaml", ".yml", ".json")):
+        return False
+    return not Path(target).exists() and not Path(target.split("/")[0]).is_dir()
+
+
+def model_folder(path: Path) -> Path:
+    """The Hugging Face folder that a path means: itself, its `model`, or the newest of a run's last stage."""
+    for candidate in (path, path / "model"):
+        if (candidate / "config.json").is_file():
+            return candidate
+    for sub in reversed(seal.stage_folders(path)):
+        newest = sorted((sub / "checkpoints").glob("step_*"), reverse=True)
+        for candidate in (sub / "model", *(step / "model" for step in newest)):
+            if (candidate / "config.json").is_file():
+                return candidate
+    raise UserError(f"{path}: no model here; give a run that has trained, a checkpoint, or a folder with config.json")
+
+
+def at_step(target: str) -> Path:
+    """The folder that RUN@STEP or RUN@best means; any other path is itself. Raises UserError if it is not there.
+
+    Best is the highest accuracy on the validation split, never on another.
+    """
+    path = Path(target).expanduser()
+    run, _, which = target.rpartition("@")
+    if path.exists() or not run or "/" in which:
+        return path
+    folder = Path(run).expanduser()
+    trained = [sub for sub in seal.stage_folders(folder) if found(sub / "checkpoints")]
+    saved = {step_of(p): p for sub in trained[-1:] for p in found(sub / "checkpoints")}
+    if not saved:
+        raise UserError(f"{target}: {folder} has no checkpoints; give a run, or leave out @{which}")
+    steps = ", ".join(map(str, sorted(saved)))
+    if which == "best":
+        seal.require_logs(trained[-1], "evals.jsonl")
+        ranked = best_validated(jsonl.read(trained[-1] / "evals.jsonl"), 1)
+        if not ranked:
+            raise UserError(f"{target}: {trained[-1]} has no validation; set eval.every, or name a step: {steps}")
+        if ranked[0] not in saved:
+            raise UserError(
+                f"{target}: the best on validation was step {ranked[0]}, whose checkpoint has gone; there are {steps}. "
+                "checkpoint.keep_best keeps it"
+            )
+        return saved[ranked[0]]
+    if not which.isdecimal() or int(which) not in saved:
+        raise UserError(f"{target}: no checkpoint {which}; there are {steps}, and best")
+    return saved[int(which)]
+
+
+def label_of(path: Path) -> str:
+    """runs/demo/rl/checkpoints/step_000020 -> demo/rl step 20; runs/demo/rl/model -> demo/rl; runs/demo -> demo"""
+    parts = list(path.resolve().parts)
+    if parts[-1] == "model" and len(parts) > 2:
+        parts.pop()
+    step = ""
+    if parts[-1].startswith("step_") and parts[-1][5:].isdigit():
+        step = f" step {int(parts.pop()[5:])}"
+        parts = parts[:-1] if parts[-1] == "checkpoints" else parts
+    parent = Path(*parts[:-1])
+    pipeline = (parent / "stages.json").is_file()
+    return (f"{parent.name}/{parts[-1]}" if pipeline else parts[-1]) + step
+
+
+def reset_folder(run: Path, number: int) -> Path:
+    from hone.learn.checkpoint import reset_name
+
+    return run / "resets" / reset_name(number)
+
+
+def drop_resets(run: Path, number: int) -> None:
+    """Remove what resets after the first `number` left: they will be made again, or not. Other files stay."""
+    for path in (run / "resets").glob("*"):
+        ours = re.fullmatch(r"(\.?)reset_(\d+)", path.name)
+        if ours is not None and (ours[1] or int(ours[2]) > number):
+            checksums.remove(path)
+
+
+def ask(target: Path) -> str:
+    """`hone reset`: leave a request in the folder of the stage that is running or was cut; says what will happen.
+
+    Raises UserError if there is no such stage.
+    """
+    folder = _stage_folder(target)
+    config = checksums.read_json(folder / "config.resolved.json", dict, "restore it from a copy")
+    kind = config.get("stage")
+    if kind != "rl":
+        raise UserError(f"{folder}: a hard reset belongs to reinforcement learning, and this stage is {kind}")
+    jsonl.replace(folder / REQUEST, json.dumps({"id": uuid.uuid4().hex}) + "\n")
+    return f"{folder}: a hard reset follows after the step in progress; of a stopped run, after its next step"
+
+
+def read_request(folder: Path) -> str | None:
+    """The id of the request in a run folder, or None."""
+    path = folder / REQUEST
+    if not path.exists():
+        return None
+    request = checksums.read_json(path, dict, f"remove it, and ask again with `hone reset {folder}`")
+    if not isinstance(request.get("id"), str):
+        raise UserError(f"{path} names no request; remove it, and ask again with `hone reset {folder}`")
+    return str(request["id"])
+
+
+def _stage_folder(target: Path) -> Path:
+    """Of a run of several stages, the one that has begun and is not finished."""
+    begun = [folder for folder in seal.stage_folders(target) if (folder / "manifest.json").exists()]
+    if not begun:
+        raise UserError(f"{target}: no run has begun there; give the folder of one, such as runs/demo")
+    open_ = [folder for folder in begun if not (folder / "model").exists()]
+    if not open_:
+        raise UserError(f"{target}: the run is finished; a reset comes in the middle of one")
+    return open_[0]
