@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Modules that print what models, servers, data files and other programs say.
 PRINTING = [
-    "sample.py", "cli_data.py", "train/progress.py", "train/run.py", "train/stop.py", "rollout/base.py", "sinks.py",
+    "serve/sample.py", "cli/data.py", "base/progress.py", "runs/writer.py", "base/stop.py", "rollout/engine.py", "runs/sinks.py",
     "launch/supervise.py",
 ]  # fmt: skip
 

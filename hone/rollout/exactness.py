@@ -246,10 +246,10 @@ def fingerprint(config: Any, kind: Any, dtype: str, device: str, modes: dict[str
 @cache
 def _own_code() -> str:
     """Of the files that compute: hone/model, the native engine, the trainer's forward pass, this file."""
-    root = Path(__file__).parent
-    files = [Path(__file__), root / "train" / "forward.py", root / "data" / "pack.py"]
+    root = Path(__file__).parents[1]
+    files = [Path(__file__), root / "learn" / "forward.py", root / "learn" / "pack.py"]
     files += [*sorted((root / "model").glob("*.py")), *sorted((root / "rollout" / "native").iterdir())]
-    return hashlib.sha256(b"".join(f.read_bytes() for f in files if f.is_file())).hexdigest()
+    return hashlib.sha256(b"".join(f.read_bytes() for f in files if f.suffix)).hexdigest()
 
 
 def _modes(model: PreTrainedModel) -> dict[str, bool]:

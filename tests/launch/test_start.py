@@ -117,9 +117,9 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
     return jobs
 
 
-def start(*overrides: str, resume: bool = False) -> int | None:
+def start(*overrides: str, resume: bool = False, left: bool = True) -> int | None:
     recipe = load("r.yaml", overrides)
-    return launch.start(stages(recipe), Path("runs/x"), ("train", "r.yaml", *overrides), resume)
+    return launch.start(stages(recipe), Path("runs/x"), ("train", "r.yaml", *overrides), resume, lambda: left)
 
 
 def test_one_process_trains_itself(begun: list[Job]) -> None:
@@ -145,7 +145,7 @@ def test_several_are_started_and_go_on_in_the_folder_made_for_them(begun: list[J
 def test_a_finished_run_is_left_alone(begun: list[Job], capsys: pytest.CaptureFixture[str]) -> None:
     Path("runs/x").mkdir(parents=True)
     Path("runs/x/results.json").write_text("{}")
-    assert start("parallel.replicate=2", resume=True) == 0  # one process could not train it: it is of two
+    assert start("parallel.replicate=2", resume=True, left=False) == 0  # one process could not train it: it is of two
     assert "runs/x is finished; without --resume" in capsys.readouterr().err
     assert not begun
 

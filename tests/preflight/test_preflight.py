@@ -145,7 +145,7 @@ def test_a_task_that_grades_nothing_has_no_accuracy_anywhere(folder):
 
 
 def test_the_order_is_from_cheap_to_expensive():
-    costs = ["recipe", "data", "tokenizer", "answers"]
+    costs = ["recipe", "data", "tokenizer", "answers", "model"]
     before_answers = [costs.index(c.needs) for c in preflight.CHECKS if c.blocking]
     assert before_answers == sorted(before_answers)
 

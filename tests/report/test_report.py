@@ -310,7 +310,7 @@ def test_rows_written_again_after_a_resume_count_once(sft_run: Callable[..., Pat
 
 def test_stages_of_rl_lie_end_to_end(rl_run: Callable[..., Path], tmp_path: Path) -> None:
     first, second = (load_run(rl_run(tmp_path / n, steps=10, rollouts=1)).stages[0] for n in ("a", "b"))
-    line = curves.course([first, second])
+    line = curves.timeline([first, second])
     assert line.steps.tolist() == [float(i) for i in range(20)]
     assert [(mark.x, mark.label) for mark in curves.marks(line) if mark.label != "reset"] == [(10, "b")]
     assert [x for x, _ in line.evals("after")] == [10.0, 20.0]
