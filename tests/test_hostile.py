@@ -167,7 +167,7 @@ class Evil:
 def test_weights_that_are_a_program_are_refused(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     for file in folder.iterdir():
-        if file.suffix != ".safetensors":
+        if file.suffix != ".safetensors" and file.name != "checksums.json":
             (tmp_path / file.name).write_bytes(file.read_bytes())
     (tmp_path / "pytorch_model.bin").write_bytes(pickle.dumps({"w": Evil()}))
     with pytest.raises(UserError, match=r"model\.path"):
@@ -189,5 +189,5 @@ def test_weights_that_are_a_program_are_refused(folder: Path, tmp_path: Path, mo
 def test_a_template_that_fails_is_an_error_of_the_user(folder: Path, template: str) -> None:
     tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
     tokenizer.chat_template = template
-    with pytest.raises(UserError, match="the model's chat template fails"):
+    with pytest.raises(UserError, match="the (model|tokenizer)'s chat template (fails|refuses)"):
         Renderer(tokenizer, PromptConfig(), "").messages_ids([{"role": "user", "content": "hi"}])

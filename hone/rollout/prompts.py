@@ -158,10 +158,22 @@ class Renderer:
                 text = self.tokenizer.apply_chat_template(
                     plain, tokenize=False, add_generation_prompt=add_generation_prompt, **self._template_args
                 )
-        except Exception as error:  # a template is a program of the model's author: it refuses, or fails in its own way
-            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
-            raise UserError(f"the model's chat template fails ({reason}); see prompt.style: raw") from error
+        except TemplateError as error:
+            if type(error) is TemplateError:  # raised by the template itself: it does not take such a conversation
+                roles = ", ".join(m["role"] for m in messages)
+                raise UserError(
+                    f"the tokenizer's chat template refuses a conversation of {roles}: {error}; give prompt.style: "
+                    "raw, or a tokenizer with another template"
+                ) from error
+            raise self._failed(error) from error
+        except Exception as error:  # a template is a program of the model's author: it fails in ways of its own
+            raise self._failed(error) from error
         return str(text)
+
+    @staticmethod
+    def _failed(error: Exception) -> UserError:
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        return UserError(f"the model's chat template fails ({reason}); see prompt.style: raw")
 
     @cached_property
     def _template_args(self) -> dict[str, Any]:

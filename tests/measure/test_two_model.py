@@ -37,7 +37,10 @@ SURPRISE = {"": 2.0, "good": 0.5, "bad": 3.0, "The answer is 4": 0.1, "The answe
 class Answerer:
     renderer = types.SimpleNamespace(
         tokenizer=types.SimpleNamespace(
-            decode=lambda ids, **_: "".join(map(chr, ids)), encode=lambda text, **_: list(map(ord, text))
+            decode=lambda ids, **_: "".join(map(chr, ids)),
+            encode=lambda text, **_: list(map(ord, text)),
+            all_special_ids=[],
+            all_special_tokens=[],
         )
     )
 

@@ -22,6 +22,7 @@ from transformers import (
     StableLmConfig,
 )
 
+from hone.base import checksums
 from hone.learn.policy import Policy
 from hone.model.saving import older_keys, save_model, save_settings
 from hone.model.tiny import create
@@ -77,6 +78,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     config = AutoConfig.from_pretrained(path)
     config.rope_parameters = {"rope_type": "default", "rope_theta": 3e5}
     save_model(Qwen2ForCausalLM(config), path)
+    checksums.write(path)
     return path
 
 

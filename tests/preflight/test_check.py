@@ -239,12 +239,10 @@ def test_the_opening_tag_is_named():
     assert "every prompt ends in <think>" in found(chat(), open_think=True)["opening"].message
 
 
-def test_tags_that_are_special_tokens_vanish():
+def test_tags_that_are_special_tokens_reach_the_reward():
     tokenizer = chat()
     tokenizer.add_tokens(list(TAGS), special_tokens=True)
-    result = found(tokenizer)["tags"]
-    assert result.level == "fail"
-    assert "<think>, </think>, <answer>, </answer> vanish" in result.message
+    assert found(tokenizer)["tags"].level == "pass"
 
 
 def test_a_prompt_that_the_tokenizer_cannot_write():
@@ -321,7 +319,7 @@ def test_json_and_the_exit_code(recipe, capsys):
     assert cli_check(load(recipe, ["sampling.max_tokens=2040"]), 2, False, None, True) == 1
     result = json.loads(capsys.readouterr().out)
     assert result["failed"]
-    assert [f["name"] for f in result["findings"] if f["level"] == "fail"] == ["length"]
+    assert {f["name"] for f in result["findings"] if f["level"] == "fail"} == {"length"}
     assert result["scores"][0]["verdict"] == "correct"
     assert result["base"] is None
 

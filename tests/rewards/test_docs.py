@@ -54,7 +54,8 @@ def test_your_own_function(recipe, tmp_path):
         [rollout(f"It is {PROBLEM.answer}", 3), rollout(f"It is {PROBLEM.answer}" + " 1" * 50, 3), rollout("?", 1)],
     )
     assert (short.parts["brief"], long.parts["brief"]) == (1.0, 0.0)
-    assert (none.verdict, none.note) == ("verifier_error", "brief: returned None")
+    assert "brief" not in none.parts  # None: not for this sample; the other parts add up
+    assert none.verdict == "malformed"
 
 
 def test_add_a_reward(recipe, monkeypatch):

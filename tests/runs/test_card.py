@@ -67,7 +67,7 @@ def test_the_hub_reads_the_result_of_the_last_weights(recipe: Recipe, tmp_path: 
     assert read.data.base_model == "Qwen/Qwen2.5-0.5B"
     (result,) = read.data.eval_results
     assert (result.metric_value, result.dataset_split, read.data.model_name) == (0.75, "test", "small")
-    assert "| before this stage | 0.250 | 0.200 to 0.310 | 70 test | 4 | 32 | temperature 0.6 |" in read.text
+    assert "| before this stage | 0.250 | 0.200 to 0.310 | 70 test | 4 | 32 | – | temperature 0.6 |" in read.text
     assert "| after this stage | 0.750 |" in read.text
     assert "0.990" not in read.text  # validation is not what is reported
     assert read.text.count("| 1 | 4 | stagnates |") == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import replace
 from pathlib import Path
 
@@ -38,7 +39,7 @@ def logprobs(model: torch.nn.Module, ids: np.ndarray, temperature: float) -> tup
     """[L - 1, V] as any reader of the model's definition would compute them, without our attention or packing."""
     from transformers import AutoModelForCausalLM
 
-    plain = AutoModelForCausalLM.from_config(model.config, attn_implementation="eager").eval()
+    plain = AutoModelForCausalLM.from_config(copy.deepcopy(model.config), attn_implementation="eager").eval()
     plain.load_state_dict(model.state_dict())
     plain.train(False)
     logits = plain(torch.as_tensor(ids)[None]).logits[0, :-1]
