@@ -29,7 +29,8 @@ ROOT = Path(__file__).resolve().parents[1]
 
 #: Modules that print what models, servers, data files and other programs say.
 PRINTING = [
-    "serve/sample.py", "cli/data.py", "base/progress.py", "runs/writer.py", "base/stop.py", "rollout/engine.py", "runs/sinks.py",
+    "serve/sample.py", "cli/data.py", "base/progress.py", "runs/writer.py", "base/stop.py", "rollout/engine.py",
+    "runs/sinks.py",
     "launch/supervise.py",
 ]  # fmt: skip
 
@@ -189,5 +190,5 @@ def test_weights_that_are_a_program_are_refused(folder: Path, tmp_path: Path, mo
 def test_a_template_that_fails_is_an_error_of_the_user(folder: Path, template: str) -> None:
     tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
     tokenizer.chat_template = template
-    with pytest.raises(UserError, match="the (model|tokenizer)'s chat template (fails|refuses)"):
+    with pytest.raises(UserError, match=r"the (model|tokenizer)'s chat template (fails|refuses)"):
         Renderer(tokenizer, PromptConfig(), "").messages_ids([{"role": "user", "content": "hi"}])
