@@ -127,6 +127,12 @@ def flash(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     if layout.fetched is not None:
         k, v = k.index_select(0, layout.fetched), v.index_select(0, layout.fetched)
+    grouped: dict[str, bool] = {}
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in _parameters(call):
+            grouped = {"enable_gqa": True}
+        else:  # PyTorch 2.11 and 2.12: each query head gets a key head of its own
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     out = call(
         q.contiguous(),
         k.contiguous(),
@@ -137,7 +143,7 @@ def flash(
         layout.longest_key,
         scale=scaling,
         window_size=(-1, 0),  # causal
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
     return out[None]
 
@@ -168,10 +174,14 @@ def _compiled_flex() -> Callable[..., Any]:
 
 @cache
 def _varlen_attn() -> Callable[..., Tensor] | None:
-    """None: this PyTorch has none, or one that knows neither grouped heads nor causal windows yet."""
+    """None: this PyTorch has none, or one that knows no causal windows yet."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    known = set(inspect.signature(varlen_attn).parameters)
-    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= known else None  # type: ignore[return-value]
+    return varlen_attn if {"scale", "window_size"} <= _parameters(varlen_attn) else None  # type: ignore[return-value]
+
+
+@cache
+def _parameters(call: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(call).parameters)

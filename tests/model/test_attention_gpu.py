@@ -54,9 +54,10 @@ def plain_varlen(
     *,
     scale: float,
     window_size: tuple[int, int],
-    enable_gqa: bool,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """What `varlen_attn` says that it does, one sequence at a time: the last query sees the last key."""
+    assert enable_gqa == (q.shape[1] != k.shape[1])
     assert window_size == (-1, 0)
     assert q.is_contiguous()
     assert (longest_query, longest_key) == (int(queries.diff().max()), int(keys.diff().max()))
@@ -89,6 +90,37 @@ def test_flash_is_given_what_makes_it_the_packed_attention(name: str, heads: tup
     got = with_gradients(gpu.flash(*given, gpu.varlen(layout, CPU), 0.3, plain_varlen), given)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def varlen_2_11(
+    q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, longest_query: int, longest_key: int, *,
+    return_aux: None = None, scale: float, window_size: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """PyTorch 2.11 and 2.12 have no `enable_gqa`."""
+    return plain_varlen(
+        q, k, v, queries, keys, longest_query, longest_key, scale=scale, window_size=window_size
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_varlen_without_grouped_heads_gets_a_key_head_for_each_query_head(heads: tuple[int, int]) -> None:
+    layout, given = LAYOUTS["shared"], inputs(LAYOUTS["shared"], heads)
+    expected = with_gradients(packed_attention(*given, layout, 0.3), given)
+    got = with_gradients(gpu.flash(*given, gpu.varlen(layout, CPU), 0.3, varlen_2_11), given)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_the_call_of_pytorch_2_11_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every model goes through flex attention there, which is compiled anew for new shapes."""
+    from torch.nn.attention import varlen
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_2_11)
+    gpu._varlen_attn.cache_clear()
+    try:
+        assert gpu._varlen_attn() is varlen_2_11
+    finally:
+        gpu._varlen_attn.cache_clear()
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
