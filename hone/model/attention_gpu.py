@@ -67,8 +67,10 @@ def varlen(layout: tuple[Block, ...], device: torch.device) -> Varlen:
     shared = any(block.prompt_len and block.completion_lens for block in layout)
     cumulative = torch.tensor([queries, keys], dtype=torch.int32)
     longest = cumulative.diff(dim=1).max(dim=1).values.tolist()
-    ends = cumulative.to(device)
-    return Varlen(ends[0], ends[1], torch.cat(fetched).to(device) if shared else None, longest[0], longest[1])
+    # non_blocking: a plain copy would wait until the device has done all that was asked of it before.
+    ends = cumulative.to(device, non_blocking=True)
+    places = torch.cat(fetched).to(device, non_blocking=True) if shared else None
+    return Varlen(ends[0], ends[1], places, longest[0], longest[1])
 
 
 @lru_cache(maxsize=16)
@@ -79,7 +81,7 @@ def owners(layout: tuple[Block, ...], device: torch.device) -> tuple[Tensor, Ten
         lengths = torch.tensor([block.prompt_len, *block.completion_lens])
         sequences.append(torch.arange(len(lengths)).repeat_interleave(lengths))
         blocks.append(torch.full((block.num_tokens,), i))
-    return torch.cat(blocks).to(device), torch.cat(sequences).to(device)
+    return torch.cat(blocks).to(device, non_blocking=True), torch.cat(sequences).to(device, non_blocking=True)
 
 
 def sees(layout: tuple[Block, ...], device: torch.device) -> Callable[..., Tensor]:

@@ -142,7 +142,6 @@ def test_this_pytorch_knows_the_call_that_flash_makes() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("how", ["flash", "flex"])
 @pytest.mark.parametrize("heads", HEADS)
 def test_on_a_gpu_both_agree_with_float32_block_by_block(how: Any, heads: tuple[int, int]) -> None:
