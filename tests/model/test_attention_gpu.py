@@ -154,3 +154,16 @@ def test_on_a_gpu_both_agree_with_float32_block_by_block(how: Any, heads: tuple[
     got = with_gradients(gpu.attention(*given, layout, 0.25, how), given)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a.float(), b, atol=0.03 * float(b.abs().max()), rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", HEADS)
+def test_float32_takes_the_fused_kernel_too(heads: tuple[int, int]) -> None:
+    """Without it all scores exist at once, which `hone plan` does not count."""
+    layout = (Block(70, (33, 41, 90)), Block(0, (64, 20)))
+    given = inputs(layout, heads, torch.device("cuda"))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        got = with_gradients(packed_attention(*given, layout, 0.25), given)
+    on_cpu = inputs(layout, heads)
+    for a, b in zip(got, with_gradients(packed_attention(*on_cpu, layout, 0.25), on_cpu), strict=True):
+        torch.testing.assert_close(a.cpu(), b, atol=1e-4, rtol=1e-4)
