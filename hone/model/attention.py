@@ -162,7 +162,7 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> 
         fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         out: torch.Tensor = fused(q, k, v, 0.0, mask is None, attn_mask=mask, scale=scaling)[0]
         return out
-    if q.is_cuda:  # in float32 its fused kernel takes as many key heads as query heads; without it all scores are made
+    if q.is_cuda:  # not every PyTorch has a fused kernel for grouped heads in float32; without one all scores are made
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scaling, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]

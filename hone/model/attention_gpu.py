@@ -133,7 +133,7 @@ def flash(
     if q.shape[1] != k.shape[1]:
         if "enable_gqa" in _parameters(call):
             grouped = {"enable_gqa": True}
-        else:  # PyTorch 2.11 and 2.12: each query head gets a key head of its own
+        else:  # PyTorch 2.11: each query head gets a key head of its own
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     out = call(
         q.contiguous(),

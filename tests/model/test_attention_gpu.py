@@ -96,7 +96,7 @@ def varlen_2_11(
     q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, longest_query: int, longest_key: int, *,
     return_aux: None = None, scale: float, window_size: tuple[int, int],
 ) -> Tensor:  # fmt: skip
-    """PyTorch 2.11 and 2.12 have no `enable_gqa`."""
+    """PyTorch 2.11 has no `enable_gqa`."""
     return plain_varlen(
         q, k, v, queries, keys, longest_query, longest_key, scale=scale, window_size=window_size
     )  # fmt: skip
