@@ -107,20 +107,20 @@ def ceilings(bench: Bench) -> None:
 
 
 def kernels(bench: Bench) -> None:
-    """Packed attention by every way, forward and backward, and its error; then what recording a decode step brings."""
+    """What recording a decode step brings; then packed attention by every way, forward and backward, and its error."""
     from hone.types import Block
 
+    policy, _ = random_policy(bench, "0.5B")
+    for rows in ROWS[bench.toy][:2]:
+        for graphs in (True, False):
+            found = decoded(bench, policy, rows, graphs)
+            bench.record(**{f"decode_{rows}_rows_{'graphs' if graphs else 'eager'}_tokens_per_s": found})
     size = 16 if bench.toy else 768
     layout = (Block(256 if not bench.toy else 16, (size,) * 4), Block(0, (size, size // 2)))
     spare = -sum(block.num_tokens for block in layout) % 128
     layout = (*layout, Block(0, (spare,))) if spare else layout
     for heads, width in ((14, 64), (12, 128)):
         attention_ways(bench, layout, heads, 2, 16 if bench.toy else width)
-    policy, _ = random_policy(bench, "0.5B")
-    for rows in ROWS[bench.toy][:2]:
-        for graphs in (True, False):
-            found = decoded(bench, policy, rows, graphs)
-            bench.record(**{f"decode_{rows}_rows_{'graphs' if graphs else 'eager'}_tokens_per_s": found})
 
 
 def attention_ways(bench: Bench, layout: Any, heads: int, few: int, width: int) -> None:
