@@ -29,12 +29,13 @@ export PYTHONNOUSERSITE := 1
 export PIP_USER := 0
 export TORCH NEED_GB
 
-.PHONY: help demo test lint format venv venv-dev clean check-space
+.PHONY: help demo test lint format venv venv-dev clean check-space gpu gpu-wheels
 
 help:
 	@echo "make demo     set up, train the demo on the CPU, write runs/demo/report/report.html"
 	@echo "make test     set up, run the tests and the linters"
 	@echo "make lint     ruff and mypy only        make format   rewrite the code with ruff"
+	@echo "make gpu      everything that only a GPU shows, in nine minutes (docs/gpu.md); first make gpu-wheels"
 	@echo "make venv     set up only               make clean    remove .venv and caches (not runs/)"
 	@echo
 	@echo "Variables: PYTHON=python3.12 (interpreter), TORCH_VERSION=$(TORCH_VERSION), NEED_GB=$(NEED_GB), JOBS=$(JOBS) (test processes),"
@@ -55,6 +56,32 @@ lint: venv-dev
 
 format: venv-dev
 	@$(PY) -m ruff check -q --fix . ; $(PY) -m ruff format -q .
+
+# On a GPU machine without a network, with its own Python and PyTorch: no .venv. What that Python lacks is fetched
+# beforehand by gpu-wheels, where there is a network, and travels in build/gpu-wheels (3 MB).
+GPU_PYTHON ?= python3
+GPU_PYTHON_VERSION ?= 3.12
+GPU_PLATFORM ?= x86_64
+GPU_WHEELS := build/gpu-wheels
+GPU_PACKAGES := build/gpu-packages
+# With their libraries; and of TRL, which is only compared with, what a usual image lacks.
+GPU_NEEDS := pydantic==2.14.3 ruamel.yaml==0.19.1
+GPU_PEER := trl==1.16.0 datasets==5.2.0 dill==0.4.1 multiprocess==0.70.19
+GPU_TAGS := --only-binary=:all: --implementation cp --python-version $(GPU_PYTHON_VERSION) \
+  $(foreach tag,manylinux_2_17 manylinux2014 manylinux_2_28,--platform $(tag)_$(GPU_PLATFORM))
+
+gpu-wheels:
+	@rm -rf $(GPU_WHEELS); mkdir -p $(GPU_WHEELS)
+	@$(GPU_PYTHON) -m pip -q --disable-pip-version-check download $(GPU_TAGS) -d $(GPU_WHEELS) $(GPU_NEEDS)
+	@$(GPU_PYTHON) -m pip -q --disable-pip-version-check download $(GPU_TAGS) -d $(GPU_WHEELS) --no-deps $(GPU_PEER)
+	@size=`du -sk $(GPU_WHEELS) | awk '{print $$1}'`; echo "$(GPU_WHEELS): $$size KB"; \
+	if [ "$$size" -gt 40960 ]; then echo "make: more than 40 MB; see GPU_NEEDS" >&2; exit 1; fi
+
+# Whatever the Python there has already is not installed again: another version would hide it.
+gpu:
+	@rm -rf $(GPU_PACKAGES); mkdir -p $(GPU_PACKAGES)
+	@$(GPU_PYTHON) benchmarks/gpu_install.py $(GPU_WHEELS) $(GPU_PACKAGES)
+	@PYTHONPATH="$(CURDIR)/$(GPU_PACKAGES)" $(GPU_PYTHON) benchmarks/gpu.py $(ARGS)
 
 clean:
 	rm -rf .venv build dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

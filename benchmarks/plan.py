@@ -98,7 +98,8 @@ def run(model: dict[str, int], more: dict[str, Any]) -> dict[str, Any]:
         recipe |= {"reward": {"parts": {f"{reward}:even": 1.0}}, **more}
         file = Path(folder) / "recipe.yaml"  # JSON is YAML
         file.write_text(json.dumps(recipe))
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+        paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
+        environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(paths)}
         done = subprocess.run([sys.executable, "-c", CHILD, str(file)], env=environment, capture_output=True, text=True)
         if done.returncode:
             raise SystemExit(done.stderr[-3000:])

@@ -219,6 +219,7 @@ def trl_child(setting: str, folder: Path, size: dict[str, int], arguments: argpa
 
 
 def trl_trainer(setting: str, folder: Path, size: dict[str, int], steps: int) -> tuple[Any, Clock | None]:
+    import torch
     from datasets import Dataset
     from transformers import AutoModelForCausalLM, AutoTokenizer
     from trl import GRPOConfig, GRPOTrainer
@@ -243,8 +244,8 @@ def trl_trainer(setting: str, folder: Path, size: dict[str, int], steps: int) ->
         beta=0.0,
         loss_type="dapo",
         temperature=1.0,
-        use_cpu=True,
-        bf16=False,
+        use_cpu=not torch.cuda.is_available(),
+        bf16=torch.cuda.is_available(),
         gradient_checkpointing=False,
         logging_steps=10_000,
         save_strategy="no",

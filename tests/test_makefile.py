@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-TOOLS = ("sh", "cat", "awk", "df", "cksum", "cmp", "grep", "tail", "rm", "echo", "make")
+TOOLS = ("sh", "cat", "awk", "df", "cksum", "cmp", "grep", "tail", "rm", "echo", "mkdir", "make")
 
 pytestmark = pytest.mark.skipif(not all(map(shutil.which, TOOLS)), reason="needs make and the usual tools")
 
@@ -64,6 +64,15 @@ def test_what_to_do_about_the_disk(make):
     code, said = make(None, "demo", "NEED_GB=999999")
     assert code == 2
     assert "make: the environment needs about 999999 GB of free disk here" in said
+
+
+def test_gpu_takes_the_python_that_is_there_and_the_wheels_beside_it(make):
+    code, said = make('#!/bin/sh\necho "[$PYTHONPATH] $*" >&2\n', "gpu", "ARGS=--only ceilings")
+    assert code == 0
+    install, run = said.splitlines()
+    assert install == "[] benchmarks/gpu_install.py build/gpu-wheels build/gpu-packages"
+    assert run.startswith("[/")
+    assert run.endswith("/a b/build/gpu-packages] benchmarks/gpu.py --only ceilings")
 
 
 def test_help_starts_nothing(make):

@@ -212,6 +212,8 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> 
         same = v if size == q.shape[-1] else F.pad(v, (0, q.shape[-1] - size))
         out: torch.Tensor = fused(q, k, same, 0.0, mask is None, attn_mask=mask, scale=scaling)[0]
         return out[..., :size]
+    if q.is_cuda:  # not every PyTorch has a fused kernel for grouped heads in float32; without one all scores are made
+        k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scaling, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]
     )

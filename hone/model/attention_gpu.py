@@ -67,8 +67,10 @@ def varlen(layout: tuple[Block, ...], device: torch.device) -> Varlen:
     shared = any(block.prompt_len and block.completion_lens for block in layout)
     cumulative = torch.tensor([queries, keys], dtype=torch.int32)
     longest = cumulative.diff(dim=1).max(dim=1).values.tolist()
-    ends = cumulative.to(device)
-    return Varlen(ends[0], ends[1], torch.cat(fetched).to(device) if shared else None, longest[0], longest[1])
+    # non_blocking: a plain copy would wait until the device has done all that was asked of it before.
+    ends = cumulative.to(device, non_blocking=True)
+    places = torch.cat(fetched).to(device, non_blocking=True) if shared else None
+    return Varlen(ends[0], ends[1], places, longest[0], longest[1])
 
 
 @lru_cache(maxsize=16)
@@ -79,7 +81,7 @@ def owners(layout: tuple[Block, ...], device: torch.device) -> tuple[Tensor, Ten
         lengths = torch.tensor([block.prompt_len, *block.completion_lens])
         sequences.append(torch.arange(len(lengths)).repeat_interleave(lengths))
         blocks.append(torch.full((block.num_tokens,), i))
-    return torch.cat(blocks).to(device), torch.cat(sequences).to(device)
+    return torch.cat(blocks).to(device, non_blocking=True), torch.cat(sequences).to(device, non_blocking=True)
 
 
 def sees(layout: tuple[Block, ...], device: torch.device) -> Callable[..., Tensor]:
@@ -128,6 +130,12 @@ def flash(
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     if layout.fetched is not None:
         k, v = k.index_select(0, layout.fetched), v.index_select(0, layout.fetched)
+    grouped: dict[str, bool] = {}
+    if q.shape[1] != k.shape[1]:
+        if "enable_gqa" in _parameters(call):
+            grouped = {"enable_gqa": True}
+        else:  # PyTorch 2.11: each query head gets a key head of its own
+            k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     out = call(
         q.contiguous(),
         k.contiguous(),
@@ -138,7 +146,7 @@ def flash(
         layout.longest_key,
         scale=scaling,
         window_size=(-1, 0),  # causal
-        enable_gqa=q.shape[1] != k.shape[1],
+        **grouped,
     )
     return out[None]
 
@@ -169,10 +177,14 @@ def _compiled_flex() -> Callable[..., Any]:
 
 @cache
 def _varlen_attn() -> Callable[..., Tensor] | None:
-    """None: this PyTorch has none, or one that knows neither grouped heads nor causal windows yet."""
+    """None: this PyTorch has none, or one that knows no causal windows yet."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:
         return None
-    known = set(inspect.signature(varlen_attn).parameters)
-    return varlen_attn if {"scale", "window_size", "enable_gqa"} <= known else None  # type: ignore[return-value]
+    return varlen_attn if {"scale", "window_size"} <= _parameters(varlen_attn) else None  # type: ignore[return-value]
+
+
+@cache
+def _parameters(call: Callable[..., Any]) -> frozenset[str]:
+    return frozenset(inspect.signature(call).parameters)

@@ -54,9 +54,10 @@ def plain_varlen(
     *,
     scale: float,
     window_size: tuple[int, int],
-    enable_gqa: bool,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """What `varlen_attn` says that it does, one sequence at a time: the last query sees the last key."""
+    assert enable_gqa == (q.shape[1] != k.shape[1])
     assert window_size == (-1, 0)
     assert q.is_contiguous()
     assert (longest_query, longest_key) == (int(queries.diff().max()), int(keys.diff().max()))
@@ -91,6 +92,37 @@ def test_flash_is_given_what_makes_it_the_packed_attention(name: str, heads: tup
         torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
 
 
+def varlen_2_11(
+    q: Tensor, k: Tensor, v: Tensor, queries: Tensor, keys: Tensor, longest_query: int, longest_key: int, *,
+    return_aux: None = None, scale: float, window_size: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """PyTorch 2.11 has no `enable_gqa`."""
+    return plain_varlen(
+        q, k, v, queries, keys, longest_query, longest_key, scale=scale, window_size=window_size
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("heads", HEADS)
+def test_a_varlen_without_grouped_heads_gets_a_key_head_for_each_query_head(heads: tuple[int, int]) -> None:
+    layout, given = LAYOUTS["shared"], inputs(LAYOUTS["shared"], heads)
+    expected = with_gradients(packed_attention(*given, layout, 0.3), given)
+    got = with_gradients(gpu.flash(*given, gpu.varlen(layout, CPU), 0.3, varlen_2_11), given)
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, atol=1e-5, rtol=1e-5)
+
+
+def test_the_call_of_pytorch_2_11_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else every model goes through flex attention there, which is compiled anew for new shapes."""
+    from torch.nn.attention import varlen
+
+    monkeypatch.setattr(varlen, "varlen_attn", varlen_2_11)
+    gpu._varlen_attn.cache_clear()
+    try:
+        assert gpu._varlen_attn() is varlen_2_11
+    finally:
+        gpu._varlen_attn.cache_clear()
+
+
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_is_given_what_makes_it_the_packed_attention() -> None:
     """Not compiled, it computes all scores and masks them; on a CPU it has no way back."""
@@ -111,7 +143,6 @@ def test_this_pytorch_knows_the_call_that_flash_makes() -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 @pytest.mark.parametrize("how", ["flash", "flex"])
 @pytest.mark.parametrize("heads", HEADS)
 def test_on_a_gpu_both_agree_with_float32_block_by_block(how: Any, heads: tuple[int, int]) -> None:
@@ -124,3 +155,16 @@ def test_on_a_gpu_both_agree_with_float32_block_by_block(how: Any, heads: tuple[
     got = with_gradients(gpu.attention(*given, layout, 0.25, how), given)
     for a, b in zip(got, expected, strict=True):
         torch.testing.assert_close(a.float(), b, atol=0.03 * float(b.abs().max()), rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("heads", HEADS)
+def test_float32_takes_the_fused_kernel_too(heads: tuple[int, int]) -> None:
+    """Without it all scores exist at once, which `hone plan` does not count."""
+    layout = (Block(70, (33, 41, 90)), Block(0, (64, 20)))
+    given = inputs(layout, heads, torch.device("cuda"))
+    with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.EFFICIENT_ATTENTION):
+        got = with_gradients(packed_attention(*given, layout, 0.25), given)
+    on_cpu = inputs(layout, heads)
+    for a, b in zip(got, with_gradients(packed_attention(*on_cpu, layout, 0.25), on_cpu), strict=True):
+        torch.testing.assert_close(a.cpu(), b, atol=1e-4, rtol=1e-4)

@@ -327,6 +327,8 @@ def test_the_rehearsal_draws_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     [
         torch.OutOfMemoryError("CUDA out of memory."),
         RuntimeError("DefaultCPUAllocator: can't allocate memory: 9 bytes"),
+        RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`"),
+        RuntimeError("CUDA error: out of memory"),
     ],
 )
 def test_running_out_of_memory_names_the_parts_and_the_setting(error: Exception, tmp_path: Path) -> None:

@@ -166,9 +166,12 @@ def _advice(stage: Recipe) -> str:
     return f"{in_words(plan)}; {remedy(plan)}"
 
 
+#: What the CPU's allocator, CUDA itself and its libraries say, each in a plain RuntimeError.
+NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+
+
 def _out_of_memory(error: RuntimeError) -> bool:
-    """The CPU's allocator raises a plain RuntimeError."""
-    return isinstance(error, torch.OutOfMemoryError) or "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in NO_MEMORY)
 
 
 def measured() -> int:
