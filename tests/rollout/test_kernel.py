@@ -167,6 +167,18 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     assert library.stat().st_mtime_ns == written
 
 
+@pytest.mark.usefixtures("_anew", "compiled")
+def test_compiling_it_on_first_use_disturbs_no_output(
+    model: Qwen2ForCausalLM, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="hone"):
+        NativeEngine(model, (5, 9), RolloutConfig()).generate(
+            [np.arange(4)], SamplingConfig(max_tokens=3), samples=2, seed=0
+        )
+    assert capfd.readouterr() == ("", "")
+    assert [r.getMessage() for r in caplog.records if "compiling the decode kernel" in r.getMessage()]
+
+
 def test_what_it_was_not_compiled_for_is_left_to_pytorch() -> None:
     assert kernel.Kernel.fits(torch.empty(1, 2, 1, 64))
     assert not kernel.Kernel.fits(torch.empty(1, 2, 1, 8))
