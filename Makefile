@@ -59,7 +59,7 @@ test: venv-dev
 	@$(MAKE) --no-print-directory lint
 
 mutants: venv-dev
-	@$(PIP) install "mutmut>=3.8"
+	@$(PIP) install mutmut==3.8.1
 	@JOBS=$(JOBS) $(PY) benchmarks/mutants.py $(MODULES)
 
 lint: venv-dev

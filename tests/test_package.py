@@ -28,7 +28,7 @@ TINY = """\
 name: tiny
 task: {name: knights, people: [2], train: 8, test: 4}
 prompt: {style: raw, system: "", template: "Q {user} A"}
-model: {path: tiny, tiny: {layers: 1, hidden: 32, heads: 2, max_positions: 512}}
+model: {path: tiny, tiny: {layers: 1, hidden_size: 32, heads: 2, max_positions: 512}}
 sampling: {max_tokens: 8}
 eval: {sampling: {max_tokens: 8}}
 """
@@ -116,7 +116,9 @@ def _required(wheel: Path) -> Iterator[metadata.Distribution]:
 def test_everything_is_inside(installed: Installed) -> None:
     names = set(zipfile.ZipFile(installed.wheel).namelist())
     assert {"hone/py.typed", "hone/rollout/native/decode.cpp", "hone/recipes/demo/recipe.yaml"} <= names
-    tracked = {str(p.relative_to(ROOT)) for p in (ROOT / "hone").rglob("*") if p.is_file() and "__pycache__" not in p.parts}
+    tracked = {
+        str(p.relative_to(ROOT)) for p in (ROOT / "hone").rglob("*") if p.is_file() and "__pycache__" not in p.parts
+    }
     assert tracked <= names
     assert not [name for name in names if not name.startswith(("hone/", "hone_rl-"))]
     with tarfile.open(installed.sdist) as archive:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -169,8 +170,13 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
 
 @pytest.mark.usefixtures("_anew", "compiled")
 def test_compiling_it_on_first_use_disturbs_no_output(
-    model: Qwen2ForCausalLM, capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+    model: Qwen2ForCausalLM,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
+    fast = [flag for flag in kernel._flags(platform.machine()) if flag != "-O3"]  # to compile, not to run
+    monkeypatch.setattr(kernel, "_flags", lambda machine: fast)
     with caplog.at_level("INFO", logger="hone"):
         NativeEngine(model, (5, 9), RolloutConfig()).generate(
             [np.arange(4)], SamplingConfig(max_tokens=3), samples=2, seed=0
