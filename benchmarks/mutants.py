@@ -8,8 +8,8 @@ beside it only: a fault that is caught only by a test far away costs an afternoo
 what its tests take). mutmut runs mutants in forks of one process, which matters where importing torch takes seconds.
 
 Not counted: mutants in the wording of an error (lines of a `raise` statement), and those that survive and are of
-`EQUIVALENT`, each with the reason why no test can or should tell them apart. What else survives is printed as a diff; exit code 1 if it is
-3 % of the mutants or more in any module.
+`EQUIVALENT`, each with the reason why no test can or should tell them apart. What else survives is printed as a
+diff; exit code 1 if it is 3 % of the mutants or more in any module.
 """
 
 from __future__ import annotations
