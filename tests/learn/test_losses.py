@@ -192,7 +192,7 @@ def test_small_advantages_are_clipped_on_their_own_side() -> None:
 
 
 def test_dual_clip_scales_with_the_advantage_and_begins_above_its_bound() -> None:
-    # c = 2, A = -0.5: rho = 4 gives c * 0.5 = 1; rho = 2 is at the bound, 1 as well, and not cut. A = 0.5 is capped high.
+    # c = 2, A = -0.5: rho = 4 gives c * 0.5 = 1; rho = 2 is at the bound, 1 as well, and not cut..
     loss, cut = _exact([4.0, 2.0, 4.0], [-0.5, -0.5, 0.5], dual=2.0)
     close(loss, [1.0, 1.0, -0.75])
     assert cut.tolist() == [True, False, True]
