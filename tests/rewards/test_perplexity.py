@@ -486,5 +486,5 @@ def test_an_echo_without_the_answer_is_an_error(choice):
 
 
 def test_ligatures_of_up_to_three_letters_are_spelt_out():
-    assert leaks("the o\ufb03ce", "office")  # one character, three letters
+    assert leaks("7 \u32cd", "erg")  # one character, three letters
     assert not leaks("at \u33c2", "a.m.")  # one character, four: left alone
