@@ -56,7 +56,8 @@ MODULES: dict[str, tuple[str, ...]] = {
 #: What a mutated line looks like -> why it may stay, in any module.
 EQUIVALENT: dict[str, str] = {
     r"dim=\+1|, dim=1\b|sort\(descending|topk\([^()]*, \)": "tensors are [B, N]: the last dimension is dimension 1",
-    r"dtype=None|device=None|float64, \)|log_ratio.dtype, \)|zeros\(count, device": "the type that results anyway",
+    r"device=None|(int64|log_ratio.dtype|rows|-math.inf|len\(logits\)), \)": "on a CPU the device that results anyway",
+    r"width = (2|1) <<|n / width": "how wide a block is changes the speed only",
     r"stable=(None|False)|stable\b, \)|descending=True, \)": "sorting so few numbers is stable anyway",
     r"before\[:, 0\] = -2\.0": "any negative number",
     r"0 < sampling.top_k <= scores": "keeping all of them, in another order",

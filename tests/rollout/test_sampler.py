@@ -203,3 +203,23 @@ def test_rows_of_different_settings_by_hand() -> None:
     best, values = likeliest(HALVES.expand(4, -1), kinds, 3)
     assert best[:, 0].tolist() == [1] * 4
     assert values[3].tolist() == pytest.approx([math.log(2 / 3), math.log(1 / 3), -math.inf])
+
+
+def test_each_row_may_have_a_seed_of_its_own() -> None:
+    both = uniforms([1, 2], [4, 5], [2, 3], 8)
+    assert np.array_equal(both[0], uniforms(1, [4], [2], 8)[0])
+    assert np.array_equal(both[1], uniforms(2, [5], [3], 8)[0])
+    assert both.dtype == np.float32
+
+
+def test_two_kinds_of_rows_and_one() -> None:
+    greedy, plain, warm = SamplingConfig(temperature=0.0), SamplingConfig(), SamplingConfig(temperature=2.0)
+    two = HALVES.expand(2, -1)
+    draws = torch.tensor([0.7, 0.99])
+    assert sample_mix(two, draws, mix([greedy, plain], HALVES.device))[0].tolist() == [1, 3]
+    assert sample_mix(two, draws, mix([plain, plain], HALVES.device))[0].tolist() == [2, 3]
+    _, logprobs = likeliest(torch.stack([HALVES[0], HALVES[0] * 0]), mix([greedy, greedy], HALVES.device), 1)
+    assert logprobs[:, 0].tolist() == pytest.approx([math.log(0.5), math.log(0.25)])
+    _, logprobs = likeliest(HALVES, mix([warm], HALVES.device), 1)  # roots of 0.5, 0.25, 0.125, 0.125
+    roots = [math.sqrt(p) for p in (0.5, 0.25, 0.125, 0.125)]
+    assert logprobs.item() == pytest.approx(math.log(roots[0] / sum(roots)))
