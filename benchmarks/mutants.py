@@ -57,6 +57,7 @@ MODULES: dict[str, tuple[str, ...]] = {
 EQUIVALENT: dict[str, str] = {
     r"dim=\+1|, dim=1\b|sort\(descending|topk\([^()]*, \)": "tensors are [B, N]: the last dimension is dimension 1",
     r"device=None|(int64|log_ratio.dtype|rows|-math.inf|len\(logits\)), \)": "on a CPU the device that results anyway",
+    r"np.asarray\(lengths, (dtype=None)?\)": "whole numbers are divided to the same fractions",
     r"width = (2|1) <<|n / width": "how wide a block is changes the speed only",
     r"stable=(None|False)|stable\b, \)|descending=True, \)": "sorting so few numbers is stable anyway",
     r"before\[:, 0\] = -2\.0": "any negative number",
