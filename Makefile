@@ -20,6 +20,12 @@ JOBS ?= 2
 PY := .venv/bin/python
 PIP := $(PY) -m pip -q --disable-pip-version-check
 RECIPE := recipes/demo/recipe.yaml
+# Markers of the tests that are run by hand; pyproject.toml says what each needs.
+BY_HAND := slow or gpu or vllm or sglang or ray or slurm
+# Tests see a fresh machine each time: an empty home without caches, and an order of their own. The order's seed is
+# printed; again in that order: make test ARGS=--random-order-seed=123
+FORGET := -u HF_HOME -u HF_HUB_CACHE -u HUGGINGFACE_HUB_CACHE -u HF_DATASETS_CACHE -u XDG_DATA_HOME -u XDG_STATE_HOME \
+  -u MPLCONFIGDIR -u TRITON_CACHE_DIR
 # The value of `KEY=` in ARGS, or the recipe's own.
 given = $(or $(lastword $(patsubst $(1)=%,%,$(filter $(1)=%,$(ARGS)))),$(2))
 
@@ -29,13 +35,14 @@ export PYTHONNOUSERSITE := 1
 export PIP_USER := 0
 export TORCH NEED_GB
 
-.PHONY: help demo test lint format venv venv-dev clean check-space gpu gpu-wheels
+.PHONY: help demo test mutants lint format venv venv-dev clean check-space gpu gpu-wheels
 
 help:
 	@echo "make demo     set up, train the demo on the CPU, write runs/demo/report/report.html"
 	@echo "make test     set up, run the tests and the linters"
 	@echo "make lint     ruff and mypy only        make format   rewrite the code with ruff"
 	@echo "make gpu      everything that only a GPU shows, in nine minutes (docs/gpu.md); first make gpu-wheels"
+	@echo "make mutants  do the tests notice a changed sign? For hours; some modules: MODULES=\"learn/kl learn/losses\""
 	@echo "make venv     set up only               make clean    remove .venv and caches (not runs/)"
 	@echo
 	@echo "Variables: PYTHON=python3.12 (interpreter), TORCH_VERSION=$(TORCH_VERSION), NEED_GB=$(NEED_GB), JOBS=$(JOBS) (test processes),"
@@ -46,8 +53,15 @@ demo: venv
 	@.venv/bin/hone report $(call given,runs,runs)/$(call given,name,demo)
 
 test: venv-dev
-	@$(PY) -m pytest -q -n $(JOBS) --dist worksteal -m "not slow and not gpu and not vllm and not sglang and not ray and not slurm" $(ARGS)
+	@home=`mktemp -d` && trap 'rm -rf "$$home"' EXIT && trap 'exit 130' INT && trap 'exit 143' TERM && \
+	  env $(FORGET) HOME="$$home" XDG_CACHE_HOME="$$home/cache" XDG_CONFIG_HOME="$$home/config" \
+	    TORCHINDUCTOR_CACHE_DIR="$$home/inductor" \
+	    $(PY) -m pytest -q -n $(JOBS) --dist worksteal --random-order -m "not ($(BY_HAND))" $(ARGS)
 	@$(MAKE) --no-print-directory lint
+
+mutants: venv-dev
+	@$(PIP) install mutmut==3.8.1
+	@JOBS=$(JOBS) $(PY) benchmarks/mutants.py $(MODULES)
 
 lint: venv-dev
 	@$(PY) -m ruff check .

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from hone.learn.losses import LOSSES, cispo, clipped, gspo, sampler_correction
+from hone.learn.losses import LOSSES, _surrogate, cispo, clipped, gspo, sampler_correction, value_loss
 from hone.recipe.sections.algo import AlgoConfig
 
 BOUNDS: dict[str, Any] = {"clip_low": 0.2, "clip_high": 0.2}
@@ -166,3 +166,95 @@ def test_config_refuses_what_has_no_effect() -> None:
         AlgoConfig(dual_clip=1.1)
     assert "never act" in AlgoConfig(updates_per_rollout=1).idle_settings()[0]
     assert AlgoConfig(updates_per_rollout=4).idle_settings() == []
+
+
+# --- at the bounds -----------------------------------------------------------------------------
+
+
+def test_at_a_bound_nothing_is_clipped_yet() -> None:
+    # Binary fractions, so that rho is exact: bounds 0.5 and 1.5, rho = [1.5, 0.5], A = [1, -1]: -1.5 and +0.5.
+    loss, cut = _exact([1.5, 0.5], [1.0, -1.0])
+    close(loss, [-1.5, 0.5])
+    assert cut.tolist() == [False, False]
+
+
+def test_without_an_advantage_nothing_is_clipped() -> None:
+    loss, cut = _exact([4.0, 0.25, 4.0], [0.0, 0.0, 0.0], dual=2.0)
+    close(loss, [0.0, 0.0, 0.0])
+    assert cut.tolist() == [False, False, False]
+
+
+def test_small_advantages_are_clipped_on_their_own_side() -> None:
+    # A = 0.5: rho = 0.25 is not clipped (-0.125); beyond 1 + high -0.5 * 1.5. A = -0.5: 0.5 * 0.5 below 1 - low.
+    loss, cut = _exact([0.25, 4.0, 0.25], [0.5, 0.5, -0.5])
+    close(loss, [-0.125, -0.75, 0.25])
+    assert cut.tolist() == [False, True, True]
+
+
+def test_dual_clip_scales_with_the_advantage_and_begins_above_its_bound() -> None:
+    # c = 2, A = -0.5: rho = 4 gives c * 0.5 = 1; rho = 2 is at the bound, 1 as well, and not cut..
+    loss, cut = _exact([4.0, 2.0, 4.0], [-0.5, -0.5, 0.5], dual=2.0)
+    close(loss, [1.0, 1.0, -0.75])
+    assert cut.tolist() == [True, False, True]
+
+
+def _exact(ratios: list[float], advantages: list[float], dual: float | None = None) -> Any:
+    """The surrogate at ratios that no logarithm has rounded; bounds 0.5 and 1.5."""
+    return _surrogate(torch.tensor(ratios), torch.tensor(advantages), 0.5, 0.5, dual)
+
+
+def test_mis_keeps_a_weight_at_the_cap() -> None:
+    # r = exp(0) = 1 exactly, cap 1: kept. A cap below 1 is allowed.
+    zeros = torch.zeros(1)
+    close(sampler_correction(zeros, zeros, "mis", 1.0), [1.0])
+    close(sampler_correction(zeros, zeros, "mis", 0.5), [0.0])
+    close(sampler_correction(zeros, zeros, "tis", 0.5), [0.5])
+    with pytest.raises(ValueError, match=r"cap is 0\.0"):
+        sampler_correction(zeros, zeros, "tis", 0.0)
+
+
+def test_gspo_has_a_dual_clip_and_a_ratio_for_a_single_token() -> None:
+    # One token, rho = 5, A = -1: the loss is 3, not 5.
+    p, old = leaf(0.5), torch.full((1,), math.log(0.1))
+    loss, cut = gspo(p, old, torch.tensor([-1.0]), one_sample(1), dual_clip=3.0, **BOUNDS)
+    close(loss, [3.0])
+    assert cut.tolist() == [True]
+    with pytest.raises(ValueError, match=r"dual_clip is 1\.1"):
+        gspo(p, old, torch.tensor([-1.0]), one_sample(1), dual_clip=1.1, **BOUNDS)
+
+
+def test_gspo_keeps_double_precision() -> None:
+    p = torch.full((3,), math.log(0.3), dtype=torch.float64)
+    assert gspo(p, p, torch.ones(3, dtype=torch.float64), one_sample(3), **BOUNDS).loss.dtype == torch.float64
+
+
+def test_bounds_that_are_allowed_and_those_that_are_not() -> None:
+    p, zeros, index = leaf(0.5, 0.5), torch.zeros(2), one_sample(2)
+    clipped(p, None, zeros, index, clip_low=0.0, clip_high=0.0, dual_clip=1.5)
+    for name in ("clip_low", "clip_high"):
+        with pytest.raises(ValueError, match=f"{name} is inf"):
+            clipped(p, None, zeros, index, **BOUNDS | {name: math.inf})
+    with pytest.raises(ValueError, match=r"dual_clip is 1\.5"):
+        clipped(p, None, zeros, index, clip_low=0.5, clip_high=0.5, dual_clip=1.5)
+
+
+def test_shapes_are_named() -> None:
+    p, zeros, index = leaf(0.5, 0.5), torch.zeros(2), one_sample(2)
+    with pytest.raises(ValueError, match=r"old_logprobs has shape \(3,\), logprobs \(2,\)"):
+        clipped(p, torch.zeros(3), zeros, index, **BOUNDS)
+    with pytest.raises(ValueError, match=r"advantages has shape \(3,\)"):
+        clipped(p, zeros, torch.zeros(3), index, **BOUNDS)
+    with pytest.raises(ValueError, match=r"samples has shape \(3,\)"):
+        clipped(p, None, zeros, one_sample(3), **BOUNDS)
+    for wrong in (zeros.long(), torch.zeros(2, 1)):
+        with pytest.raises(ValueError, match=r"logprobs must be floating point \[N\]"):
+            clipped(wrong, None, zeros, index, **BOUNDS)
+    with pytest.raises(ValueError, match="differ"):
+        sampler_correction(zeros, torch.zeros(3), "tis", 2.0)
+
+
+def test_values_are_clipped_on_both_sides() -> None:
+    # V_old = 0, c = 1. V = -3, target 0: (-3)^2 beats (-1)^2: 4.5. V = -3, target -4: max(1, 9) / 2 = 4.5.
+    # V = 3, target 4: max(1, 9) / 2 = 4.5. V = 0.5, target 2: 2.25 / 2.
+    values, zeros = torch.tensor([-3.0, -3.0, 3.0, 0.5]), torch.zeros(4)
+    close(value_loss(values, zeros, torch.tensor([0.0, -4.0, 4.0, 2.0]), 1.0), [4.5, 4.5, 4.5, 1.125])

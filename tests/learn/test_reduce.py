@@ -19,6 +19,16 @@ def test_by_hand() -> None:
     np.testing.assert_allclose(token_weights([2, 6], "constant", 10), [1 / 20, 1 / 20])
 
 
+def test_one_sample_of_one_token_counts_whole() -> None:
+    for name in REDUCTIONS:
+        assert token_weights([1], name, 1).tolist() == [1.0]
+    assert token_weights([2, 6], "sequence_mean").dtype == np.float64
+    assert token_weights([3], "token_mean").tolist() == [1 / 3]
+    assert token_weights([3], "constant", 4).tolist() == [1 / 4]
+    with pytest.raises(ValueError, match="max_tokens is 0"):
+        token_weights([0], "constant", 0)
+
+
 def test_a_masked_sample_counts_as_a_sample() -> None:
     # Three samples, one without trained tokens: its weight meets no token, but S is 3.
     np.testing.assert_allclose(token_weights([2, 0, 6], "token_mean"), [1 / 8] * 3)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -355,3 +357,18 @@ def test_mismatch_of_sampler_and_trainer_by_hand(folder: Path) -> None:
         assert metrics["mismatch/mean_abs"] == pytest.approx(np.abs(d).mean(), abs=1e-5)
         assert metrics["mismatch/k3"] == pytest.approx((np.exp(-d) - 1 + d).mean(), abs=1e-5)
         assert metrics["mismatch/max"] == pytest.approx(np.abs(d).max(), abs=1e-5)
+
+
+def test_the_checksums_are_of_every_file_and_a_second_save_of_a_step_changes_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    step = checkpoint.save(tmp_path, 1, load(folder), keep=2)
+    sums = json.loads((step / "checksums.json").read_text())
+    files = [p for p in step.rglob("*") if p.is_file() and p.name != "checksums.json"]
+    assert sums == {str(p.relative_to(step)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}
+    assert list(sums) == sorted(sums)
+    assert {"state.json", "model/config.json"} <= sums.keys()
+    written = (step / "state.json").stat().st_ino
+    assert checkpoint.save(tmp_path, 1, load(folder), keep=2) == step
+    assert (step / "state.json").stat().st_ino == written
+    assert not list(tmp_path.glob(".writing*"))

@@ -130,3 +130,88 @@ def test_compare_records_pairs_by_problem() -> None:
     assert stats.compare_records(before, [{"problem_id": "z", "verdict": "wrong"}]) is None
     with pytest.raises(ValueError, match="equally long"):
         stats.compare([1.0], [1.0, 0.0])
+
+
+# --- the interval of shares --------------------------------------------------------------------
+
+
+def _wilson(m: float, n: float) -> tuple[float, float]:
+    z = 1.959963984540054
+    centre = (m + z * z / (2 * n)) / (1 + z * z / n)
+    half = z / (1 + z * z / n) * math.sqrt(m * (1 - m) / n + z * z / (4 * n * n))
+    return centre - half, centre + half
+
+
+@pytest.mark.parametrize(
+    ("values", "m", "variance", "t", "capped"),
+    [
+        # 6 of 0.25 and 6 of 0.75: variance 12 / 16 / 11; 0.25 / (variance / 12) = 44 problems before t's adjustment
+        ([0.25] * 6 + [0.75] * 6, 0.5, 0.75 / 11, 2.200985160082949, False),
+        # five on either side are enough to believe the variance
+        ([0.25] * 5 + [0.75] * 5, 0.5, 0.625 / 9, 2.2621571627409915, False),
+        # fewer are not: at most as many as there are problems, here 4
+        ([0.25, 0.25, 0.75, 0.75], 0.5, 0.25 / 3, 3.182446305284263, True),
+        # and fewer than that where the problems differ much: (0.390625 + 2 * 0.140625 + 0.015625) / 3
+        ([0.0, 1.0, 1.0, 0.5], 0.625, 0.6875 / 3, 3.182446305284263, False),
+        # two problems
+        ([0.25, 0.75], 0.5, 0.125, 12.706204736432095, False),
+    ],
+)
+def test_the_score_interval_by_hand(values: list[float], m: float, variance: float, t: float, capped: bool) -> None:
+    n = m * (1 - m) * len(values) / variance * (1.959963984540054 / t) ** 2
+    assert (n > len(values)) is (capped or len(values) >= 10)
+    got = stats.score_interval(np.array(values))
+    assert (got.low, got.high) == pytest.approx(_wilson(m, len(values) if capped else n), abs=1e-9)
+    assert (got.value, got.n) == (m, len(values))
+
+
+def test_the_score_interval_of_right_and_wrong_is_wilsons() -> None:
+    for values in ([1.0, 0.0, 1.0], [0.5], [0.5, 0.5], [1.0]):
+        got = stats.score_interval(np.array(values))
+        m = sum(values) / len(values)
+        low, high = _wilson(m, len(values))
+        assert (got.low, got.high) == pytest.approx((max(0.0, low), min(1.0, high)), abs=1e-9)
+    narrow, wide = (stats.score_interval(np.array([1.0, 0.0]), confidence) for confidence in (0.5, 0.95))
+    assert wide.low < narrow.low < narrow.high < wide.high
+
+
+def test_shares_are_resampled_from_ten_problems_on_either_side() -> None:
+    columns = np.zeros((21, 3))
+    columns[:10, 0], columns[:9, 1], columns[:11, 2] = 1.0, 1.0, 1.0
+    first, second, third = stats.shares(columns)
+    assert first == stats.bootstrap_mean(columns[:, 0])
+    assert second == stats.score_interval(columns[:, 1])
+    assert third == stats.bootstrap_mean(columns[:, 2])
+
+
+def test_resampled_means_are_means_of_rows_drawn_together() -> None:
+    columns = np.array([[1.0, 10.0], [2.0, 20.0], [4.0, 40.0]])
+    means = stats.resampled_means(columns, seed=4, resamples=500)
+    assert means.shape == (500, 2)
+    np.testing.assert_allclose(means[:, 1], 10 * means[:, 0])
+    assert set(np.round(3 * means[:, 0]).astype(int)) == {3, 4, 5, 6, 7, 8, 9, 10, 12}  # each sum of three of 1, 2, 4
+    assert means[:, 0].mean() == pytest.approx(7 / 3, abs=0.15)
+
+
+def test_mcnemar_of_few_changes_by_hand() -> None:
+    # none: 1; one: 2 * 1/2; two in one direction: 2 * 1/4; one each: 1; three down: 2 * 1/8
+    for before, after, p in (
+        ([1, 0], [1, 0], 1.0),
+        ([0, 0], [1, 0], 1.0),
+        ([0, 0], [1, 1], 0.5),
+        ([0, 1], [1, 0], 1.0),
+        ([1, 1, 1], [0, 0, 0], 0.25),
+    ):
+        assert stats.compare(before, after).p_value == pytest.approx(p)
+
+
+def test_one_sided_halves_of_an_interval() -> None:
+    values = np.random.default_rng(2).normal(size=300)
+    wide, narrow = stats.bootstrap_mean(values), stats.bootstrap_mean(values, confidence=0.5)
+    se = values.std() / math.sqrt(300)
+    assert narrow.high - narrow.low == pytest.approx(2 * 0.6745 * se, rel=0.05)
+    assert wide.high - wide.low == pytest.approx(2 * 1.96 * se, rel=0.05)
+    with pytest.raises(ValueError, match="at least one value"):
+        stats.bootstrap_mean([])
+    assert stats.clustered([[3.0, 5.0], [2.0]]).value == 3.0
+    assert stats.clustered([[-1.0], [0.5]] * 20) == stats.bootstrap_mean([-1.0, 0.5] * 20)

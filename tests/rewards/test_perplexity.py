@@ -484,3 +484,8 @@ def test_a_server_that_fails_for_a_while_is_asked_again(server):
 def test_an_echo_without_the_answer_is_an_error(choice):
     with pytest.raises(AnswererError):
         tail(choice, "42")
+
+
+def test_ligatures_of_up_to_three_letters_are_spelt_out():
+    assert leaks("7 \u32cd", "erg")  # one character, three letters
+    assert not leaks("at \u33c2", "a.m.")  # one character, four: left alone

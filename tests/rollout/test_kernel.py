@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import platform
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -165,6 +166,23 @@ def test_it_is_compiled_once(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) ->
     kernel.load.cache_clear()
     kernel.load()
     assert library.stat().st_mtime_ns == written
+
+
+@pytest.mark.usefixtures("_anew", "compiled")
+def test_compiling_it_on_first_use_disturbs_no_output(
+    model: Qwen2ForCausalLM,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fast = [flag for flag in kernel._flags(platform.machine()) if flag != "-O3"]  # to compile, not to run
+    monkeypatch.setattr(kernel, "_flags", lambda machine: fast)
+    with caplog.at_level("INFO", logger="hone"):
+        NativeEngine(model, (5, 9), RolloutConfig()).generate(
+            [np.arange(4)], SamplingConfig(max_tokens=3), samples=2, seed=0
+        )
+    assert capfd.readouterr() == ("", "")
+    assert [r.getMessage() for r in caplog.records if "compiling the decode kernel" in r.getMessage()]
 
 
 def test_what_it_was_not_compiled_for_is_left_to_pytorch() -> None:

@@ -10,7 +10,7 @@ import torch
 from transformers import MinPLogitsWarper, TemperatureLogitsWarper, TopKLogitsWarper, TopPLogitsWarper
 
 from hone.recipe.sections.rollout import SamplingConfig
-from hone.rollout.native.sampler import sample, uniforms
+from hone.rollout.native.sampler import likeliest, mix, sample, sample_mix, uniforms
 
 LARGEST = 1.0 - 2.0**-24  # the largest number that `uniforms` gives
 
@@ -134,3 +134,92 @@ def test_half_precision_logits_are_sampled_in_single() -> None:
     torch.testing.assert_close(
         logprobs, logits.float().log_softmax(-1).gather(1, tokens[:, None]).squeeze(1), rtol=0, atol=2e-6
     )
+
+
+# --- by hand: probabilities 0.5, 0.25, 0.125, 0.125, exact in binary -----------------------------
+
+HALVES = torch.tensor([[0.125, 0.5, 0.25, 0.125]]).log()
+
+
+def _kept(**settings: float) -> list[int]:
+    """The tokens that any of 64 evenly spaced numbers draws."""
+    draws = (torch.arange(64) + 0.5) / 64
+    tokens, _ = sample(HALVES.expand(64, -1), draws, SamplingConfig.model_validate(settings))
+    return sorted(set(tokens.tolist()))
+
+
+def test_filters_at_their_bounds() -> None:
+    assert _kept(top_k=1) == [1]
+    assert _kept(top_k=3) in ([0, 1, 2], [1, 2, 3])
+    assert _kept(top_k=4) == _kept() == [0, 1, 2, 3]
+    # the mass before a token must be below top_p: 0, 0.5, 0.75, 0.875
+    assert _kept(top_p=0.5) == [1]
+    assert _kept(top_p=0.6) == [1, 2]
+    assert _kept(top_p=0.8) == [0, 1, 2]  # of equal ones the first comes first
+    assert _kept(min_p=0.3) == [1, 2]
+    assert _kept(min_p=0.2) == [0, 1, 2, 3]
+
+
+def test_the_floor_of_min_p_is_each_rows_own() -> None:
+    logits = torch.tensor([[10.0, 8.0, 0.0], [1.0, 0.9, -9.0]])
+    draws = torch.tensor([LARGEST, LARGEST])
+    assert sample(logits, draws, SamplingConfig(min_p=0.05))[0].tolist() == [1, 1]
+
+
+def test_likeliest_by_hand() -> None:
+    logs = [math.log(p) for p in (0.5, 0.25, 0.125)]
+    kinds = mix([SamplingConfig()], HALVES.device)
+    tokens, logprobs = likeliest(HALVES, kinds, 2)
+    assert tokens.tolist() == [[1, 2]]
+    assert logprobs[0].tolist() == pytest.approx(logs[:2])
+    assert likeliest(HALVES, kinds, 9)[0].shape == (1, 4)
+    # the same numbers as `sample` reports, with a temperature and a filter; -inf where no token is left
+    kinds = mix([SamplingConfig(temperature=0.5, top_k=2)], HALVES.device)
+    tokens, logprobs = likeliest(HALVES, kinds, 3)
+    assert tokens[0, :2].tolist() == [1, 2]
+    assert logprobs[0].tolist() == pytest.approx([math.log(0.8), math.log(0.2), -math.inf])
+    # at temperature 0 the model's own
+    tokens, logprobs = likeliest(3.0 + HALVES, mix([SamplingConfig(temperature=0.0)], HALVES.device), 2)
+    assert tokens.tolist() == [[1, 2]]
+    assert logprobs[0].tolist() == pytest.approx(logs[:2])
+
+
+def test_rows_of_different_settings_by_hand() -> None:
+    greedy, plain, two = SamplingConfig(temperature=0.0), SamplingConfig(), SamplingConfig(top_k=2)
+    kinds = mix([plain, greedy, plain, two], HALVES.device)
+    assert [(s, None if rows is None else rows.tolist()) for s, rows in kinds] == [
+        (plain, [0, 2]),
+        (greedy, [1]),
+        (two, [3]),
+    ]
+    assert mix([plain, plain], HALVES.device) == [(plain, None)]
+    # in the order of ids 0.125, 0.625, 0.875, 1: 0.7 is token 2 and 0.99 token 3; of the two likeliest 2/3 and 1/3
+    draws = torch.tensor([0.7, 0.1, 0.99, 0.9])
+    tokens, logprobs = sample_mix(HALVES.expand(4, -1), draws, kinds)
+    assert tokens.tolist() == [2, 1, 3, 2]
+    expected = [math.log(p) for p in (0.25, 0.5, 0.125, 1 / 3)]
+    assert logprobs.tolist() == pytest.approx(expected)
+    assert sample_mix(HALVES, None, mix([greedy], HALVES.device))[0].tolist() == [1]
+    best, values = likeliest(HALVES.expand(4, -1), kinds, 3)
+    assert best[:, 0].tolist() == [1] * 4
+    assert values[3].tolist() == pytest.approx([math.log(2 / 3), math.log(1 / 3), -math.inf])
+
+
+def test_each_row_may_have_a_seed_of_its_own() -> None:
+    both = uniforms([1, 2], [4, 5], [2, 3], 8)
+    assert np.array_equal(both[0], uniforms(1, [4], [2], 8)[0])
+    assert np.array_equal(both[1], uniforms(2, [5], [3], 8)[0])
+    assert both.dtype == np.float32
+
+
+def test_two_kinds_of_rows_and_one() -> None:
+    greedy, plain, warm = SamplingConfig(temperature=0.0), SamplingConfig(), SamplingConfig(temperature=2.0)
+    two = HALVES.expand(2, -1)
+    draws = torch.tensor([0.7, 0.99])
+    assert sample_mix(two, draws, mix([greedy, plain], HALVES.device))[0].tolist() == [1, 3]
+    assert sample_mix(two, draws, mix([plain, plain], HALVES.device))[0].tolist() == [2, 3]
+    _, logprobs = likeliest(torch.stack([HALVES[0], HALVES[0] * 0]), mix([greedy, greedy], HALVES.device), 1)
+    assert logprobs[:, 0].tolist() == pytest.approx([math.log(0.5), math.log(0.25)])
+    _, logprobs = likeliest(HALVES, mix([warm], HALVES.device), 1)  # roots of 0.5, 0.25, 0.125, 0.125
+    roots = [math.sqrt(p) for p in (0.5, 0.25, 0.125, 0.125)]
+    assert logprobs.item() == pytest.approx(math.log(roots[0] / sum(roots)))

@@ -168,3 +168,55 @@ def test_levels_in_their_natural_order() -> None:
         *("", "easy", "level 9", "level 10"),
         *("2", "10"),
     ]
+
+
+def test_places_are_dealt_by_weights_of_any_sum() -> None:
+    """Weights 1 and 3 of 8 places: 2 and 6; the line begins at u, so 0.5 more moves a place of 3 to the first."""
+    assert deal(8, {"a": 1.0, "b": 3.0}, 0.0) == {"a": 2, "b": 6}
+    assert deal(8, {"a": 0.05, "b": 0.15}, 0.0) == {"a": 2, "b": 6}
+    # Ends 0, 0.75, 3 of 3 places: moved by 0.25 the first mark passes 1.
+    assert [deal(3, {"a": 1.0, "b": 3.0}, u)["a"] for u in (0.0, 0.2, 0.25, 0.9)] == [0, 0, 1, 1]
+
+
+def test_what_was_drawn_is_told_once_round_by_round() -> None:
+    c = course(kind="sequential")
+    first = [p.id for p in c.draw(0, 2)]
+    assert c.shares == {"2": 1.0}
+    second = [p.id for p in c.draw_others(0, 1, 3, without=first)]
+    assert len(second) == 3
+    assert c.draw_others(0, 2, 1, without=())[0].level == "2"
+    rounds = c.taken(0)
+    assert rounds[:2] == [first, second]
+    assert len(rounds) == 3
+    with pytest.raises(KeyError):
+        c.taken(0)
+
+
+def test_a_level_is_left_when_it_has_been_read_to_its_end() -> None:
+    """Levels of 6 and 10 in steps of 3: exactly two steps, then one place short of four."""
+    c = course(kind="sequential")
+    assert [levels(c.draw(step, 3)) for step in range(7)] == [{"2": 3}] * 2 + [{"3": 3}] * 4 + [{"10": 3}]
+    c = course(kind="sequential", steps_per_level=1)
+    assert [next(iter(levels(c.draw(step, 2)))) for step in range(3)] == ["2", "3", "10"]
+
+
+def test_a_level_of_one_problem_is_read_too() -> None:
+    problems = [PROBLEMS[0], *PROBLEMS[6:9]]  # levels of 1 and 3
+    c = Course(problems, 3, CurriculumConfig(kind="sequential"))
+    assert [p.level for step in range(2) for p in c.draw(step, 1)] == ["2", "3"]
+
+
+def test_the_state_for_a_step_that_was_drawn_is_the_one_before_it() -> None:
+    c = course(kind="sequential")
+    c.draw(0, 4)
+    before = c.state()
+    assert before == {"drawn": {"2": 4}, "steps": {"2": 1}, "pass_rates": {}}
+    c.draw(1, 4)
+    assert c.state(1) == before
+    assert c.state(2) == c.state() == {"drawn": {"2": 8}, "steps": {"2": 2}, "pass_rates": {}}
+
+
+def test_groups_of_one_level_are_counted_together() -> None:
+    c = course(kind="adaptive", memory=0.0)
+    c.count([("2", 1, 2), ("3", 0, 3), ("2", 2, 6)])
+    assert c.state()["pass_rates"] == {"2": 3 / 8, "3": 0.0}

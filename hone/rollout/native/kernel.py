@@ -12,11 +12,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -30,6 +30,8 @@ SOURCE = Path(__file__).with_name("decode.cpp")
 HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
 ROWS_PER_THREAD = 16  # fewer are not worth handing to another thread
 COMPILE_SECONDS = 120.0
+
+_log = logging.getLogger(__name__)
 
 
 class CannotCompile(Exception):
@@ -100,7 +102,7 @@ def load() -> Kernel:
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hone"
     library = folder / f"decode-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:24]}.so"
     if not library.exists():
-        print("compiling the decode kernel, once for this machine: some seconds", file=sys.stderr)
+        _log.info("compiling the decode kernel, once for this machine: some seconds")  # never amid an answer's output
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as aside:
