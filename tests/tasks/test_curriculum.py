@@ -202,7 +202,7 @@ def test_a_level_is_left_when_it_has_been_read_to_its_end() -> None:
 
 def test_a_level_of_one_problem_is_read_too() -> None:
     problems = [PROBLEMS[0], *PROBLEMS[6:9]]  # levels of 1 and 3
-    c = Course(problems, 3, CurriculumConfig(kind="sequential"))
+    c = Curriculum(problems, 3, CurriculumConfig(kind="sequential"))
     assert [p.level for step in range(2) for p in c.draw(step, 1)] == ["2", "3"]
 
 
