@@ -13,6 +13,7 @@ import numpy as np
 from hone.learn.pack import pack
 from hone.recipe.recipe import Recipe
 from hone.rollout.prompts import Renderer
+from hone.tasks.rows.problems import characters_of
 from hone.types import MicroBatch, Problem, Sample
 
 #: Prompts that are tokenised to find the longest: those with the most characters.
@@ -23,14 +24,10 @@ LOOKED_AT = 8
 CHARACTERS_PER_TOKEN = {"tiny": 2.0, "other": 3.0}
 
 
-def characters(problem: Problem) -> int:
-    return sum(len(message["content"]) for message in problem.messages)
-
-
 def longest_prompt(problems: Sequence[Problem], renderer: Renderer) -> int:
     """Tokens of the longest prompt, of those that have the most characters."""
-    most = sorted(problems, key=characters)[-LOOKED_AT:]
-    return max(len(renderer.prompt_ids(problem)) for problem in most)
+    most = np.argsort(characters_of(problems), kind="stable")[-LOOKED_AT:]
+    return max(len(renderer.prompt_ids(problems[int(i)])) for i in most)
 
 
 def rows_of(stage: Recipe) -> int:
@@ -91,5 +88,5 @@ def assumed_prompt(stage: Recipe, problems: Sequence[Problem], system: str) -> i
     """Tokens of the longest prompt where no tokenizer is at hand. `system`: the task's own prompt."""
     per = CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
     system = system if stage.prompt.system is None else stage.prompt.system
-    most = max(characters(problem) for problem in problems) + len(system) + len(stage.prompt.template)
+    most = int(characters_of(problems).max()) + len(system) + len(stage.prompt.template)
     return max(1, round(most / per))

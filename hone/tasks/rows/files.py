@@ -116,10 +116,13 @@ def _read_list(path: Path) -> Iterator[bytes]:
     """The entries of a list, a piece of the file at a time."""
     decoder = json.JSONDecoder()
     with path.open(encoding="utf-8-sig") as file:
-        text = file.read(CHUNK).lstrip()
-        at, ended = _after_blanks(text, 1), False  # behind the bracket
-        if text[at : at + 1] == "]" and not (text[at + 1 :] + file.read()).strip():
+        text, ended = "", False
+        while len(text) < 2 and not ended:  # the bracket, and what comes behind it
+            more = file.read(CHUNK)
+            text, ended = f"{text[:1]}{(text[1:] + more).lstrip()}" if text else more.lstrip(), not more
+        if text[1:2] == "]" and not (text[2:] + file.read()).strip():
             return
+        at = 1
         while True:
             try:
                 at = _after_blanks(text, at)

@@ -254,6 +254,9 @@ class TableRows(Lazy[Row]):
                 yield from batch.to_pylist()
             self._table.forget()
 
+    def forget(self) -> None:
+        self._table.forget()
+
 
 class MadeRows(Lazy[Row]):
     """Rows of a sequence of mappings, such as a split of the package datasets. `key`: None where it has no name."""
@@ -269,6 +272,9 @@ class MadeRows(Lazy[Row]):
 
     def __iter__(self) -> Iterator[Row]:
         return map(dict, self._rows)
+
+    def forget(self) -> None:
+        """These belong to another."""
 
 
 class Joined(Lazy[Row]):
@@ -294,3 +300,8 @@ class Joined(Lazy[Row]):
     def __iter__(self) -> Iterator[Row]:
         for part in self._parts:
             yield from part
+
+    def forget(self) -> None:
+        """See `Table.forget`."""
+        for part in self._parts:
+            part.forget()
