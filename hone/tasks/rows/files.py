@@ -119,7 +119,8 @@ def _read_list(path: Path) -> Iterator[bytes]:
         text, ended = "", False
         while len(text) < 2 and not ended:  # the bracket, and what comes behind it
             more = file.read(CHUNK)
-            text, ended = f"{text[:1]}{(text[1:] + more).lstrip()}" if text else more.lstrip(), not more
+            text, ended = (text + more).lstrip(), not more
+            text = text[:1] + text[1:].lstrip()
         if text[1:2] == "]" and not (text[2:] + file.read()).strip():
             return
         at = 1
