@@ -77,15 +77,19 @@ def index_of(rows: Mapping[str, Joined], read: Reader, key: str | None) -> Index
         known = {"sizes": index.sizes, "levels": index.level_names, "without_domain": index.without_domain}
         columns = {
             "row": index.rows,
-            "high": index.ranks["high"],
-            "low": index.ranks["low"],
+            "high": np.ascontiguousarray(index.ranks["high"]),
+            "low": np.ascontiguousarray(index.ranks["low"]),
             "level": index.levels,
             "characters": index.characters,
             "worked": index.worked.astype(np.uint8),
         }
-        batch = pyarrow.record_batch({name: pyarrow.array(column) for name, column in columns.items()})
-        batch = batch.replace_schema_metadata({"index": json.dumps(known)})
-        return batch.schema, [batch]
+        types = [pyarrow.from_numpy_dtype(column.dtype) for column in columns.values()]
+        schema = pyarrow.schema(list(zip(columns, types, strict=True)), metadata={"index": json.dumps(known)})
+        arrays = [  # not pyarrow.array: see hone.tasks.rows.store.json_batches
+            pyarrow.Array.from_buffers(kind, len(column), [None, pyarrow.py_buffer(column)])
+            for kind, column in zip(types, columns.values(), strict=True)
+        ]
+        return schema, [pyarrow.RecordBatch.from_arrays(arrays, schema=schema)]
 
     if key is None or sum(map(len, rows.values())) < INDEXED_FROM:
         return _walk(rows, read)
@@ -93,9 +97,16 @@ def index_of(rows: Mapping[str, Joined], read: Reader, key: str | None) -> Index
         table = stored(f"index-{key}", batches).table
     except Faulty as fault:
         return fault.index
+    if not table.num_rows:
+        return _walk(rows, read)
     known = json.loads(table.schema.metadata[b"index"])
-    column = {name: table.column(name).to_numpy() for name in table.column_names}
-    ranks = np.empty(table.num_rows, RANK)
+    (batch,) = table.to_batches()
+    kinds = {"row": np.int64, "high": np.uint64, "low": np.uint64, "level": np.int32, "characters": np.int32}
+    column = {  # not to_numpy, for the same reason
+        name: np.frombuffer(batch.column(name).buffers()[1], kinds.get(name, np.uint8), batch.num_rows)
+        for name in batch.schema.names
+    }
+    ranks = np.empty(batch.num_rows, RANK)
     ranks["high"], ranks["low"] = column["high"], column["low"]
     return Index(
         known["sizes"],

@@ -27,6 +27,8 @@ from itertools import accumulate, islice
 from pathlib import Path
 from typing import Any, TypeVar, overload
 
+import numpy as np
+
 Row = dict[str, Any]
 T = TypeVar("T")
 
@@ -177,7 +179,11 @@ def json_batches(texts: Iterable[bytes]) -> tuple[Any, Iterator[Any]]:
     def batches() -> Iterator[Any]:
         left = iter(texts)
         while chunk := list(islice(left, BATCH)):
-            yield pyarrow.record_batch([pyarrow.array(chunk, pyarrow.large_binary())], schema=schema)
+            # Not pyarrow.array: it imports pandas where that is installed, which takes 60 MB and seconds.
+            ends = np.cumsum([0, *map(len, chunk)], dtype=np.int64)
+            buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(chunk))]
+            column = pyarrow.Array.from_buffers(pyarrow.large_binary(), len(chunk), buffers)
+            yield pyarrow.RecordBatch.from_arrays([column], schema=schema)
 
     return schema, batches()
 
