@@ -17,6 +17,7 @@ import torch
 from hone.base.parallel import ParallelConfig
 from hone.base.settings import UserError
 from hone.learn.policy import to_device
+from hone.model import logprobs
 from hone.model.load import load_model
 from hone.preflight.plan import batch as batches
 from hone.preflight.plan import estimate, memory, rehearse
@@ -99,6 +100,20 @@ def test_what_is_traced_without_memory_is_what_a_real_step_keeps(
     predicted = trace(shaped, to_device(batch, torch.device("meta")))
     assert predicted == pytest.approx(trace(real, batch), rel=0.03)
     assert all(p.grad is None for p in real.parameters())
+
+
+def test_with_a_large_vocabulary_a_cpu_is_traced_with_the_chunks_of_a_cpu(tmp_path: Path) -> None:
+    config, _ = config_of(ModelConfig(tiny=TinyConfig(hidden_size=8, layers=1, heads=1, kv_heads=1, mlp_size=8)))
+    config.vocab_size = 151_936  # 110 tokens a chunk on a CPU, 883 on a GPU
+    shaped = meta_model(config, "float32")
+    meta_model(config, "float32").to_empty(device="cpu").save_pretrained(tmp_path)
+    real = load_model(ModelConfig(path=str(tmp_path))).train()
+    batch = batches.longest(recipe(tokens_per_microbatch=512), 40, 60)
+    meta = to_device(batch, torch.device("meta"))
+    measured = trace(real, batch)
+    assert trace(shaped, meta, device="cpu") == pytest.approx(measured, rel=0.03)
+    assert trace(shaped, meta, device="cuda") > 1.5 * measured
+    assert "meta" not in logprobs.BUDGET
 
 
 def test_a_micro_batch_is_filled_to_its_bound() -> None:

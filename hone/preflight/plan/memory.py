@@ -306,9 +306,11 @@ def _update(
     stage: Recipe, mine: PreTrainedModel, batch: MicroBatch, again: bool, split: ParallelConfig, device: str
 ) -> dict[str, int]:
     entropy = stage.stage != "sft" and bool(stage.algo.entropy_coef)
-    key = (repr(mine.config), stage.model, stage.lora, stage.layers, batch.layout, entropy, again)
+    key = (repr(mine.config), stage.model, stage.lora, stage.layers, batch.layout, entropy, again, device)
     if key not in _TRACED:
-        _TRACED[key] = trace(mine, to_device(batch, torch.device("meta")), entropy=entropy, again=again)
+        _TRACED[key] = trace(
+            mine, to_device(batch, torch.device("meta")), device=device, entropy=entropy, again=again
+        )
     peak = _TRACED[key]
     trained = [p for p in mine.parameters() if p.requires_grad]
     low = any(p.dtype != torch.float32 for p in trained)
