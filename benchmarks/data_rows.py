@@ -85,7 +85,10 @@ def write(path: Path, count: int) -> None:
 
     def row(n: int) -> dict[str, str]:
         a, b = rng.randrange(10**6), n if n % 100 else n // 2
-        made = {"question": f"Ann has {a} clips and gets {b} more from her aunt. How many has she?", "answer": str(a + b)}
+        made = {
+            "question": f"Ann has {a} clips and gets {b} more from her aunt. How many has she?",
+            "answer": str(a + b),
+        }
         made["level"] = str(1 + n % 5)
         return {**made, "solution": "step by step " * 20}
 

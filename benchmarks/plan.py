@@ -55,7 +55,6 @@ MODELS = {
 CASES: dict[str, dict[str, Any]] = {
     "3M": {},
     "30M": {},
-    "152k": {"hidden_size": 64, "layers": 2, "heads": 2, "kv_heads": 1, "mlp_size": 128, "vocab_size": 151_936},
     "120M": {"steps": 2},
     "152k": {"steps": 2},
     "3M, two processes": {"parallel": {"replicate": 2}},

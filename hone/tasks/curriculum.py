@@ -97,7 +97,9 @@ class Course:
         rng = np.random.default_rng((self.seed, step, round))
         order = rng.permutation(len(self.problems))
         if self.shares:
-            shares = [self.shares.get(name, 0.0) / max(1, len(self._levels.get(name, ()))) for name in self._level_names]
+            shares = [
+                self.shares.get(name, 0.0) / max(1, len(self._levels.get(name, ()))) for name in self._level_names
+            ]
             weights = np.array(shares)[self._level_of]
             # Efraimidis & Spirakis, Weighted random sampling with a reservoir, 2006: sort by -log(u) / weight.
             keys = rng.exponential(size=len(weights)) / np.maximum(weights, 1e-300)

@@ -18,7 +18,6 @@ from hone.tasks.rows.gsm8k import GSM8KConfig, GSM8KTask
 from hone.tasks.rows.math import MathConfig, MathTask
 from hone.tasks.rows.sources import read_source, split_of_name
 from hone.tasks.rows.task import DatasetConfig, DatasetTask, answer_of, canonical
-from hone.types import Problem
 from tests.tasks.test_knights_rows import ROW as KNIGHTS_ROW
 
 GSM8K_ROW = {

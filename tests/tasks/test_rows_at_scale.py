@@ -64,7 +64,8 @@ def test_splits_are_those_of_plain_lists(rows, train, validation, test):
         for split, these in rows.items()
     }
     named = {  # as in a task, the same question has the same id
-        split: [Problem(p.messages[0]["content"], "t", p.messages, p.id) for p in these] for split, these in made.items()
+        split: [Problem(p.messages[0]["content"], "t", p.messages, p.id) for p in these]
+        for split, these in made.items()
     }
     wanted = {"train": train, "validation": validation, "test": test}
     expected, said = plainly_divided.build("t", named, question_of, **wanted)
@@ -95,7 +96,9 @@ def test_problems_are_the_same_from_a_shared_file_as_in_memory(suffix, cache, tm
         monkeypatch.setattr(files, "CHUNK", 97)  # entries lie across the pieces
         path.write_text(json.dumps(rows, indent=1))
     elif suffix == "csv":
-        path.write_text("question,answer,level\n" + "".join(f"{r['question']},{r['answer']},{r['level']}\n" for r in rows))
+        path.write_text(
+            "question,answer,level\n" + "".join(f"{r['question']},{r['answer']},{r['level']}\n" for r in rows)
+        )
         rows = [{name: row[name] for name in ("question", "answer", "level")} for row in rows]
     elif suffix == "parquet":
         rows = [{key: cell for key, cell in row.items() if key != "note"} for row in rows]
@@ -185,7 +188,9 @@ def test_a_table_that_nothing_used_for_long_goes(cache, tmp_path):
     assert new.exists()
 
 
-@pytest.mark.parametrize("text", ["[]", " [ ] ", '[{"a": 1}]', '[{"a": "]"} , {"a": [1, 2]}]\n', '[\n{"a": {"b": "}"}}]'])
+@pytest.mark.parametrize(
+    "text", ["[]", " [ ] ", '[{"a": 1}]', '[{"a": "]"} , {"a": [1, 2]}]\n', '[\n{"a": {"b": "}"}}]']
+)
 @pytest.mark.parametrize("chunk", [1, 2, 7, 100])
 def test_lists_in_pieces_are_lists(text, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CHUNK", chunk)
@@ -194,7 +199,9 @@ def test_lists_in_pieces_are_lists(text, chunk, tmp_path, monkeypatch):
     assert [json.loads(one) for one in is_list] == json.loads(text)
 
 
-@pytest.mark.parametrize("text", ["[", '[{"a": 1}', '[{"a": 1},]', '[{"a": 1} {"a": 2}]', '[{"a": 1}] x', "[12, 3]", "[}"])
+@pytest.mark.parametrize(
+    "text", ["[", '[{"a": 1}', '[{"a": 1},]', '[{"a": 1} {"a": 2}]', '[{"a": 1}] x', "[12, 3]", "[}"]
+)
 @pytest.mark.parametrize("chunk", [1, 100])
 def test_broken_lists_in_pieces_are_errors(text, chunk, tmp_path, monkeypatch):
     monkeypatch.setattr(files, "CHUNK", chunk)

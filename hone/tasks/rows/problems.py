@@ -24,10 +24,13 @@ import numpy as np
 import hone
 from hone.tasks.rows.corpus import RANK, rank
 from hone.tasks.rows.store import BATCH, Joined, Lazy, Row, stored
-from hone.types import Problem, Split
+from hone.types import Problem
 
 #: Rows from which on the index is kept for other processes.
 INDEXED_FROM = 20_000
+
+#: Bytes that a row of the index takes: 41 of its columns, and of a curriculum 20 of its places, levels and order.
+BYTES = 61
 
 #: (problem, its canonical form) of a row; raises ValueError, KeyError or TypeError for a row that is no problem, and
 #: gives None for one that is not wanted.
@@ -232,6 +235,12 @@ class Problems(Lazy[Problem]):
 
     def __getitem__(self, place: Any) -> Any:
         return self.at(place) if isinstance(place, slice) else super().__getitem__(place)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory of a process that draws from them: `BYTES` for each row of the index, and the pages of the mapped
+        table that are read, which the system may take back."""
+        return BYTES * len(self._index.rows) + sum(rows.nbytes for rows in self._rows.values())
 
     @property
     def characters(self) -> np.ndarray:

@@ -263,6 +263,10 @@ class TableRows(Lazy[Row]):
     def forget(self) -> None:
         self._table.forget()
 
+    @property
+    def nbytes(self) -> int:
+        return int(self._table.table.nbytes)
+
 
 class MadeRows(Lazy[Row]):
     """Rows of a sequence of mappings, such as a split of the package datasets. `key`: None where it has no name."""
@@ -281,6 +285,10 @@ class MadeRows(Lazy[Row]):
 
     def forget(self) -> None:
         """These belong to another."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0  # not known here
 
 
 class Joined(Lazy[Row]):
@@ -311,3 +319,8 @@ class Joined(Lazy[Row]):
         """See `Table.forget`."""
         for part in self._parts:
             part.forget()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tables."""
+        return sum(part.nbytes for part in self._parts)

@@ -155,9 +155,7 @@ class RowsTask:
             raise UserError(f"{self.name}: {self.config.source or ''} {read.faults[0]}; repair or remove it{more}")
         config, index = self.config, read.index
         ranks = {split: index.ranks[slice(at.start, at.stop)] for split in read.rows for at in [index.places(split)]}
-        places, report = divide(
-            self.name, ranks, train=config.train, validation=config.validation, test=config.test
-        )
+        places, report = divide(self.name, ranks, train=config.train, validation=config.validation, test=config.test)
         if not len(places["train"]) and read.rows.keys() == {"test"} and config.train != 0:
             note = f"{self.name}: by its name all this is test, none train; rename it, or give task.train_file"
             report = (*report, note)
