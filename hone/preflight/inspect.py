@@ -26,9 +26,10 @@ from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask, grade_all
 from hone.tasks.knights.task import row_of_problem
 from hone.tasks.rows.corpus import ngrams, question_of, rank, words
-from hone.tasks.rows.files import SUFFIXES, Row, read_rows, write_rows
+from hone.tasks.rows.files import SUFFIXES, read_rows, write_rows
 from hone.tasks.rows.problems import Pairs
 from hone.tasks.rows.sources import read_source
+from hone.tasks.rows.store import Row
 from hone.tasks.rows.task import SPLITS, RowsTask, canonical
 from hone.types import Problem, Split
 

@@ -16,7 +16,7 @@ from hone.base.settings import UserError
 from hone.preflight.plan.batch import LOOKED_AT, longest_prompt
 from hone.recipe.sections.algo import CurriculumConfig
 from hone.tasks.curriculum import Course
-from hone.tasks.rows import files, problems, store
+from hone.tasks.rows import files, problems
 from hone.tasks.rows.corpus import canonical_text, divide, question_of, ranks_of
 from hone.tasks.rows.files import open_rows, read_rows, write_rows
 from hone.tasks.rows.problems import Problems, characters
@@ -109,7 +109,6 @@ def test_problems_are_the_same_from_a_shared_file_as_in_memory(suffix, cache, tm
     assert read_rows(path) == rows
     config = DatasetConfig(source=str(path), train=40, validation=10)
     first, second = DatasetTask(config), DatasetTask(config)
-    monkeypatch.setattr(problems, "_walk", problems._walk)
     mapped = {split: list(first.problems(split)) for split in ("train", "validation", "test")}
     said = capsys.readouterr().err
     assert {p.name.split("-")[0] for p in cache.iterdir()} == {"rows", "index"}
@@ -270,4 +269,3 @@ def test_places_of_a_table_are_numbers_not_objects(tmp_path):
     write_rows(tmp_path / "rows.jsonl", mixed(60))
     course = Course(DatasetTask(DatasetConfig(source=str(tmp_path / "rows.jsonl"))).problems("train"), 0)
     assert all(isinstance(places, np.ndarray) for places in course._levels.values())
-    assert store.BATCH > 1

@@ -54,7 +54,8 @@ OTHERWISE = "the size of the model: choose a smaller one, or set parallel.shard 
 
 
 def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, prompt: int, data: int = 0) -> None:
-    """Of a stage that samples. `prompt`: tokens of its longest prompt; `data`: bytes of its problems. Writes what is predicted into the run folder."""
+    """Of a stage that samples. `prompt`: tokens of its longest prompt; `data`: bytes of its problems. Writes what is
+    predicted into the run folder."""
     stage = recipe.model_copy(update={"model": model})
     phases = Phases(stage)
     settings = [phases.merged(lines) for lines in phases.sets()] if stage.stage == "rl" else [stage]

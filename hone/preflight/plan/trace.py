@@ -82,7 +82,8 @@ def trace(
 ) -> int:
     """Most bytes alive in `there_and_back`, beyond the weights and the gradients that were there before.
 
-    `device`: cpu or cuda, which a model on the meta device stands for. `again`: a micro-batch before this one has left gradients, to which these are added."""
+    `device`: cpu or cuda, which a model on the meta device stands for. `again`: a micro-batch before this one has left
+    gradients, to which these are added."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:
         p.grad = torch.empty_like(p) if again else None

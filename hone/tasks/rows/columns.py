@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from hone.base.settings import UserError
-from hone.tasks.rows.files import Row
+from hone.tasks.rows.store import Row
 
 Role = Literal["question", "messages", "answer", "solution", "level", "domain"]
 ROLES: tuple[Role, ...] = get_args(Role)
