@@ -59,6 +59,7 @@ CASES: dict[str, dict[str, Any]] = {
     "152k": {"steps": 2},
     "3M, two processes": {"parallel": {"replicate": 2}},
     "30M, two processes": {"parallel": {"replicate": 2}},
+    "30M, shard": {"parallel": {"shard": 2}},
     "1M, long": {"steps": 24, "prompts_per_step": 32, "samples_per_prompt": 8, "tokens_per_microbatch": 4096},
     "30M, LoRA": {"lora": {"rank": 16}},
     "30M, KL reference": {"algo": {"kl": {"coef": 0.01}}},

@@ -36,6 +36,7 @@ from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
 from hone.stages import loop as rl
 from hone.stages import pipeline
 from hone.tasks.knights.task import KnightsConfig
+from hone.types import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = Lengths(40, 60)
@@ -184,6 +185,25 @@ def test_kernels_are_kept_for_every_shape_that_a_run_comes_to(monkeypatch: pytes
     assert memory._kernels(layers, 8 * memory.linear.CAPACITY, None, 0, 0) == shapes * memory.KERNEL + kept
     assert "kernels" in stage_plan(recipe(), device="cpu", lengths=LENGTHS).parts
     assert "kernels" not in stage_plan(recipe(), device="cuda", lengths=LENGTHS).parts
+
+
+def test_a_process_meets_the_shapes_of_its_own_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.linear, "available", lambda: True)
+    stage = recipe(tokens_per_microbatch=2048, prompts_per_step=16, samples_per_prompt=32, steps=1)
+    one, two = (
+        stage_plan(stage, device="cpu", lengths=LENGTHS, parallel=ParallelConfig(replicate=n)).parts["kernels"]
+        for n in (1, 16)
+    )
+    assert two < one
+
+
+def test_data_in_memory_is_a_part(tmp_path: Path) -> None:
+    plan = stage_plan(recipe(), device="cpu", lengths=Lengths(40, 60, data=7 * GIB))
+    assert plan.parts["data"] == 7 * GIB
+    assert remedy(plan).startswith("the largest part is data: lower task.train")
+    problem = Problem("x" * 1000, "t", ({"role": "user", "content": "y" * 1000},), "1")
+    # two texts of a thousand characters, and the objects around them
+    assert 2000 * 50 < batches.data_bytes([problem] * 50) < 6000 * 50
 
 
 def test_data_that_was_not_downloaded_is_assumed_and_no_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -188,8 +188,9 @@ def stage_plan(
     many = batches.micro_batches(stage, lengths.prompt, lengths.answer)
     if device == "cpu" and linear.available() and whole.dtype == torch.float32:
         native = samples and stage.rollout.engine == "native"
+        own = -(-many // (split.replicate * split.shard))  # of each process
         parts["kernels"] = _kernels(
-            whole if native else None, rows, mine if trains else None, len(micro.inputs), _steps(stage) * many
+            whole if native else None, rows, mine if trains else None, len(micro.inputs), _steps(stage) * own
         )
     if trains:
         again = many > split.replicate * split.shard
