@@ -134,8 +134,9 @@ def among(ranks: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 def _distinct(name: str, split: str, ranks: np.ndarray, lines: list[str]) -> np.ndarray:
     """Places of the first of each canonical form."""
-    order, numbers = _numbers(ranks)
-    first = np.sort(order[np.unique(numbers, return_index=True)[1]])
+    order = _order(ranks)
+    ordered = ranks[order]
+    first = np.sort(order[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(order)]])
     if len(first) < len(ranks):
         more = len(ranks) - len(first)
         lines.append(f"{name}: {split}: {more} of {len(ranks)} problems left out, there are others like them")

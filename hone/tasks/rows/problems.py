@@ -23,7 +23,7 @@ import numpy as np
 
 import hone
 from hone.tasks.rows.corpus import RANK, rank
-from hone.tasks.rows.store import BATCH, Joined, Lazy, Row, stored
+from hone.tasks.rows.store import Joined, Lazy, Row, stored
 from hone.types import Problem
 
 #: Rows from which on the index is kept for other processes.
@@ -31,6 +31,9 @@ INDEXED_FROM = 20_000
 
 #: Bytes that a row of the index takes: 41 of its columns, and of a curriculum 20 of its places, levels and order.
 BYTES = 61
+
+#: Problems after which the pages that they were read from no longer count as memory of the process.
+FORGOTTEN = 64
 
 #: (problem, its canonical form) of a row; raises ValueError, KeyError or TypeError for a row that is no problem, and
 #: gives None for one that is not wanted.
@@ -198,9 +201,12 @@ def code_digest(*classes: type) -> str | None:
 class Problems(Lazy[Problem]):
     """The problems at some places of an index. Each time one is asked for it is made anew, the same."""
 
-    def __init__(self, rows: Mapping[str, Joined], read: Reader, index: Index, places: Sequence[int]) -> None:
+    def __init__(
+        self, rows: Mapping[str, Joined], read: Reader, index: Index, places: Sequence[int] | np.ndarray
+    ) -> None:
         self._rows, self._read, self._index = rows, read, index
         self._places = np.asarray(places, np.int64)
+        self._made = 0
         self._splits, self._ends = list(index.sizes), np.cumsum(list(index.sizes.values()))
 
     def __len__(self) -> int:
@@ -214,6 +220,10 @@ class Problems(Lazy[Problem]):
         at = self._places[place]
         split = self._splits[int(np.searchsorted(self._ends, at, side="right"))]
         row = self._rows[split][int(self._index.rows[at])]
+        self._made += 1
+        if self._made % FORGOTTEN == 0:
+            for rows in self._rows.values():
+                rows.forget()
         one = self._read(row)
         assert one is not None  # else it would not be in the index
         return row, one[0]
@@ -225,9 +235,6 @@ class Problems(Lazy[Problem]):
         """All, one after the other, without keeping what was read in memory."""
         for place in range(len(self)):
             yield self.pair(place)
-            if place % BATCH == BATCH - 1:
-                for rows in self._rows.values():
-                    rows.forget()
 
     def at(self, places: np.ndarray | slice) -> Problems:
         """Those at some of its places."""

@@ -128,7 +128,9 @@ def _mapped(path: Path) -> Table:
 
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return Table(pyarrow.ipc.open_stream(pyarrow.py_buffer(mapped)).read_all(), mapped)
+    table = Table(pyarrow.ipc.open_stream(pyarrow.py_buffer(mapped)).read_all(), mapped)
+    table.forget()  # a look at the beginning of each batch maps its neighbourhood, which may be all of the file
+    return table
 
 
 @contextmanager
