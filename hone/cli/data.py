@@ -130,8 +130,7 @@ def data_overlap(
         (theirs,) = others
         pairs = [("", inspect.problems_of(ours), inspect.problems_of(theirs))]
     else:
-        splits = {split: [problem for _, problem in rows] for split, rows in ours.rows().items()}
-        pairs = inspect.split_pairs(a, splits)
+        pairs = inspect.split_pairs(a, ours.problems())
     print(visible("\n".join(inspect.overlap(pairs, ngram))))
 
 

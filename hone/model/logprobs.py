@@ -12,6 +12,7 @@ Truncated sampling (top-p, top-k) changes the sampler's distribution and is not 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -31,6 +32,20 @@ LOGIT_TRANSFORMS = {
     "logits_scaling": 1.0,  # Granite
     "lm_head_multiplier": 1.0,  # Falcon-H1
 }
+
+
+@contextmanager
+def budget_of(device: str) -> Iterator[None]:
+    """Tensors of the meta device stand for those of `device` (cpu or cuda) for the duration: chunks are as large."""
+    before = BUDGET.get("meta")
+    BUDGET["meta"] = BUDGET[device]
+    try:
+        yield
+    finally:
+        if before is None:
+            del BUDGET["meta"]
+        else:
+            BUDGET["meta"] = before
 
 
 def token_logprobs(

@@ -9,8 +9,9 @@ from __future__ import annotations
 import re
 import statistics
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,13 +25,18 @@ from hone.recipe.recipe import stages
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask, grade_all
 from hone.tasks.knights.task import row_of_problem
-from hone.tasks.rows.corpus import ngrams, question_of, words
-from hone.tasks.rows.files import SUFFIXES, Row, read_rows, write_rows
+from hone.tasks.rows.corpus import ngrams, question_of, rank, words
+from hone.tasks.rows.files import SUFFIXES, read_rows, write_rows
+from hone.tasks.rows.problems import Pairs
 from hone.tasks.rows.sources import read_source
+from hone.tasks.rows.store import Row
 from hone.tasks.rows.task import SPLITS, RowsTask, canonical
 from hone.types import Problem, Split
 
 Measure = Callable[[str], int]
+
+#: Answers that are graded at once.
+GRADED = 4096
 
 KNIGHTS = {"quiz", "names", "solution", "statements"}
 
@@ -43,11 +49,18 @@ class Source:
     task: Task
     seed: int
 
-    def rows(self) -> dict[str, list[tuple[Row, Problem]]]:
+    def rows(self) -> dict[str, Sequence[tuple[Row, Problem]]]:
         """Every row with its problem, by split; of a task without rows, its problems as rows."""
         if isinstance(self.task, RowsTask):
-            return {split: list(found) for split, found in self.task.read().rows.items()}
+            return dict(self.task.read().rows)
         return {split: [(_row(p, i), p) for i, p in enumerate(self.task.problems(split))] for split in SPLITS}
+
+    def problems(self) -> dict[str, Sequence[Problem]]:
+        """The same without the rows."""
+        return {
+            split: pairs.problems if isinstance(pairs, Pairs) else [problem for _, problem in pairs]
+            for split, pairs in self.rows().items()
+        }
 
 
 def open_source(source: str, overrides: Sequence[str] = ()) -> Source:
@@ -144,9 +157,9 @@ def check(source: Source) -> tuple[list[str], int]:
         found = source.task.read()
         lines += [*found.report]
         faults += [*found.faults, *_unreadable(source.task, found.rows)]
-    rows = {split: [p for _, p in pairs] for split, pairs in source.rows().items()}
+    rows = source.problems()
     for split, problems in rows.items():
-        copies = len(problems) - len({canonical(p) for p in problems})
+        copies = len(problems) - len(_forms(problems))
         lines.append(f"{split}: {len(problems)} problems, {copies} of them duplicates")
     for a, b in (("train", "test"), ("validation", "test"), ("train", "validation")):
         if rows.get(a) and rows.get(b):
@@ -159,7 +172,7 @@ def _unreadable(task: RowsTask, rows: Mapping[str, Sequence[tuple[Row, Problem]]
     """Recorded answers that neither the exact comparison nor math-verify can read."""
     if task.grading not in ("maths", "exact"):
         return []
-    problems = [(split, i, p) for split, pairs in rows.items() for i, (_, p) in enumerate(pairs, start=1)]
+    problems = ((split, i, p) for split, pairs in rows.items() for i, (_, p) in enumerate(pairs, start=1))
     unread = [
         (place, p.answer)
         for *place, p in problems
@@ -179,25 +192,28 @@ def _unreadable(task: RowsTask, rows: Mapping[str, Sequence[tuple[Row, Problem]]
 def _not_correct(source: Source, rows: Mapping[str, Sequence[Problem]]) -> list[str]:
     """Problems whose own worked answer is not graded correct."""
     task = source.task
-    problems = [p for found in rows.values() for p in found]
     if isinstance(task, RowsTask):  # first: a look at its attributes, as below, would load it, faults and all
         style = "answer" if task.grading != "none" else None
     else:
         style = task.trace_styles[0] if isinstance(task, TracedTask) else None
     if style is None:
         return []
-    faults, traced = [], []
-    for p in problems:
-        try:
-            traced.append((p, cast("TracedTask", task).trace(p, style, source.seed).text))
-        except UserError as error:  # a countdown row that has no solution
-            faults.append(str(error))
-    grades = task.grade_all(traced) if isinstance(task, RowsTask) else grade_all(task, traced)
-    return faults + [
-        f"{p.id}: its own answer {p.answer!r} is {g.verdict}" + (f" ({g.note})" if g.note else "")
-        for (p, _), g in zip(traced, grades)
-        if g.verdict != "correct"
-    ]
+    untraced, faults = [], []
+    left = (p for problems in rows.values() for p in problems)
+    while chunk := list(islice(left, GRADED)):
+        traced = []
+        for p in chunk:
+            try:
+                traced.append((p, cast("TracedTask", task).trace(p, style, source.seed).text))
+            except UserError as error:  # a countdown row that has no solution
+                untraced.append(str(error))
+        grades = task.grade_all(traced) if isinstance(task, RowsTask) else grade_all(task, traced)
+        faults += [
+            f"{p.id}: its own answer {p.answer!r} is {g.verdict}" + (f" ({g.note})" if g.note else "")
+            for (p, _), g in zip(traced, grades)
+            if g.verdict != "correct"
+        ]
+    return untraced + faults
 
 
 # --- overlap and dedup -----------------------------------------------------------------------
@@ -205,8 +221,13 @@ def _not_correct(source: Source, rows: Mapping[str, Sequence[Problem]]) -> list[
 
 def shared(a: Iterable[Problem], b: Iterable[Problem]) -> int:
     """How many of `a` are in `b` by canonical form."""
-    forms = {canonical(problem) for problem in b}
-    return sum(canonical(problem) in forms for problem in a)
+    forms = _forms(b)
+    return sum(rank(canonical(problem)) in forms for problem in a)
+
+
+def _forms(problems: Iterable[Problem]) -> set[bytes]:
+    """Hashes of the canonical forms, which take less memory than they."""
+    return {rank(canonical(problem)) for problem in problems}
 
 
 def sharing_ngram(a: Iterable[Problem], b: Iterable[Problem], n: int) -> int:
@@ -219,7 +240,9 @@ def _runs(problems: Iterable[Problem], n: int) -> set[tuple[str, ...]]:
     return {run for problem in problems for run in ngrams(question_of(problem), n)}
 
 
-def split_pairs(label: str, splits: Mapping[str, list[Problem]]) -> list[tuple[str, list[Problem], list[Problem]]]:
+def split_pairs(
+    label: str, splits: Mapping[str, Sequence[Problem]]
+) -> list[tuple[str, Sequence[Problem], Sequence[Problem]]]:
     """What is to be compared within one source. Raises UserError if there is only one split."""
     held = [("train", "test"), ("validation", "test"), ("train", "validation")]
     pairs = [(f"{a} in {b}", splits[a], splits[b]) for a, b in held if splits.get(a) and splits.get(b)]
@@ -238,7 +261,7 @@ def overlap(pairs: Sequence[tuple[str, Sequence[Problem], Sequence[Problem]]], n
 
 
 def dedup(
-    rows: Sequence[tuple[Row, Problem]], against: Sequence[Problem], n: int | None, out: Path
+    rows: Iterable[tuple[Row, Problem]], against: Sequence[Problem], n: int | None, out: Path
 ) -> tuple[int, int, int]:
     """Write the first row of each canonical form that is not in `against`, nor shares n words in a row with it.
 
@@ -246,22 +269,26 @@ def dedup(
     """
     if out.exists():
         raise UserError(f"--out {out}: is there already; give another name, or remove it")
-    theirs, runs = {canonical(p) for p in against}, _runs(against, n) if n else set()
-    seen: set[str] = set()
-    kept: list[Row] = []
-    copies = leaked = 0
-    for row, problem in rows:
-        form = canonical(problem)
-        if form in seen:
-            copies += 1
-        elif form in theirs or (n and not runs.isdisjoint(ngrams(question_of(problem), n))):
-            leaked += 1
-        else:
-            kept.append(row)
-        seen.add(form)
+    theirs, runs = _forms(against), _runs(against, n) if n else set()
+    seen: set[bytes] = set()
+    total = copies = leaked = 0
+
+    def kept() -> Iterator[Row]:
+        nonlocal total, copies, leaked
+        for row, problem in rows:
+            total += 1
+            form = rank(canonical(problem))
+            if form in seen:
+                copies += 1
+            elif form in theirs or (n and not runs.isdisjoint(ngrams(question_of(problem), n))):
+                leaked += 1
+            else:
+                yield row
+            seen.add(form)
+
     out.parent.mkdir(parents=True, exist_ok=True)
-    write_rows(out, kept)
-    return len(rows), copies, leaked
+    write_rows(out, kept())
+    return total, copies, leaked
 
 
 def problems_of(source: Source, split: Split | None = None) -> list[Problem]:
@@ -269,14 +296,14 @@ def problems_of(source: Source, split: Split | None = None) -> list[Problem]:
     return [problem for _, problem in rows_of(source, split)]
 
 
-def rows_of(source: Source, split: Split | None = None) -> list[tuple[Row, Problem]]:
+def rows_of(source: Source, split: Split | None = None) -> Iterable[tuple[Row, Problem]]:
     """As `problems_of`, with the rows. Raises UserError if there is no such split."""
     rows = source.rows()
     if split == "train" and "train" not in rows:
         split = None if set(rows) == {"all"} else split
-    found = [pair for name, pairs in rows.items() if split in (None, name) for pair in pairs]
-    if not found:
+    chosen = [pairs for name, pairs in rows.items() if split in (None, name) and len(pairs)]
+    if not chosen:
         raise UserError(
-            f"{source.label}: no rows in split {split}; there are {', '.join(k for k, v in rows.items() if v)}"
+            f"{source.label}: no rows in split {split}; there are {', '.join(k for k, v in rows.items() if len(v))}"
         )
-    return found
+    return chain.from_iterable(chosen)

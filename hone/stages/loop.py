@@ -14,7 +14,7 @@ from pathlib import Path
 
 from hone.base.progress import Clock
 from hone.measure.evaluate import Evaluator
-from hone.preflight.plan.batch import longest_prompt
+from hone.preflight.plan.batch import data_bytes, longest_prompt
 from hone.preflight.plan.rehearse import rehearse
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig
@@ -33,7 +33,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     stage = Stage.load(recipe, folder, model)
     run, policy, curriculum, signal = stage.run, stage.policy, stage.curriculum, stage.signal
     first = run.resume(policy, curriculum)
-    rehearse(run, recipe, model, policy, longest_prompt(curriculum.problems, stage.renderer))  # the longest first
+    longest, data = longest_prompt(curriculum.problems, stage.renderer), data_bytes(curriculum.problems)
+    rehearse(run, recipe, model, policy, longest, data)  # the longest first
     now = stage.phases.at(0, 0)  # the settings of a step; a schedule changes them
     with (
         run.interruptible(),

@@ -22,6 +22,7 @@ import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
 from hone.base.settings import Section, UserError
+from hone.tasks.rows.problems import levels_of
 from hone.types import NOT_GRADED, Group, Problem
 
 EVERYTHING = ""  # the pool of uniform draws; the others are levels
@@ -60,10 +61,10 @@ class Curriculum:
             raise ValueError("there are no training problems")
         self.problems = problems
         self.seed = seed
-        self._levels: dict[str, list[Problem]] = {}
-        for problem in problems:
-            self._levels.setdefault(problem.level, []).append(problem)
-        self._levels = {level: self._levels[level] for level in sorted(self._levels, key=natural)}
+        names, self._level_of = levels_of(problems)  # [problems]: the place of each one's level among the names
+        places = {level: np.flatnonzero(self._level_of == n) for n, level in enumerate(names)}
+        self._level_names = names
+        self._levels = {level: places[level] for level in sorted(names, key=natural) if len(places[level])}
         self._drawn: dict[str, int] = {}  # problems taken from a pool so far
         self._steps: dict[str, int] = {}  # steps of a sequential curriculum on a level so far
         self._pass_rates: dict[str, float] = {}  # moving averages
@@ -101,13 +102,17 @@ class Curriculum:
     def _draw(self, step: int, count: int) -> list[Problem]:
         if self.config.kind == "uniform":
             self.shares = {}
-            return self._next(EVERYTHING, self.problems, count)
+            return [self.problems[i] for i in self._next(EVERYTHING, len(self.problems), count)]
         self.shares = self._shares()
         if self.config.kind == "sequential":
             (level,) = self.shares
             self._steps[level] = self._steps.get(level, 0) + 1
         counts = deal(count, self.shares, np.random.default_rng((self.seed, step, 0)).random())
-        return [problem for level, n in counts.items() for problem in self._next(level, self._levels[level], n)]
+        return [
+            self.problems[int(self._levels[level][i])]
+            for level, n in counts.items()
+            for i in self._next(level, len(self._levels[level]), n)
+        ]
 
     def draw_others(self, step: int, round: int, count: int, without: Collection[str]) -> list[Problem]:
         """Up to `count` problems at random whose ids are not among `without`, to replace some of the step's.
@@ -117,12 +122,16 @@ class Curriculum:
         rng = np.random.default_rng((self.seed, step, round))
         order = rng.permutation(len(self.problems))
         if self.shares:
-            weights = [self.shares.get(p.level, 0.0) / len(self._levels[p.level]) for p in self.problems]
+            shares = [
+                self.shares.get(name, 0.0) / max(1, len(self._levels.get(name, ()))) for name in self._level_names
+            ]
+            weights = np.array(shares)[self._level_of]
             # Efraimidis & Spirakis, Weighted random sampling with a reservoir, 2006: sort by -log(u) / weight.
             keys = rng.exponential(size=len(weights)) / np.maximum(weights, 1e-300)
-            order = np.asarray([i for i in np.argsort(keys) if weights[i] > 0], dtype=np.int64)
-        others = (self.problems[i] for i in order if self.problems[i].id not in without)
-        found = list(islice(others, count))
+            order = np.argsort(keys)
+            order = order[weights[order] > 0]
+        candidates = (self.problems[int(i)] for i in order)
+        found = list(islice((problem for problem in candidates if problem.id not in without), count))
         self._rounds.setdefault(step, []).append([problem.id for problem in found])
         return found
 
@@ -152,13 +161,13 @@ class Curriculum:
             return self._steps.get(level, 0) >= self.config.steps_per_level
         return self._drawn.get(level, 0) >= len(self._levels[level])
 
-    def _next(self, pool: str, problems: Sequence[Problem], count: int) -> list[Problem]:
-        """The next `count` problems of a pool."""
-        size, start = len(problems), self._drawn.get(pool, 0)
+    def _next(self, pool: str, size: int, count: int) -> list[int]:
+        """The places of the next `count` problems in a pool of `size`."""
+        start = self._drawn.get(pool, 0)
         places = range(start, start + count)
         orders = {epoch: self._order(pool, epoch, size) for epoch in {place // size for place in places}}
         self._drawn[pool] = start + count
-        return [problems[orders[place // size][place % size]] for place in places]
+        return [int(orders[place // size][place % size]) for place in places]
 
     def _order(self, pool: str, epoch: int, size: int) -> np.ndarray:
         key = (self.seed, epoch) if pool == EVERYTHING else (self.seed, epoch, 1, zlib.crc32(pool.encode()))

@@ -17,6 +17,7 @@ import torch
 from hone.base.parallel import ParallelConfig
 from hone.base.settings import UserError
 from hone.learn.policy import to_device
+from hone.model import logprobs
 from hone.model.load import load_model
 from hone.preflight.plan import batch as batches
 from hone.preflight.plan import estimate, memory, rehearse
@@ -35,6 +36,7 @@ from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
 from hone.stages import loop as rl
 from hone.stages import pipeline
 from hone.tasks.knights.task import KnightsConfig
+from hone.types import Problem
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = Lengths(40, 60)
@@ -99,6 +101,20 @@ def test_what_is_traced_without_memory_is_what_a_real_step_keeps(
     predicted = trace(shaped, to_device(batch, torch.device("meta")))
     assert predicted == pytest.approx(trace(real, batch), rel=0.03)
     assert all(p.grad is None for p in real.parameters())
+
+
+def test_with_a_large_vocabulary_a_cpu_is_traced_with_the_chunks_of_a_cpu(tmp_path: Path) -> None:
+    config, _ = config_of(ModelConfig(tiny=TinyConfig(hidden_size=8, layers=1, heads=1, kv_heads=1, mlp_size=8)))
+    config.vocab_size = 151_936  # 110 tokens a chunk on a CPU, 883 on a GPU
+    shaped = meta_model(config, "float32")
+    meta_model(config, "float32").to_empty(device="cpu").save_pretrained(tmp_path)
+    real = load_model(ModelConfig(path=str(tmp_path))).train()
+    batch = batches.longest(recipe(tokens_per_microbatch=512), 40, 60)
+    meta = to_device(batch, torch.device("meta"))
+    measured = trace(real, batch)
+    assert trace(shaped, meta, device="cpu") == pytest.approx(measured, rel=0.03)
+    assert trace(shaped, meta, device="cuda") > 1.5 * measured
+    assert "meta" not in logprobs.BUDGET
 
 
 def test_a_micro_batch_is_filled_to_its_bound() -> None:
@@ -169,6 +185,25 @@ def test_kernels_are_kept_for_every_shape_that_a_run_comes_to(monkeypatch: pytes
     assert memory._kernels(layers, 8 * memory.linear.CAPACITY, None, 0, 0) == shapes * memory.KERNEL + kept
     assert "kernels" in stage_plan(recipe(), device="cpu", lengths=LENGTHS).parts
     assert "kernels" not in stage_plan(recipe(), device="cuda", lengths=LENGTHS).parts
+
+
+def test_a_process_meets_the_shapes_of_its_own_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory.linear, "available", lambda: True)
+    stage = recipe(tokens_per_microbatch=2048, prompts_per_step=16, samples_per_prompt=32, steps=1)
+    one, two = (
+        stage_plan(stage, device="cpu", lengths=LENGTHS, parallel=ParallelConfig(replicate=n)).parts["kernels"]
+        for n in (1, 16)
+    )
+    assert two < one
+
+
+def test_data_in_memory_is_a_part(tmp_path: Path) -> None:
+    plan = stage_plan(recipe(), device="cpu", lengths=Lengths(40, 60, data=7 * GIB))
+    assert plan.parts["data"] == 7 * GIB
+    assert remedy(plan).startswith("the largest part is data: lower task.train")
+    problem = Problem("x" * 1000, "t", ({"role": "user", "content": "y" * 1000},), "1")
+    # two texts of a thousand characters, and the objects around them
+    assert 2000 * 50 < batches.data_bytes([problem] * 50) < 6000 * 50
 
 
 def test_data_that_was_not_downloaded_is_assumed_and_no_hub_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,13 +12,12 @@ from hone.recipe.load import load_for_task
 from hone.tasks import make_task
 from hone.tasks.base import BatchTask, TracedTask, grade_all
 from hone.tasks.rows.columns import recognise
-from hone.tasks.rows.corpus import build, canonical_text, ngrams
+from hone.tasks.rows.corpus import canonical_text, ngrams
 from hone.tasks.rows.files import read_rows, write_rows
 from hone.tasks.rows.gsm8k import GSM8KConfig, GSM8KTask
 from hone.tasks.rows.math import MathConfig, MathTask
 from hone.tasks.rows.sources import read_source, split_of_name
 from hone.tasks.rows.task import DatasetConfig, DatasetTask, answer_of, canonical
-from hone.types import Problem
 from tests.tasks.test_knights_rows import ROW as KNIGHTS_ROW
 
 GSM8K_ROW = {
@@ -396,16 +395,6 @@ def test_the_same_question_in_another_form_is_the_same_problem(tmp_path):
     made = task_of(tmp_path, rows)
     assert [p.answer for p in made.problems("train")] == ["5", "-1"]
     assert canonical_text("3.5 km") != canonical_text("35 km")
-
-
-def test_sizes_are_numbers_of_problems():
-    problems = [Problem(f"p{n}", "t", ({"role": "user", "content": str(n)},), "1") for n in range(50)]
-    corpus = build("t", {"train": problems[:40], "test": problems[40:]}, canonical, train=7, validation=5, test=3)
-    assert {split: len(found) for split, found in corpus.splits.items()} == {"train": 7, "validation": 5, "test": 3}
-    places = [int(p.id[1:]) for p in corpus.splits["train"]]
-    assert places == sorted(places) != list(range(7))  # chosen by hash, in the order of the rows
-    held_back = {p.id for p in problems[40:]}  # test rows that are not used are no training rows
-    assert not held_back & {p.id for split in ("train", "validation") for p in corpus.splits[split]}
 
 
 def test_ngrams_by_hand():

@@ -5,7 +5,10 @@ batch = longest(stage, prompt_tokens=300)      # MicroBatch, on the CPU; its num
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields, is_dataclass
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -13,24 +16,44 @@ import numpy as np
 from hone.learn.pack import pack
 from hone.recipe.recipe import Recipe
 from hone.rollout.prompts import Renderer
+from hone.tasks.rows.problems import Problems, characters_of
 from hone.types import MicroBatch, Problem, Sample
 
 #: Prompts that are tokenised to find the longest: those with the most characters.
 LOOKED_AT = 8
+
+#: Problems that are measured to know what all of them take.
+SAMPLED = 64
 
 #: Characters per token where there is no tokenizer at hand: few, so that prompts are not taken for shorter than they
 #: are (English prose has about 4.5 with the tokenizers of Qwen and Llama, and 2 to 2.5 with the small one of `tiny`).
 CHARACTERS_PER_TOKEN = {"tiny": 2.0, "other": 3.0}
 
 
-def characters(problem: Problem) -> int:
-    return sum(len(message["content"]) for message in problem.messages)
-
-
 def longest_prompt(problems: Sequence[Problem], renderer: Renderer) -> int:
     """Tokens of the longest prompt, of those that have the most characters."""
-    most = sorted(problems, key=characters)[-LOOKED_AT:]
-    return max(len(renderer.prompt_ids(problem)) for problem in most)
+    most = np.argsort(characters_of(problems), kind="stable")[-LOOKED_AT:]
+    return max(len(renderer.prompt_ids(problems[int(i)])) for i in most)
+
+
+def data_bytes(problems: Sequence[Problem]) -> int:
+    """What the problems and their curriculum take in each process; of those that are Python objects, by a sample."""
+    if isinstance(problems, Problems):
+        return problems.nbytes
+    sample = problems[:: max(1, len(problems) // SAMPLED)]
+    return sum(map(_size, sample)) * len(problems) // max(1, len(sample))
+
+
+def _size(value: Any) -> int:
+    """Bytes of a record and of all in it."""
+    inside: Iterable[Any] = ()
+    if isinstance(value, Mapping):
+        inside = chain(value.keys(), value.values())
+    elif isinstance(value, tuple | list):
+        inside = value
+    elif is_dataclass(value):
+        inside = (getattr(value, one.name) for one in fields(value))
+    return sys.getsizeof(value) + sum(map(_size, inside))
 
 
 def rows_of(stage: Recipe) -> int:
@@ -91,5 +114,5 @@ def assumed_prompt(stage: Recipe, problems: Sequence[Problem], system: str) -> i
     """Tokens of the longest prompt where no tokenizer is at hand. `system`: the task's own prompt."""
     per = CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
     system = system if stage.prompt.system is None else stage.prompt.system
-    most = max(characters(problem) for problem in problems) + len(system) + len(stage.prompt.template)
+    most = int(characters_of(problems).max()) + len(system) + len(stage.prompt.template)
     return max(1, round(most / per))

@@ -42,7 +42,7 @@ def lengths_of(stage: Recipe) -> Lengths:
     else:
         prompt = batches.assumed_prompt(stage, problems, task.system)
         said.append(f"prompts of at most {prompt} tokens: {per:g} characters a token, no tokenizer is at hand")
-    return Lengths(prompt, _answer(stage, task, per, said), tuple(said))
+    return Lengths(prompt, _answer(stage, task, per, said), tuple(said), batches.data_bytes(problems))
 
 
 @contextmanager

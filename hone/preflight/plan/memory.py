@@ -17,6 +17,7 @@ trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `pa
     engine copy   CPU: weights laid out for oneDNN; LoRA in float32: merged matrices; shard or tensor > 1: all weights
     prefill, sampling   hidden states of 8192 prompt tokens, and the logits of all rows
     reference, answerer, teacher   frozen models beside the policy
+    data          CPU: problems in memory (`hone.preflight.plan.batch.data_bytes`)
     kernels       CPU: what oneDNN keeps for every shape that a run comes to: measured (`KERNEL`)
     allocator     CPU: what malloc keeps between the blocks that are in use: measured (`SLACK`)
 """
@@ -115,11 +116,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the longest prompt and of the longest answer, and what was assumed to know them."""
+    """Tokens of the longest prompt and of the longest answer, what was assumed to know them, and the data's size."""
 
     prompt: int
     answer: int
     assumptions: tuple[str, ...] = ()
+    data: int = 0  # bytes that the problems take in each process
 
 
 def estimate(
@@ -178,14 +180,17 @@ def stage_plan(
     whole = meta_model(config, stage.model.dtype)
     mine = _training_model(stage, share_of(config, split.tensor))
     parts = _standing(stage, whole, mine, split, device) if trains else _served(whole, device)
+    if device == "cpu" and lengths.data:  # the memory of a GPU holds none
+        parts["data"] = lengths.data
     moments: dict[str, dict[str, int]] = {}
     micro = batches.longest(stage, lengths.prompt, lengths.answer)
     rows, tokens, each = _cache(stage, whole, split, lengths, total)
     many = batches.micro_batches(stage, lengths.prompt, lengths.answer)
     if device == "cpu" and linear.available() and whole.dtype == torch.float32:
         native = samples and stage.rollout.engine == "native"
+        own = -(-many // (split.replicate * split.shard))  # of each process
         parts["kernels"] = _kernels(
-            whole if native else None, rows, mine if trains else None, len(micro.inputs), _steps(stage) * many
+            whole if native else None, rows, mine if trains else None, len(micro.inputs), _steps(stage) * own
         )
     if trains:
         again = many > split.replicate * split.shard
@@ -306,9 +311,9 @@ def _update(
     stage: Recipe, mine: PreTrainedModel, batch: MicroBatch, again: bool, split: ParallelConfig, device: str
 ) -> dict[str, int]:
     entropy = stage.stage != "sft" and bool(stage.algo.entropy_coef)
-    key = (repr(mine.config), stage.model, stage.lora, stage.layers, batch.layout, entropy, again)
+    key = (repr(mine.config), stage.model, stage.lora, stage.layers, batch.layout, entropy, again, device)
     if key not in _TRACED:
-        _TRACED[key] = trace(mine, to_device(batch, torch.device("meta")), entropy=entropy, again=again)
+        _TRACED[key] = trace(mine, to_device(batch, torch.device("meta")), device=device, entropy=entropy, again=again)
     peak = _TRACED[key]
     trained = [p for p in mine.parameters() if p.requires_grad]
     low = any(p.dtype != torch.float32 for p in trained)

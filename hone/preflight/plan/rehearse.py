@@ -48,13 +48,15 @@ REMEDIES = {
     "prefill": "rollout.max_sequences",
     "optimizer": "the number of trained weights: set lora, or parallel.shard on more devices",
     "gradients": "the number of trained weights: set lora, or parallel.shard on more devices",
+    "data": "task.train, for fewer problems",
     "reference": "the number of copies: set lora, whose reference is the policy itself, or algo.kl.coef: 0",
 }
 OTHERWISE = "the size of the model: choose a smaller one, or set parallel.shard on more devices"
 
 
-def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, prompt: int) -> None:
-    """Of a stage that samples. `prompt`: tokens of its longest prompt. Writes what is predicted into the run folder."""
+def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, prompt: int, data: int = 0) -> None:
+    """Of a stage that samples. `prompt`: tokens of its longest prompt; `data`: bytes of its problems. Writes what is
+    predicted into the run folder."""
     stage = recipe.model_copy(update={"model": model})
     phases = Phases(stage)
     settings = [phases.merged(lines) for lines in phases.sets()] if stage.stage == "rl" else [stage]
@@ -67,7 +69,7 @@ def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, promp
         return  # the engine says which prompt leaves no room
     micro = [batches.longest(one, prompt, answer(one)) for one in settings]
     most = max(range(len(settings)), key=lambda i: len(micro[i].inputs))
-    _predict(run, settings[most], policy, Lengths(prompt, answer(settings[most])))
+    _predict(run, settings[most], policy, Lengths(prompt, answer(settings[most]), data=data))
     entropy = any(one.algo.entropy_coef for one in settings)
     go_through(policy, micro[most], settings[most].sampling.temperature, entropy)
 

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from hone.learn.forward import score
+from hone.model.logprobs import budget_of
 from hone.model.update_mode import update_mode
 from hone.types import MicroBatch
 
@@ -73,16 +74,23 @@ def forward_backward(model: PreTrainedModel, batch: MicroBatch, temperature: flo
 
 
 def trace(
-    model: PreTrainedModel, batch: MicroBatch, *, temperature: float = 1.0, entropy: bool = False, again: bool = True
+    model: PreTrainedModel,
+    batch: MicroBatch,
+    *,
+    device: str = "cpu",
+    temperature: float = 1.0,
+    entropy: bool = False,
+    again: bool = True,
 ) -> int:
     """Most bytes alive in `forward_backward`, beyond the weights and the gradients that were there before.
 
-    `again`: a micro-batch before this one has left gradients, to which these are added."""
+    `device`: cpu or cuda, which a model on the meta device stands for. `again`: a micro-batch before this one has left
+    gradients, to which these are added."""
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:
         p.grad = torch.empty_like(p) if again else None
     try:
-        with Alive() as alive:
+        with Alive() as alive, budget_of(device):
             forward_backward(model, batch, temperature, entropy)
         return alive.peak
     finally:

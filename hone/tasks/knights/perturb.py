@@ -19,7 +19,7 @@ from hone.tasks.knights.logic import LEAVES, Puzzle, Statement, random_statement
 from hone.tasks.knights.rows import row_of
 from hone.tasks.knights.text import BRIEF_SAYING, SAYINGS, full_quiz, swapped, telling
 from hone.tasks.knights.trace import careful_steps
-from hone.tasks.rows.files import Row
+from hone.tasks.rows.store import Row
 
 Perturbation = Literal["statement", "leaf", "roles", "names", "order"]
 PERTURBATIONS: tuple[Perturbation, ...] = get_args(Perturbation)

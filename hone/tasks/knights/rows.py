@@ -13,7 +13,7 @@ from typing import Any
 
 from hone.tasks.knights.logic import Puzzle, canonical_form, parse_statements, solve
 from hone.tasks.knights.text import answer_text, read_roles, solution_sentence, swapped
-from hone.tasks.rows.files import Row
+from hone.tasks.rows.store import Row
 
 
 def puzzle_of(row: Mapping[str, Any]) -> Puzzle:

@@ -35,7 +35,8 @@ from hone.tasks.knights.logic import (
 from hone.tasks.knights.rows import puzzle_of, roles_said, row_of
 from hone.tasks.knights.text import NAMES, answer_text, brief_quiz, full_quiz, is_brief, read_roles, swapped
 from hone.tasks.knights.trace import Search, careful, careful_steps, hasty
-from hone.tasks.rows.files import Row, read_rows
+from hone.tasks.rows.files import read_rows
+from hone.tasks.rows.store import Row
 from hone.tasks.splits import SHARES, even_shares, split_of, warn_of_overlap
 from hone.types import Example, Grade, Problem, Split
 

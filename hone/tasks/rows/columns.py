@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from hone.base.settings import UserError
-from hone.tasks.rows.files import Row
+from hone.tasks.rows.store import Row
 
 Role = Literal["question", "messages", "answer", "solution", "level", "domain"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -70,7 +70,7 @@ def recognise(rows: Sequence[Row], given: Mapping[Role, str] | None = None, need
     Raises UserError that lists the candidates if there is more than one or none, and says how to choose.
     """
     given = given or {}
-    sample = rows[:: max(1, len(rows) // SAMPLE)]
+    sample = list(rows[:: max(1, len(rows) // SAMPLE)])
     if not sample:
         raise UserError("there are no rows, so no columns")
     present = _present(sample)

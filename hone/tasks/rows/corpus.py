@@ -1,8 +1,10 @@
 """Problems made from rows: duplicates out, held-out splits cut, train without what is in test. All by canonical form.
 
-corpus = build("gsm8k", {"train": [...], "test": [...]}, canonical_form)
-corpus.splits["validation"]       # cut from train, never from test
-print("\\n".join(corpus.report))   # what was counted
+places, report = divide("gsm8k", {"train": ranks, "test": others})      # numpy arrays, one rank a problem
+places["validation"]           # (split of the source, place in it) of each problem: cut from train, never from test
+print("\\n".join(report))      # what was counted
+
+A rank is a hash of the canonical form: problems are the same if theirs is, and it is by rank that some are held out.
 """
 
 from __future__ import annotations
@@ -10,8 +12,9 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+
+import numpy as np
 
 from hone.types import Problem, Split
 
@@ -22,13 +25,8 @@ SHARE, MOST = 0.1, 500
 _PIECE = re.compile(r"\w+|[-+*/^=<>%|&~≤≥≠√∞∪∩()\[\]{}]|(?<=[\w)])!(?=\s*[-+*/^=)])")
 _WORD = re.compile(r"\w|[-+*/^=<>%|&~≤≥≠√∞∪∩]")
 
-Form = Callable[[Problem], str]
-
-
-@dataclass(frozen=True)
-class Corpus:
-    splits: Mapping[Split, list[Problem]]
-    report: tuple[str, ...]  # one line per fact
+#: Of a rank: the first 16 bytes of `rank`, as two numbers in its order.
+RANK = np.dtype([("high", np.uint64), ("low", np.uint64)])
 
 
 def canonical_text(text: str) -> str:
@@ -57,84 +55,109 @@ def rank(form: str) -> bytes:
     return hashlib.sha256(f"held out/{form}".encode()).digest()
 
 
-def build(
+def divide(
     name: str,
-    rows: Mapping[str, Sequence[Problem]],
-    form: Form,
+    ranks: Mapping[str, np.ndarray],  # by split of the source (`all`: of none): [rows] of RANK
     *,
     train: int | None = None,
     validation: int | None = None,
     test: int | None = None,
-) -> Corpus:
-    """Splits that are disjoint by canonical form, from problems by split (`all`: of none).
+) -> tuple[dict[Split, np.ndarray], tuple[str, ...]]:
+    """Splits that are disjoint by canonical form: places in all rows, those of one split after those of the one before,
+    and what there is to say, one line per fact.
 
     train, validation, test: how many to use; a source's own split is cut down to it, a missing one is cut from train:
     by default a tenth, at most 500. Train problems that are also held out are left out, and counted.
     """
     lines: list[str] = []
-    form = _remembered(form)
-    own = {split: _distinct(name, split, rows[split], form, lines) for split in rows}
-    pool = [*own.get("train", ()), *own.get("all", ())]
-    held: dict[Split, list[Problem]] = {}
+    every = np.concatenate([np.empty(0, RANK), *ranks.values()])
+    starts = np.cumsum([0, *map(len, ranks.values())])
+    own = {split: start + _distinct(name, split, ranks[split], lines) for split, start in zip(ranks, starts)}
+    none = np.empty(0, np.int64)
+    pool = np.concatenate([own.get("train", none), own.get("all", none)])
+    held: dict[Split, np.ndarray] = {}
     wanted: dict[Split, int | None] = {"test": test, "validation": validation}
     for split, most in wanted.items():
         if split in own:
-            source = _without(own[split], held, form, f"{name}: {split}", lines)
-            held[split] = source if most is None else _lowest(source, most, form)
-    pool = _without(pool, {**held, **{s: own[s] for s in wanted if s in own}}, form, f"{name}: train", lines)
+            source = _without(every, own[split], held, f"{name}: {split}", lines)
+            held[split] = source if most is None else _lowest(every, source, most)
+    pool = _without(every, pool, {**held, **{s: own[s] for s in wanted if s in own}}, f"{name}: train", lines)
     for split, most in wanted.items():
-        if split not in own and pool:
+        if split not in own and len(pool):
             share = min(MOST, int(len(pool) * SHARE)) if most is None else min(most, len(pool))
-            held[split] = _lowest(pool, share, form)
-            gone = {problem.id for problem in held[split]}
-            pool = [problem for problem in pool if problem.id not in gone]
-            if held[split]:
+            held[split] = _lowest(every, pool, share)
+            pool = pool[~among(every[pool], every[held[split]])]
+            if len(held[split]):
                 lines.append(f"{name}: {split}: {len(held[split])} problems cut from train")
-    pool = pool if train is None else _lowest(pool, train, form)
-    splits: dict[Split, list[Problem]] = {
-        "train": pool, "validation": held.get("validation", []), "test": held.get("test", [])
+    pool = pool if train is None else _lowest(every, pool, train)
+    splits: dict[Split, np.ndarray] = {
+        "train": pool, "validation": held.get("validation", none), "test": held.get("test", none)
     }  # fmt: skip
-    sizes = ", ".join(f"{split} {len(problems)}" for split, problems in splits.items())
-    return Corpus(splits, (*lines, f"{name}: {sizes}"))
+    sizes = ", ".join(f"{split} {len(places)}" for split, places in splits.items())
+    return splits, (*lines, f"{name}: {sizes}")
 
 
-def _remembered(form: Form) -> Form:
-    """Forms of puzzles take milliseconds, and are asked for often."""
-    forms: dict[str, str] = {}
-
-    def of(problem: Problem) -> str:
-        if problem.id not in forms:
-            forms[problem.id] = form(problem)
-        return forms[problem.id]
-
-    return of
+def ranks_of(forms: Sequence[str]) -> np.ndarray:
+    """[forms] of RANK."""
+    joined = b"".join(rank(form)[:16] for form in forms)
+    return np.frombuffer(joined, np.dtype([("high", ">u8"), ("low", ">u8")])).astype(RANK)
 
 
-def _distinct(name: str, split: str, problems: Sequence[Problem], form: Form, lines: list[str]) -> list[Problem]:
-    """The first of each canonical form."""
-    seen: dict[str, Problem] = {}
-    for problem in problems:
-        seen.setdefault(form(problem), problem)
-    if len(seen) < len(problems):
-        more = len(problems) - len(seen)
-        lines.append(f"{name}: {split}: {more} of {len(problems)} problems left out, there are others like them")
-    return list(seen.values())
+def _order(ranks: np.ndarray) -> np.ndarray:
+    """Places by rank, those of the same rank in their own order."""
+    return np.lexsort((ranks["low"], ranks["high"]))
+
+
+def _numbers(ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """(places by rank, at each of them a number that is the same for the same rank)."""
+    order = _order(ranks)
+    ordered = ranks[order]
+    return order, np.cumsum(np.concatenate([[0], ordered[1:] != ordered[:-1]])[: len(order)])
+
+
+def among(ranks: np.ndarray, others: np.ndarray) -> np.ndarray:
+    """[ranks] bool: which are in `others` too."""
+    result = np.zeros(len(ranks), bool)
+    if not len(others):
+        return result
+    high = np.sort(others["high"])  # by their first halves few are left to be compared as a whole
+    near = np.minimum(np.searchsorted(high, ranks["high"]), len(high) - 1)
+    near = np.flatnonzero(high[near] == ranks["high"])
+    order, numbers = _numbers(np.concatenate([ranks[near], others]))
+    known = np.zeros(len(order), bool)
+    known[numbers[order >= len(near)]] = True
+    same = np.empty(len(order), bool)
+    same[order] = known[numbers]
+    result[near] = same[: len(near)]
+    return result
+
+
+def _distinct(name: str, split: str, ranks: np.ndarray, lines: list[str]) -> np.ndarray:
+    """Places of the first of each canonical form."""
+    order = _order(ranks)
+    ordered = ranks[order]
+    first = np.sort(order[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(order)]])
+    if len(first) < len(ranks):
+        more = len(ranks) - len(first)
+        lines.append(f"{name}: {split}: {more} of {len(ranks)} problems left out, there are others like them")
+    return first
 
 
 def _without(
-    problems: Sequence[Problem], others: Mapping[Split, Sequence[Problem]], form: Form, label: str, lines: list[str]
-) -> list[Problem]:
-    left = list(problems)
+    every: np.ndarray, places: np.ndarray, others: Mapping[Split, np.ndarray], label: str, lines: list[str]
+) -> np.ndarray:
+    left = places
     for split, theirs in others.items():
-        forms = {form(problem) for problem in theirs}
-        kept = [problem for problem in left if form(problem) not in forms]
+        kept = left[~among(every[left], every[theirs])]
         if len(kept) < len(left):
             lines.append(f"{label}: {len(left) - len(kept)} of {len(left)} problems left out, they are in {split}")
         left = kept
     return left
 
 
-def _lowest(problems: Sequence[Problem], count: int, form: Form) -> list[Problem]:
+def _lowest(every: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
     """`count` problems, chosen by the hash of their form, in their own order."""
-    chosen = {p.id for p in sorted(problems, key=lambda p: rank(form(p)))[:count]}
-    return [problem for problem in problems if problem.id in chosen]
+    if count >= len(places):
+        return places
+    chosen = _order(every[places])[:count]
+    return places[among(every[places], every[places[chosen]])]

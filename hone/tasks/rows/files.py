@@ -5,50 +5,100 @@ from __future__ import annotations
 import csv
 import json
 import os
-from collections.abc import Iterable, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from hone.base.places import locate
 from hone.base.settings import UserError
-
-Row = dict[str, Any]
+from hone.tasks.rows.store import BATCH, CACHED_FROM, Row, TableRows, digest_of, json_batches, stored
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 
+#: Characters of a JSON list that are read at once.
+CHUNK = 2**20
+
+_BLANKS = re.compile(r"[ \t\n\r]*")
+
 
 def read_rows(path: str | Path) -> list[Row]:
-    """Every row of a file; its ending says what it is, and the fields of a `.csv` or `.tsv` are all text.
+    """Every row of a file, in memory: see `open_rows`."""
+    return list(open_rows(path))
 
-    Raises UserError for a missing file, or naming file and line of a row that is no JSON object.
+
+def open_rows(path: str | Path) -> TableRows:
+    """The rows of a file; its ending says what it is, and the fields of a `.csv` or `.tsv` are all text.
+
+    The file is read to its end, and its rows are kept as `hone.tasks.rows.store` says. Raises UserError for a missing
+    file, or naming file and line of a row that is no JSON object.
     """
     path = locate(path)
     if not path.is_file():
         raise UserError(f"{path}: no such data file")
     kind = path.suffix.lower()
-    if kind == ".parquet":
-        import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
-
-        try:
-            rows: list[Row] = pyarrow.parquet.read_table(path).to_pylist()
-        except (pyarrow.ArrowException, OSError) as error:
-            raise UserError(f"{path}: not a parquet file that can be read: {error}") from error
-        return rows
     if kind not in SUFFIXES:
         raise UserError(f"{path}: expected a .jsonl, .json, .csv, .tsv or .parquet file")
+    digest = digest_of(path)
+
+    def batches() -> tuple[Any, Iterator[Any]]:
+        schema, parts = _parquet_batches(path) if kind == ".parquet" else json_batches(_texts(path))
+
+        def checked() -> Iterator[Any]:
+            yield from parts
+            if digest_of(path) != digest:
+                raise UserError(f"{path}: was changed while it was read; start again")
+
+        return schema, checked()
+
+    name = f"rows-{kind[1:]}-{digest}"
     try:
-        return _read_table(path) if kind in (".csv", ".tsv") else _read_json(path)
+        return TableRows(stored(name if path.stat().st_size >= CACHED_FROM else None, batches), name)
     except UnicodeDecodeError as error:
         raise UserError(f"{path}: not UTF-8 text ({error.reason} at byte {error.start}); save it as UTF-8") from error
 
 
-def _read_json(path: Path) -> list[Row]:
-    if path.suffix.lower() == ".json":
+def _parquet_batches(path: Path) -> tuple[Any, Iterator[Any]]:
+    import pyarrow
+    import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
+
+    def failed(error: Exception) -> UserError:
+        return UserError(f"{path}: not a parquet file that can be read: {error}")
+
+    try:
+        file = pyarrow.parquet.ParquetFile(path, memory_map=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise failed(error) from error
+
+    def batches() -> Iterator[Any]:
+        with file:
+            left = file.iter_batches(batch_size=BATCH)
+            while True:
+                try:
+                    batch = next(left, None)
+                except (pyarrow.ArrowException, OSError) as error:
+                    raise failed(error) from error
+                if batch is None:
+                    return
+                yield batch
+
+    return file.schema_arrow, batches()
+
+
+def _texts(path: Path) -> Iterator[bytes]:
+    """Each row as JSON."""
+    kind = path.suffix.lower()
+    if kind in (".csv", ".tsv"):
+        return _read_table(path)
+    if kind == ".json":
         with path.open(encoding="utf-8-sig") as file:
             is_list = file.read(200).lstrip().startswith("[")
         if is_list:
             return _read_list(path)
-    rows = []
+    return _read_lines(path)
+
+
+def _read_lines(path: Path) -> Iterator[bytes]:
     with path.open(encoding="utf-8-sig") as lines:
         for number, line in enumerate(lines, start=1):
             if not line.strip():
@@ -60,37 +110,73 @@ def _read_json(path: Path) -> list[Row]:
                 raise UserError(f"{path}:{number}: not JSON that can be read: {error}{also}") from error
             if not isinstance(row, dict):
                 raise UserError(f"{path}:{number}: expected one JSON object per line")
-            rows.append(row)
-    return rows
+            yield line.strip().encode()
 
 
-def _read_list(path: Path) -> list[Row]:
+def _read_list(path: Path) -> Iterator[bytes]:
+    """The entries of a list, a piece of the file at a time."""
+    decoder = json.JSONDecoder()
+    with path.open(encoding="utf-8-sig") as file:
+        text, ended = "", False
+        while len(text) < 2 and not ended:  # the bracket, and what comes behind it
+            more = file.read(CHUNK)
+            text, ended = (text + more).lstrip(), not more
+            text = text[:1] + text[1:].lstrip()
+        if text[1:2] == "]" and not (text[2:] + file.read()).strip():
+            return
+        at = 1
+        while True:
+            try:
+                at = _after_blanks(text, at)
+                row, end = decoder.raw_decode(text, at)
+                mark = _after_blanks(text, end)
+                separator = text[mark]
+            except (ValueError, IndexError, RecursionError) as error:  # the rest of the entry may not be read yet
+                more = "" if ended else file.read(max(CHUNK, len(text) - at))
+                if not more and (ended or not isinstance(error, IndexError)):
+                    raise _wrong_list(path) from error
+                text, at, ended = text[at:] + more, 0, not more
+                continue
+            if not isinstance(row, dict) or separator not in ",]":
+                raise _wrong_list(path)
+            if separator == "]":
+                if (text[mark + 1 :] + file.read()).strip():
+                    raise _wrong_list(path)
+                yield text[at:end].encode()
+                return
+            yield text[at:end].encode()
+            at = mark + 1
+
+
+def _after_blanks(text: str, at: int) -> int:
+    match = _BLANKS.match(text, at)
+    return match.end() if match else at
+
+
+def _wrong_list(path: Path) -> UserError:
+    """What is wrong with a list, and where: for that the file is read as a whole."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        raise UserError(f"{path}{line}: not JSON that can be read: {error}") from error
-    for number, row in enumerate(rows, start=1):
-        if not isinstance(row, dict):
-            raise UserError(f"{path}: entry {number} of the list is no JSON object")
-    return list(rows)
+        return UserError(f"{path}{line}: not JSON that can be read: {error}")
+    number = next((n for n, row in enumerate(rows, start=1) if not isinstance(row, dict)), 0)
+    return UserError(f"{path}: entry {number} of the list is no JSON object")
 
 
-def _read_table(path: Path) -> list[Row]:
+def _read_table(path: Path) -> Iterator[bytes]:
     csv.field_size_limit(2**27)  # the module's own limit of 131072 characters is less than a worked solution may have
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
-        rows = []
         try:
             for row in reader:
                 if None in row or None in row.values():
                     raise UserError(f"{path}:{reader.line_num}: another number of fields than the first line names")
-                rows.append(dict(row))
+                yield json.dumps(row).encode()
         except csv.Error as error:
             raise UserError(f"{path}:{reader.line_num}: {error}") from error
-    return rows
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:

@@ -17,8 +17,8 @@ from typing import Any
 from hone.base.settings import UserError
 from hone.tasks.rows.columns import is_messages, read_messages
 from hone.tasks.rows.corpus import canonical_text, question_of, rank
-from hone.tasks.rows.files import Row
 from hone.tasks.rows.sources import read_source
+from hone.tasks.rows.store import Row
 from hone.types import Example, Problem
 
 PROMPTS = ("prompt", "question", "instruction", "problem", "query", "input")

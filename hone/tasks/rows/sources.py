@@ -12,10 +12,12 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from hone.base.places import locate
 from hone.base.settings import UserError
-from hone.tasks.rows.files import SUFFIXES, Row, read_rows
+from hone.tasks.rows.files import SUFFIXES, open_rows
+from hone.tasks.rows.store import Joined, MadeRows, TableRows
 
 SPLIT_NAMES = {
     **dict.fromkeys(("train", "training"), "train"),
@@ -26,7 +28,7 @@ SPLIT_NAMES = {
 #: Files of the package datasets and of the hub that hold no rows.
 DESCRIPTIONS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 
-Rows = dict[str, list[Row]]  # by split: train, validation, test or all
+Rows = dict[str, Joined]  # by split: train, validation, test or all
 
 
 def read_source(source: str, subset: str | None = None) -> Rows:
@@ -37,7 +39,7 @@ def read_source(source: str, subset: str | None = None) -> Rows:
     if path.is_file() or path.suffix.lower() in SUFFIXES or source.startswith((".", "/", "~")):
         if subset is not None:
             raise UserError(f"subset: {subset}: has no effect, since {source} is a file; remove it")
-        return {split_of_name(path.stem) or "all": read_rows(path)}
+        return {split_of_name(path.stem) or "all": Joined([open_rows(path)])}
     return _read_hub(source, subset)
 
 
@@ -56,17 +58,17 @@ def _read_folder(folder: Path, subset: str | None) -> Rows:
         arrow = next(place.rglob("*.arrow"), None)
         remedy = "; write .arrow files anew with to_parquet or to_json of the package datasets" if arrow else ""
         raise UserError(f"{place}: no {', '.join(SUFFIXES)} file below it; {folder} holds {inside}{remedy}")
-    rows: Rows = {}
+    rows: dict[str, list[TableRows]] = {}
     for file in files:
         named = split_of_name(file.stem) or split_of_name(file.parent.name if file.parent != place else "") or "all"
-        rows.setdefault(named, []).extend(read_rows(file))
+        rows.setdefault(named, []).append(open_rows(file))
     if "all" in rows and len(rows) > 1:
         unnamed = [str(f.relative_to(place)) for f in files if split_of_name(f.stem) is None]
         raise UserError(
             f"{place}: which split are {', '.join(unnamed[:5])}? Name them train, validation or test, move them away, "
             "or give task.train_file, task.validation_file and task.test_file"
         )
-    return rows
+    return {split: Joined(parts) for split, parts in rows.items()}
 
 
 def _hidden(path: Path) -> bool:
@@ -86,17 +88,23 @@ def _read_hub(source: str, subset: str | None) -> Rows:
         loaded = load_dataset(source, subset)
     except (OSError, ValueError, RuntimeError) as error:  # not there, no access, no network, a subset is needed
         raise UserError(f"source: {source} cannot be read from the hub: {_first_lines(error)}") from error
-    rows: Rows = {}
+    rows: dict[str, list[MadeRows]] = {}
     for name, split in loaded.items():
         named = SPLIT_NAMES.get(str(name))
         if named is not None:
-            rows.setdefault(named, []).extend(dict(row) for row in split)
+            rows.setdefault(named, []).append(_made(split))
     if not rows:
         only = list(loaded)
         if len(only) > 1:
             raise UserError(f"source: {source} has the splits {', '.join(map(str, only))}, none of them train or test")
-        rows["all"] = [dict(row) for row in loaded[only[0]]]
-    return rows
+        rows["all"] = [_made(loaded[only[0]])]
+    return {split: Joined(parts) for split, parts in rows.items()}
+
+
+def _made(split: Any) -> MadeRows:
+    """The package keeps its rows in mapped files of its own; it names them by what they were made from."""
+    fingerprint = getattr(split, "_fingerprint", None)
+    return MadeRows(split, f"hub-{fingerprint}" if fingerprint else None)
 
 
 def _first_lines(error: Exception, most: int = 3) -> str:

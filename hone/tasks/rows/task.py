@@ -19,6 +19,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
@@ -33,9 +34,11 @@ from hone.tasks.knights.logic import parse_statements
 from hone.tasks.knights.rows import puzzle_of
 from hone.tasks.knights.task import KnightsConfig, KnightsTask, problem_of
 from hone.tasks.rows.columns import Columns, Role, read_messages, recognise
-from hone.tasks.rows.corpus import Corpus, build, canonical_text, question_of
-from hone.tasks.rows.files import Row, read_rows
+from hone.tasks.rows.corpus import canonical_text, divide, question_of
+from hone.tasks.rows.files import open_rows, read_rows
+from hone.tasks.rows.problems import Index, Pairs, Problems, code_digest, index_of
 from hone.tasks.rows.sources import Rows, read_source
+from hone.tasks.rows.store import Joined, MadeRows, Row, digest_of
 from hone.types import Example, Grade, Problem, Split
 
 SYSTEM = "Solve the problem step by step. Give the final answer on the last line, in the form Answer: \\boxed{...}"
@@ -84,9 +87,10 @@ class DatasetConfig(RowsConfig):
 class Read:
     """Rows as they were read."""
 
-    rows: Mapping[str, list[tuple[Row, Problem]]]  # by split: train, validation, test or all
-    faults: tuple[str, ...]  # what is wrong with each row that is no problem
+    rows: Mapping[str, Sequence[tuple[Row, Problem]]]  # by split: train, validation, test or all
+    faults: Sequence[str]  # what is wrong with each row that is no problem
     report: tuple[str, ...]  # how the columns were recognised
+    index: Index
 
 
 class RowsTask:
@@ -106,12 +110,12 @@ class RowsTask:
     @property
     def system(self) -> str:
         """Messages of the data say for themselves what is wanted."""
-        self.corpus  # noqa: B018
+        self.splits  # noqa: B018
         return self._system
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """Read once; what was recognised and counted is printed then. Raises UserError for rows that do not fit."""
-        return self.corpus.splits[split]
+        return self.splits[split]
 
     def grade(self, problem: Problem, text: str) -> Grade:
         return self.grade_all([(problem, text)])[0]
@@ -147,52 +151,55 @@ class RowsTask:
     # --- from rows to problems ---------------------------------------------------------------
 
     @cached_property
-    def corpus(self) -> Corpus:
-        """All problems. Raises UserError for a row that is none, saying how many there are."""
+    def splits(self) -> Mapping[Split, Problems]:
+        """The problems of each split. Raises UserError for a row that is none, saying how many there are."""
         read = self.read()
         if read.faults:
             more = f"\n(and {len(read.faults) - 1} more rows; hone data check lists them)" if read.faults[1:] else ""
             raise UserError(f"{self.name}: {self.config.source or ''} {read.faults[0]}; repair or remove it{more}")
-        problems = {split: [problem for _, problem in found] for split, found in read.rows.items()}
-        config = self.config
-        corpus = build(
-            self.name, problems, canonical, train=config.train, validation=config.validation, test=config.test
-        )
-        if not corpus.splits["train"] and problems.keys() == {"test"} and config.train != 0:
+        config, index = self.config, read.index
+        ranks = {split: index.ranks[slice(at.start, at.stop)] for split in read.rows for at in [index.places(split)]}
+        places, report = divide(self.name, ranks, train=config.train, validation=config.validation, test=config.test)
+        if not len(places["train"]) and read.rows.keys() == {"test"} and config.train != 0:
             note = f"{self.name}: by its name all this is test, none train; rename it, or give task.train_file"
-            corpus = replace(corpus, report=(*corpus.report, note))
-        if not all(problem.reference for problem in corpus.splits["train"]):
+            report = (*report, note)
+        splits = {split: Problems(self._rows, self._made, index, these) for split, these in places.items()}
+        if not splits["train"].worked.all():
             self.trace_styles = ("answer",)
-        print("\n".join([*read.report, *corpus.report]), file=sys.stderr)
-        return corpus
+        print("\n".join([*read.report, *report]), file=sys.stderr)
+        return splits
 
     def read(self) -> Read:
         """Every row with its problem, as they are: duplicates and all. Raises UserError if the columns are unknown."""
-        rows = {split: found for split, found in self.rows().items() if found}
+        return self._read
+
+    @cached_property
+    def _read(self) -> Read:
+        rows = {split: _joined(these) for split, these in self.rows().items() if len(these)}
         if not rows:
             raise UserError(f"{self.name}: {self.config.source}: no rows")
-        every = [row for found in rows.values() for row in found]
-        columns = recognise(every, self.config.columns, self.grading != "none")
+        columns = recognise(Joined(list(rows.values())), self.config.columns, self.grading != "none")
+        self._rows, self._columns = rows, columns
         self._other = _task_of(columns)
         self._system = self._system_of(columns)
-        domains = _domains(self.config.domain_file)
-        made: dict[str, list[tuple[Row, Problem]]] = {split: [] for split in rows}
-        faults = []
-        for split, found in rows.items():
-            for number, row in enumerate(found, start=1):
-                try:
-                    problem = _labelled(self._problem(row, columns), domains)
-                except (ValueError, KeyError, TypeError) as error:  # a cell that is missing or of another kind
-                    place = "row" if split == "all" else f"{split} row"
-                    faults.append(f"{place} {number}: {error}")
-                    continue
-                if self.wanted(problem):
-                    made[split].append((row, problem))
+        self._domains = _domains(self.config.domain_file)
+        index = index_of(rows, self._made, self._key(rows))
         lines = [f"{self.name}: columns: {columns.describe()}"]
-        bare = sum(not problem.domain for found in made.values() for _, problem in found) if domains else 0
-        if bare:
-            lines.append(f"{self.name}: {bare} problems have no label in {self.config.domain_file}")
-        return Read(made, tuple(faults), tuple(lines))
+        if self._domains and index.without_domain:
+            lines.append(f"{self.name}: {index.without_domain} problems have no label in {self.config.domain_file}")
+        pairs = {split: Pairs(Problems(rows, self._made, index, index.places(split))) for split in rows}
+        return Read(pairs, index.faults, tuple(lines), index)
+
+    def _key(self, rows: Mapping[str, Joined]) -> str | None:
+        """Names the rows, the settings and the code that decide what the problems are."""
+        code = code_digest(*type(self).__mro__)
+        if code is None or any(these.key is None for these in rows.values()):
+            return None
+        elsewhere = {"source", "subset", "train", "validation", "test", *(f"{split}_file" for split in SPLITS)}
+        settings = self.config.model_dump(mode="json", exclude=elsewhere | {"domain_file"})
+        labels = digest_of(Path(self.config.domain_file)) if self.config.domain_file else None
+        parts = [code, type(self).__qualname__, self.grading, settings, labels, {k: v.key for k, v in rows.items()}]
+        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def rows(self) -> Rows:
         """Rows by split: of the files given, and else of the source."""
@@ -204,7 +211,7 @@ class RowsTask:
     def files(self) -> Rows:
         """Rows of the splits that are given as files."""
         paths = {split: getattr(self.config, f"{split}_file") for split in SPLITS}
-        return {split: read_rows(path) for split, path in paths.items() if path}
+        return {split: Joined([open_rows(path)]) for split, path in paths.items() if path}
 
     def wanted(self, problem: Problem) -> bool:
         """Whether a problem is one of those asked for."""
@@ -217,17 +224,26 @@ class RowsTask:
             return ""
         return SYSTEM_TEXT if self.grading == "text" else "" if self.grading == "none" else SYSTEM
 
-    def _problem(self, row: Row, columns: Columns) -> Problem:
+    def _made(self, row: Row) -> tuple[Problem, str] | None:
+        """The problem of a row and its canonical form; None if it is not one of those asked for."""
+        problem, form = self._problem(row, self._columns)
+        if self._domains:
+            asked = form if self._other is None else canonical_text(question_of(problem))
+            label = self._domains.get(problem.id) or self._domains.get(asked)
+            problem = replace(problem, domain=label) if label else problem
+        return (problem, form) if self.wanted(problem) else None
+
+    def _problem(self, row: Row, columns: Columns) -> tuple[Problem, str]:
         if columns.kind == "knights":
-            return problem_of(puzzle_of(row), str(row["quiz"]))
+            problem = problem_of(puzzle_of(row), str(row["quiz"]))
+            return problem, canonical(problem)
         if isinstance(self._other, CountdownTask):
             problem = self._other.problem_of(*numbers_of(row), messages=row.get("messages"))
-            return replace(
-                problem, extra={key: cell for key, cell in row.items() if key != "messages" and _is_json(cell)}
-            )
+            extra = {key: cell for key, cell in row.items() if key != "messages" and _is_json(cell)}
+            return replace(problem, extra=extra), canonical(problem)
         return self._text_problem(row, columns)
 
-    def _text_problem(self, row: Row, columns: Columns) -> Problem:
+    def _text_problem(self, row: Row, columns: Columns) -> tuple[Problem, str]:
         messages, said = _messages(row, columns)
         solution = columns.get(row, "solution") or said
         recorded = columns.get(row, "answer")
@@ -237,10 +253,10 @@ class RowsTask:
             answer, worked = answer_of(recorded, solution)
             solution = solution or worked
         level, domain = (columns.get(row, role) for role in ("level", "domain"))
-        asked = "\n".join(m["content"] for m in messages if m["role"] == "user")
+        form = canonical_text("\n".join(m["content"] for m in messages if m["role"] == "user"))
         used = {column.split(".")[0] for column in columns.of.values()}
-        return Problem(
-            id=f"{self.name}-{hashlib.sha256(canonical_text(asked).encode()).hexdigest()[:12]}",
+        problem = Problem(
+            id=f"{self.name}-{hashlib.sha256(form.encode()).hexdigest()[:12]}",
             task=self.name,
             messages=messages,
             answer=answer,
@@ -249,6 +265,7 @@ class RowsTask:
             reference=_plain_solution(str(solution)) if solution else None,
             extra={key: cell for key, cell in row.items() if key not in used and _is_json(cell)},
         )
+        return problem, form
 
 
 class DatasetTask(RowsTask):
@@ -343,9 +360,8 @@ def _domains(path: str | None) -> dict[str, str]:
     return labels
 
 
-def _labelled(problem: Problem, domains: Mapping[str, str]) -> Problem:
-    label = domains.get(problem.id) or domains.get(canonical_text(question_of(problem)))
-    return replace(problem, domain=label) if label else problem
+def _joined(rows: Joined | Sequence[Row]) -> Joined:
+    return rows if isinstance(rows, Joined) else Joined([MadeRows(rows)])  # tasks of users give lists
 
 
 def _is_json(cell: Any) -> bool:

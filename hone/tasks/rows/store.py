@@ -1,0 +1,328 @@
+"""Rows as Arrow tables, mapped into memory: a row becomes a Python object when it is asked for, and not before.
+
+    table = stored("rows-5f3a...", batches)     # written once per machine; every process maps the same file
+    rows = TableRows(table, key="5f3a...")      # a Sequence of dicts
+
+Rows of text files are kept as their JSON, so that a cell may have any type in any row; those of parquet in their own
+columns. Tables of less than `CACHED_FROM` bytes of source stay in the process. The others are files below
+`$XDG_CACHE_HOME/hone/rows` (else `~/.cache/hone/rows`), named by the content that they were made from; one that was not
+used for `KEPT_DAYS` days is removed when another is written.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import json
+import mmap
+import os
+import sys
+import tempfile
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import accumulate, islice
+from pathlib import Path
+from typing import Any, TypeVar, overload
+
+import numpy as np
+
+Row = dict[str, Any]
+T = TypeVar("T")
+
+#: Bytes of a source from which on its table is a file that processes share.
+CACHED_FROM = 8 * 2**20
+
+#: Rows of one record batch: what is in memory at once while a table is written or read from end to end.
+BATCH = 4096
+
+#: Part of every name: another layout of the files needs another number.
+LAYOUT = 1
+
+KEPT_DAYS = 30
+WAIT_SECONDS = 3600.0  # for another process that writes the same table
+
+#: The column of rows that are kept as JSON.
+JSON_COLUMN = "json"
+
+#: (schema, record batches) of a table, both of pyarrow.
+Batches = Callable[[], tuple[Any, Iterable[Any]]]
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of pyarrow, and the map that it lies in (None: memory of this process)."""
+
+    table: Any
+    map: mmap.mmap | None = None
+
+    def forget(self) -> None:
+        """Pages of the file that were read no longer count as memory of this process."""
+        if self.map is not None and hasattr(mmap, "MADV_DONTNEED"):
+            self.map.madvise(mmap.MADV_DONTNEED)
+
+
+def stored(key: str | None, batches: Batches) -> Table:
+    """The table of a key, from the cache folder if it is there, and else written. None: in memory only.
+
+    Several processes may ask at once: one writes, the others wait for it. A file appears when it is complete. Where
+    the folder cannot be written to, that is said, and the table is in a file that goes with the process.
+    """
+    import pyarrow
+
+    if key is None:
+        sink = pyarrow.BufferOutputStream()
+        _write(sink, batches)
+        return Table(pyarrow.ipc.open_stream(sink.getvalue()).read_all())
+    folder = cache_folder()
+    path = folder / f"{key}-{LAYOUT}.arrow"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _locked(path):
+            if not path.exists():
+                _write_file(path, batches)
+                _remove_old(folder)
+        os.utime(path)
+    except OSError as error:
+        _print(f"rows cannot be kept in {folder} for other processes: {error}; set XDG_CACHE_HOME to another folder")
+        with tempfile.NamedTemporaryFile(suffix=".arrow") as file:
+            _write(file, batches)
+            file.flush()
+            return _mapped(Path(file.name))
+    return _mapped(path)
+
+
+def cache_folder() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hone" / "rows"
+
+
+def _print(line: str) -> None:
+    print(line, file=sys.stderr)
+
+
+def _write(sink: Any, batches: Batches) -> None:
+    import pyarrow
+
+    schema, parts = batches()
+    with pyarrow.ipc.new_stream(sink, schema) as writer:
+        for part in parts:
+            writer.write_batch(part)
+
+
+def _write_file(path: Path, batches: Batches) -> None:
+    aside = path.with_name(f"{path.name}.{os.getpid()}.writing")
+    try:
+        with aside.open("wb") as file:
+            _write(file, batches)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+    finally:
+        aside.unlink(missing_ok=True)
+
+
+def _mapped(path: Path) -> Table:
+    import pyarrow
+
+    with path.open("rb") as file:
+        mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    table = Table(pyarrow.ipc.open_stream(pyarrow.py_buffer(mapped)).read_all(), mapped)
+    table.forget()  # a look at the beginning of each batch maps its neighbourhood, which may be all of the file
+    return table
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """One process at a time; the lock of a process that ends goes with it. Raises OSError after `WAIT_SECONDS`."""
+    start, told = time.monotonic(), False
+    with path.with_suffix(".lock").open("w") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() - start > WAIT_SECONDS:
+                    raise TimeoutError(f"another process has been writing {path} for {WAIT_SECONDS:g} s") from None
+                if not told and time.monotonic() - start > 5:
+                    _print(f"waiting for another process, which writes {path}")
+                    told = True
+                time.sleep(0.1)
+        yield  # closing the file unlocks it
+
+
+def _remove_old(folder: Path) -> None:
+    oldest = time.time() - KEPT_DAYS * 86400
+    for file in folder.iterdir():
+        if file.stat().st_mtime < oldest:
+            file.unlink(missing_ok=True)  # processes that have mapped it keep what they mapped
+
+
+def digest_of(path: Path) -> str:
+    """SHA-256 of a file."""
+    with path.open("rb") as file:
+        return _file_digest(file)
+
+
+def _file_digest(file: Any) -> str:
+    made = hashlib.sha256()
+    while chunk := file.read(2**20):
+        made.update(chunk)
+    return made.hexdigest()
+
+
+def json_batches(texts: Iterable[bytes]) -> tuple[Any, Iterator[Any]]:
+    """(schema, record batches) of rows that are JSON objects."""
+    import pyarrow
+
+    schema = pyarrow.schema([(JSON_COLUMN, pyarrow.large_binary())], metadata={"rows": "json"})
+
+    def batches() -> Iterator[Any]:
+        left = iter(texts)
+        while chunk := list(islice(left, BATCH)):
+            # Not pyarrow.array: it imports pandas where that is installed, which takes 60 MB and seconds.
+            ends = np.cumsum([0, *map(len, chunk)], dtype=np.int64)
+            buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(chunk))]
+            column = pyarrow.Array.from_buffers(pyarrow.large_binary(), len(chunk), buffers)
+            yield pyarrow.RecordBatch.from_arrays([column], schema=schema)
+
+    return schema, batches()
+
+
+# --- sequences -------------------------------------------------------------------------------
+
+
+class Lazy(Sequence[T]):
+    """A sequence whose elements are made when they are asked for; a slice of it is one too. Equal to a sequence of
+    equal elements."""
+
+    def make(self, place: int) -> T:
+        """The element at 0 <= place < len(self)."""
+        raise NotImplementedError
+
+    @overload
+    def __getitem__(self, place: int) -> T: ...
+    @overload
+    def __getitem__(self, place: slice) -> Sequence[T]: ...
+    def __getitem__(self, place: int | slice) -> T | Sequence[T]:
+        if isinstance(place, slice):
+            return Part(self, range(len(self))[place])
+        at = int(place) + (len(self) if place < 0 else 0)
+        if not 0 <= at < len(self):
+            raise IndexError(f"place {place} of {len(self)}")
+        return self.make(at)
+
+    def __iter__(self) -> Iterator[T]:
+        return (self.make(place) for place in range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Sequence):
+            return NotImplemented
+        return len(self) == len(other) and all(a == b for a, b in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Part(Lazy[T]):
+    """Some places of another sequence."""
+
+    def __init__(self, whole: Lazy[T], places: Sequence[int]) -> None:
+        self.whole, self.places = whole, places
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def make(self, place: int) -> T:
+        return self.whole.make(int(self.places[place]))
+
+
+class TableRows(Lazy[Row]):
+    """The rows of a table. `key`: names the content that they were made from."""
+
+    def __init__(self, table: Table, key: str) -> None:
+        self._table, self.key = table, key
+        self._json = (table.table.schema.metadata or {}).get(b"rows") == b"json"
+
+    def __len__(self) -> int:
+        return int(self._table.table.num_rows)
+
+    def make(self, place: int) -> Row:
+        if self._json:
+            row: Row = json.loads(self._table.table.column(0)[place].as_py())
+            return row
+        (row,) = self._table.table.slice(place, 1).to_pylist()
+        return row
+
+    def __iter__(self) -> Iterator[Row]:
+        for batch in self._table.table.to_batches(max_chunksize=BATCH):
+            if self._json:
+                yield from map(json.loads, batch.column(0).to_pylist())
+            else:
+                yield from batch.to_pylist()
+            self._table.forget()
+
+    def forget(self) -> None:
+        self._table.forget()
+
+    @property
+    def nbytes(self) -> int:
+        return int(self._table.table.nbytes)
+
+
+class MadeRows(Lazy[Row]):
+    """Rows of a sequence of mappings, such as a split of the package datasets. `key`: None where it has no name."""
+
+    def __init__(self, rows: Any, key: str | None = None) -> None:
+        self._rows, self.key = rows, key
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def make(self, place: int) -> Row:
+        return dict(self._rows[place])
+
+    def __iter__(self) -> Iterator[Row]:
+        return map(dict, self._rows)
+
+    def forget(self) -> None:
+        """These belong to another."""
+
+    @property
+    def nbytes(self) -> int:
+        return 0  # not known here
+
+
+class Joined(Lazy[Row]):
+    """Several one after the other."""
+
+    def __init__(self, parts: Sequence[TableRows | MadeRows | Joined]) -> None:
+        self._parts = tuple(parts)
+        self._ends = list(accumulate(map(len, self._parts)))
+
+    @property
+    def key(self) -> str | None:
+        """Of all together; None if one of them has none."""
+        keys = [part.key for part in self._parts]
+        return None if None in keys else "+".join(map(str, keys))
+
+    def __len__(self) -> int:
+        return self._ends[-1] if self._ends else 0
+
+    def make(self, place: int) -> Row:
+        part = bisect_right(self._ends, place)
+        return self._parts[part].make(place - (self._ends[part - 1] if part else 0))
+
+    def __iter__(self) -> Iterator[Row]:
+        for part in self._parts:
+            yield from part
+
+    def forget(self) -> None:
+        """See `Table.forget`."""
+        for part in self._parts:
+            part.forget()
+
+    @property
+    def nbytes(self) -> int:
+        """Of the tables."""
+        return sum(part.nbytes for part in self._parts)
