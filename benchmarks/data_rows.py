@@ -29,7 +29,7 @@ CHILD = """
 import json, resource, sys, time
 from hone.tasks.rows.task import DatasetConfig, DatasetTask
 from hone.tasks.curriculum import Curriculum
-from hone.recipe.sections.algo import CurriculumConfig
+from hone.tasks.curriculum import CurriculumConfig
 import pyarrow.parquet
 
 def peak():

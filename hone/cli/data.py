@@ -14,7 +14,10 @@ import typer
 from hone.base.visible import visible
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from hone.tasks.base import TracedTask
+    from hone.types import Problem
 
 # rich is left out of help and error texts: importing it takes longer than everything else on the command line.
 STYLE = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
@@ -128,6 +131,7 @@ def data_overlap(
     ours, *others = (inspect.open_source(s, given) for s, given in zip(found, inspect.fitting(found, overrides)))
     if b is not None:
         (theirs,) = others
+        pairs: list[tuple[str, Sequence[Problem], Sequence[Problem]]]
         pairs = [("", inspect.problems_of(ours), inspect.problems_of(theirs))]
     else:
         pairs = inspect.split_pairs(a, ours.problems())

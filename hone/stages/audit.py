@@ -64,8 +64,8 @@ def faults(folder: Path) -> Iterator[str]:
     for saved in checkpoint.found(folder / "checkpoints"):
         if problem := checkpoint.fault(saved):
             yield f"{saved.name}: {problem}"
-    if damaged.keys() & {"metrics.jsonl", "ledger.jsonl", "config.resolved.json"}:
-        return  # what follows compares them with each other
+    if "config.resolved.json" in damaged:
+        return  # what follows draws the problems again, as these settings say
     yield from _evals_faults(folder)
     ledger = jsonl.read(folder / "ledger.jsonl")
     if not ledger and metrics:

@@ -167,7 +167,7 @@ def test_sample_refuses_what_contradicts_itself(run, arguments, message):
 
 
 def test_reset_asks_the_run(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.stages.reset", ask=lambda target: f"asked {target}")
+    stand_in(monkeypatch, "hone.runs.layout", ask=lambda target: f"asked {target}")
     assert run("reset", "runs/mine") == (0, "asked runs/mine\n", "")
 
 

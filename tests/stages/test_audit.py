@@ -246,12 +246,14 @@ def test_a_run_from_before_a_setting_was_there_goes_on(
     run = tmp_path / "runs" / "small"
     shutil.copytree(whole, run)
     (run / "results.json").unlink()
+    (run / "seal.json").unlink()  # as a run of then
     stored = json.loads((run / "config.resolved.json").read_text())
     del stored["checkpoint"]["stop_within_seconds"], stored["parallel"]
     (run / "config.resolved.json").write_text(json.dumps(stored))
     pipeline.run(recipe(tmp_path), resume=True)  # the stage is finished: other settings would be an error
     (run / "results.json").unlink()
+    (run / "seal.json").unlink()
     (run / "config.resolved.json").write_text(json.dumps(stored))
-    with pytest.raises(UserError, match="finished, but with other settings of checkpoint;"):
+    with pytest.raises(UserError, match=r"finished, but with other settings:\n  checkpoint.stop_within_seconds"):
         pipeline.run(recipe(tmp_path, "checkpoint.stop_within_seconds=5"), resume=True)
     assert "config_changed" not in capsys.readouterr().err

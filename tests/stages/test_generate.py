@@ -23,6 +23,7 @@ from hone.report.build import build
 from hone.stages import examples as sft
 from hone.stages import generate as distil
 from hone.stages import pipeline
+from hone.tasks import make_task
 from hone.tasks.rows.pairs import key_of, pair, read_pairs, split
 from tests.measure.test_hosted import Server, says
 
@@ -317,7 +318,7 @@ def test_held_out_by_problem() -> None:
 def test_training_data_never_holds_what_is_evaluated(tmp_path: Path) -> None:
     """A dataset from elsewhere may contain the test split's questions."""
     recipe = load(write_recipe(tmp_path)).stages[2]
-    task = pipeline.make_task(recipe.task, recipe.seed)
+    task = make_task(recipe.task, recipe.seed)
     rows = [
         {"prompt": p.messages[-1]["content"], "completion": "0"} for s in ("train", "test") for p in task.problems(s)
     ]
@@ -342,7 +343,7 @@ def test_validation_of_traces(whole: Path, tmp_path: Path) -> None:
     """The loss on the validation split of the task, which is never trained on."""
     recipe = load(write_recipe(tmp_path), ["stages.teacher.sft.validate_every=25", "stages.teacher.sft.examples=480"])
     stage = recipe.stages[0].model_copy(update={"runs": str(tmp_path)})
-    task = pipeline.make_task(stage.task, stage.seed)
+    task = make_task(stage.task, stage.seed)
     found = sft.examples(stage, task, tmp_path)
     assert [e.problem.id for e in found.validation] == [p.id for p in task.problems("validation")]
     run = pipeline.run(stage)
@@ -436,7 +437,7 @@ def test_an_endpoint_teaches(tmp_path: Path) -> None:
         stage = load(write_recipe(tmp_path), ["stages.answers.generate.concurrency=1"]).stages[1]
         changes = {"teacher": server.endpoint, "samples_per_prompt": 2, "stage": "generate"}
         stage = stage.model_copy(update=changes)
-        with pytest.raises(UserError, match="HTTP 400"):
+        with pytest.raises(UserError, match="answered 400"):
             distil.train(stage, tmp_path / "run", stage.model)
         before, server.got, server.replies = server.got, [], [says("Answer: 1")]
         distil.train(stage, tmp_path / "run", stage.model)

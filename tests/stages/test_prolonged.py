@@ -29,6 +29,7 @@ from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
 from hone.recipe.rules import notices
 from hone.recipe.sections.model import ModelConfig
+from hone.runs import layout
 from hone.runs.layout import which_model
 from hone.runs.writer import Run
 from hone.stages import loop as rl
@@ -221,12 +222,12 @@ def test_by_hand_once_also_across_a_resume(recipe: Make, tmp_path: Path, monkeyp
     settings = recipe(tmp_path, "reset.at=[]", "steps=4", "eval.every=0")
     run = tmp_path / "runs" / "small"
     with pytest.raises(UserError, match="no run has begun there"):
-        resets.ask(run)
+        layout.ask(run)
     with monkeypatch.context() as patch:
         cut(patch, "before the reset", 0)
         with pytest.raises(Killed):
             pipeline.run(settings)
-    assert "after its next step" in resets.ask(run)
+    assert "after its next step" in layout.ask(run)
     with monkeypatch.context() as patch:
         cut(patch, "before the reset", 2)
         with pytest.raises(Killed):
@@ -236,14 +237,14 @@ def test_by_hand_once_also_across_a_resume(recipe: Make, tmp_path: Path, monkeyp
     assert [row["reset"] for row in jsonl.read(run / "metrics.jsonl")] == [0, 1, 1, 1]
     assert len(events(run, "reset")) == 1
     with pytest.raises(UserError, match="the run is finished"):
-        resets.ask(run)
+        layout.ask(run)
 
 
 def test_a_supervised_stage_has_no_reset(tmp_path: Path) -> None:
     (tmp_path / "config.resolved.json").write_text('{"stage": "sft"}')
     (tmp_path / "manifest.json").write_text("{}")
     with pytest.raises(UserError, match="belongs to reinforcement learning, and this stage is sft"):
-        resets.ask(tmp_path)
+        layout.ask(tmp_path)
 
 
 def test_on_stagnation_of_validation(recipe: Make, tmp_path: Path) -> None:

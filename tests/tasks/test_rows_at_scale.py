@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from hone.base.settings import UserError
 from hone.preflight.plan.batch import LOOKED_AT, longest_prompt
-from hone.recipe.sections.algo import CurriculumConfig
-from hone.tasks.curriculum import Curriculum
+from hone.tasks.curriculum import Curriculum, CurriculumConfig
 from hone.tasks.rows import files, problems
 from hone.tasks.rows.corpus import canonical_text, divide, question_of, ranks_of
 from hone.tasks.rows.files import open_rows, read_rows, write_rows
