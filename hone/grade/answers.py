@@ -67,24 +67,24 @@ def equivalent(gold: str, answer: str) -> bool | None:
     """Whether an answer means the same as the recorded one, or None. Never raises on any text."""
     if len(answer) > MAX_LENGTH:
         return False if len(gold) <= MAX_LENGTH else squeeze(answer) == squeeze(gold) or None
-    wanted, given = normalise(gold), normalise(answer)
-    if squeeze(wanted) == squeeze(given):
-        return bool(squeeze(given))
-    if not given:
+    gold_text, answer_text = normalise(gold), normalise(answer)
+    if squeeze(gold_text) == squeeze(answer_text):
+        return bool(squeeze(answer_text))
+    if not answer_text:
         return False
-    choice = _choice(wanted)
+    choice = _choice(gold_text)
     if choice:
-        chosen = _choice(given, strict=False)
-        if chosen or wanted != choice:  # a letter alone may also stand for something else
+        chosen = _choice(answer_text, strict=False)
+        if chosen or gold_text != choice:  # a letter alone may also stand for something else
             return chosen == choice
     else:
-        given = _OPTION.sub("", given)
-    gold_read = read(wanted)
-    verdict = same(gold_read, read(given))
-    if verdict is not True and isinstance(gold_read, Scalar) and _DECIMAL_COMMA.match(given):
+        answer_text = _OPTION.sub("", answer_text)
+    gold_read = read(gold_text)
+    verdict = same(gold_read, read(answer_text))
+    if verdict is not True and isinstance(gold_read, Scalar) and _DECIMAL_COMMA.match(answer_text):
         x = gold_read.value.rational
         if x is not None and x.denominator > 1:
-            return same(gold_read, read(given.replace(",", "."))) or verdict
+            return same(gold_read, read(answer_text.replace(",", "."))) or verdict
     return verdict
 
 
@@ -195,7 +195,7 @@ def _bracketed(text: str, depth: int) -> Answer | None:
     items = tuple(read(part, depth + 1) for part in parts)
     if is_set:
         lists = (item.items if isinstance(item, Items) and not item.brackets else (item,) for item in items)
-        return Items("{}", tuple(one for found in lists for one in found))  # {0, +-1} has three elements
+        return Items("{}", tuple(one for members in lists for one in members))  # {0, +-1} has three elements
     rows = [item for item in items if isinstance(item, Items) and item.brackets == "[]"]
     if text[0] == "[" and rows and len(rows) == len(items) and len({len(row.items) for row in rows}) == 1:
         return Matrix(tuple(row.items for row in rows))
@@ -292,11 +292,11 @@ def _words(text: str) -> str:
 # --- comparing -------------------------------------------------------------------------------
 
 
-def same(gold: Answer, given: Answer) -> bool | None:
+def same(gold: Answer, answer: Answer) -> bool | None:
     """Whether two answers mean the same; None if that cannot be told here."""
-    if isinstance(gold, Items) and isinstance(given, Items):
-        return _same_items(gold, given)
-    for one, other in ((gold, given), (given, gold)):
+    if isinstance(gold, Items) and isinstance(answer, Items):
+        return _same_items(gold, answer)
+    for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Items) and one.brackets in ("{}", "") and len(one.items) == 1:
             return same(one.items[0], other)
         if isinstance(one, Matrix) and isinstance(other, Items):  # a vector as a tuple
@@ -310,85 +310,85 @@ def same(gold: Answer, given: Answer) -> bool | None:
         if isinstance(one, Unread):
             known_small = isinstance(other, Scalar) and other.value.rational is not None
             return False if one.large and known_small else None
-    if isinstance(gold, Scalar) and isinstance(given, Scalar):
-        return _same_scalars(gold, given)
-    if isinstance(gold, Equation) and isinstance(given, Equation):
-        return _same_equations(gold, given)
-    if isinstance(gold, Matrix) and isinstance(given, Matrix):
-        shapes = [(len(m.rows), len(m.rows[0])) for m in (gold, given)]
-        ours, theirs = ([cell for row in m.rows for cell in row] for m in (gold, given))
+    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+        return _same_scalars(gold, answer)
+    if isinstance(gold, Equation) and isinstance(answer, Equation):
+        return _same_equations(gold, answer)
+    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
+        shapes = [(len(m.rows), len(m.rows[0])) for m in (gold, answer)]
+        ours, theirs = ([cell for row in m.rows for cell in row] for m in (gold, answer))
         return shapes[0] == shapes[1] and _in_order(ours, theirs)
-    if isinstance(gold, Time | Date | Ratio) and isinstance(given, Time | Date | Ratio):
-        return agree(gold, given)
-    if isinstance(gold, Words) and isinstance(given, Words):
+    if isinstance(gold, Time | Date | Ratio) and isinstance(answer, Time | Date | Ratio):
+        return agree(gold, answer)
+    if isinstance(gold, Words) and isinstance(answer, Words):
         # Words with digits, such as a ratio or a time, have more than one way of writing.
-        return gold.text == given.text or (None if re.search(r"\d", gold.text + given.text) else False)
+        return gold.text == answer.text or (None if re.search(r"\d", gold.text + answer.text) else False)
     return False  # of two kinds
 
 
-def _same_scalars(gold: Scalar, given: Scalar) -> bool | None:
+def _same_scalars(gold: Scalar, answer: Scalar) -> bool | None:
     try:
-        if gold.whole is not None and given.whole is not None and gold.whole == given.whole:
+        if gold.whole is not None and answer.whole is not None and gold.whole == answer.whole:
             return True
-        a, b = gold.value, given.value
-        if gold.percent != given.percent:
+        a, b = gold.value, answer.value
+        if gold.percent != answer.percent:
             hundredth = number(Fraction(1, 100))
-            if a * (hundredth if gold.percent else number(1)) == b * (hundredth if given.percent else number(1)):
+            if a * (hundredth if gold.percent else number(1)) == b * (hundredth if answer.percent else number(1)):
                 return True
             # "What percent ...?" 50 and 50 % are both usual; below 1 the sign matters.
             return a == b and a.rational is not None and abs(a.rational) >= 1
-        return a == b and units.agree(gold.unit, given.unit)
+        return a == b and units.agree(gold.unit, answer.unit)
     except TooLarge:
         return None
 
 
-def _same_equations(gold: Equation, given: Equation) -> bool | None:
+def _same_equations(gold: Equation, answer: Equation) -> bool | None:
     try:
-        if (gold.left + -gold.right).proportional(given.left + -given.right):
+        if (gold.left + -gold.right).proportional(answer.left + -answer.right):
             return True
-        if gold.name and given.name:
-            is_other = gold.name != given.name
-            return False if not is_other or not (gold.right.letters or given.right.letters) else None
+        if gold.name and answer.name:
+            is_other = gold.name != answer.name
+            return False if not is_other or not (gold.right.letters or answer.right.letters) else None
     except Undecided:
         pass
     return None
 
 
-def _same_items(gold: Items, given: Items) -> bool | None:
-    unordered = [one.brackets in UNORDERED for one in (gold, given)]
-    if "u" in (gold.brackets, given.brackets) and gold.brackets != given.brackets:
+def _same_items(gold: Items, answer: Items) -> bool | None:
+    unordered = [one.brackets in UNORDERED for one in (gold, answer)]
+    if "u" in (gold.brackets, answer.brackets) and gold.brackets != answer.brackets:
         return None  # [1, 2] u [2, 3] may be one interval
     if all(unordered):
-        return _as_sets(gold.items, given.items)
+        return _as_sets(gold.items, answer.items)
     if not any(unordered):
-        return gold.brackets == given.brackets and _in_order(gold.items, given.items)
-    if "{}" in (gold.brackets, given.brackets):
+        return gold.brackets == answer.brackets and _in_order(gold.items, answer.items)
+    if "{}" in (gold.brackets, answer.brackets):
         return False  # a set and a tuple
     # One without brackets: those of a point may be left out, and a list may be put in some.
     if unordered[0]:
-        return _as_sets(gold.items, given.items) if given.brackets in ("()", "[]") else False
-    return gold.brackets == "()" and _in_order(gold.items, given.items)
+        return _as_sets(gold.items, answer.items) if answer.brackets in ("()", "[]") else False
+    return gold.brackets == "()" and _in_order(gold.items, answer.items)
 
 
-def _in_order(gold: Sequence[Answer], given: Sequence[Answer]) -> bool | None:
-    if len(gold) != len(given):
+def _in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+    if len(gold) != len(answer):
         return False
-    return _all(same(a, b) for a, b in zip(gold, given))
+    return _all(same(a, b) for a, b in zip(gold, answer))
 
 
-def _as_sets(gold: Sequence[Answer], given: Sequence[Answer]) -> bool | None:
-    if len(gold) * len(given) > 2500:
+def _as_sets(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+    if len(gold) * len(answer) > 2500:
         return None
-    table = [[same(a, b) for b in given] for a in gold]
-    columns = list(zip(*table)) if table else [() for _ in given]
+    table = [[same(a, b) for b in answer] for a in gold]
+    columns = list(zip(*table)) if table else [() for _ in answer]
     return _all(_any(line) for line in (*table, *columns))
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    found = list(verdicts)
-    return False if False in found else None if None in found else True
+    results = list(verdicts)
+    return False if False in results else None if None in results else True
 
 
 def _any(verdicts: Iterable[bool | None]) -> bool | None:
-    found = list(verdicts)
-    return True if True in found else None if None in found else False
+    results = list(verdicts)
+    return True if True in results else None if None in results else False

@@ -93,12 +93,12 @@ def looks_of(function: Callable[..., Any]) -> dict[str, Any]:
     import inspect  # not at the top: slow to import, and needed once
 
     try:
-        found = inspect.signature(function).parameters.values()
+        declared = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C
-        found = {}.values()
+        declared = {}.values()
     empty = inspect.Parameter.empty
     parameters = [
-        (p.name, p.kind.name, p.default is empty, "" if p.annotation is empty else str(p.annotation)) for p in found
+        (p.name, p.kind.name, p.default is empty, "" if p.annotation is empty else str(p.annotation)) for p in declared
     ]
     return {"parameters": parameters, "source": "\n".join(_sources(inspect.unwrap(function), set()))}
 
@@ -187,8 +187,8 @@ def limit_memory(megabytes: int) -> None:
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = used + megabytes * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    limit = used + megabytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def has_children() -> bool:

@@ -114,17 +114,17 @@ def _ratio(text: str) -> Ratio | None:
     return Ratio(values, re.sub(r"\s", "", ":".join(parts)))
 
 
-def agree(gold: Kind, given: Kind) -> bool:
+def agree(gold: Kind, answer: Kind) -> bool:
     """Whether both are the same time, date or ratio. May raise TooLarge."""
-    if isinstance(gold, Ratio) and isinstance(given, Ratio):
-        if gold.time and given.time:
-            return gold.time == given.time
-        return _proportional(gold.parts, given.parts)
-    gold_time, given_time = (one.time if isinstance(one, Ratio) else one for one in (gold, given))
-    if isinstance(gold_time, Time) and isinstance(given_time, Time):
-        return gold_time.second == given_time.second and _open(gold_time.half, given_time.half)
-    if isinstance(gold, Date) and isinstance(given, Date):
-        return gold.month == given.month and _open(gold.day, given.day) and _open(gold.year, given.year)
+    if isinstance(gold, Ratio) and isinstance(answer, Ratio):
+        if gold.time and answer.time:
+            return gold.time == answer.time
+        return _proportional(gold.parts, answer.parts)
+    gold_time, answer_time = (one.time if isinstance(one, Ratio) else one for one in (gold, answer))
+    if isinstance(gold_time, Time) and isinstance(answer_time, Time):
+        return gold_time.second == answer_time.second and _open(gold_time.half, answer_time.half)
+    if isinstance(gold, Date) and isinstance(answer, Date):
+        return gold.month == answer.month and _open(gold.day, answer.day) and _open(gold.year, answer.year)
     return False
 
 

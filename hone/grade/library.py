@@ -18,8 +18,8 @@ def equivalent(gold: str, answer: str) -> bool:
     wanted = math_verify.parse(_as_math(gold), parsing_timeout=None, raise_on_error=True)
     if not wanted:
         raise ValueError(f"math-verify cannot read the recorded answer {gold!r}")
-    given = math_verify.parse(_as_math(answer), parsing_timeout=None)
-    return bool(given) and bool(math_verify.verify(wanted, given, timeout_seconds=None, raise_on_error=True))
+    parsed = math_verify.parse(_as_math(answer), parsing_timeout=None)
+    return bool(parsed) and bool(math_verify.verify(wanted, parsed, timeout_seconds=None, raise_on_error=True))
 
 
 def _as_math(text: str) -> str:

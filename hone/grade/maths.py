@@ -52,8 +52,8 @@ class Maths:
         open_pairs = list(
             dict.fromkeys((g, a) for (g, a), known in zip(pairs, exact) if a is not None and known is None)
         )
-        asked = dict(zip(open_pairs, self._ask(open_pairs)))
-        return [_grade(answer, asked[gold, answer] if known is None and answer is not None else known)
+        decided = dict(zip(open_pairs, self._ask(open_pairs)))
+        return [_grade(answer, decided[gold, answer] if known is None and answer is not None else known)
                 for (gold, answer), known in zip(pairs, exact)]  # fmt: skip
 
     def close(self) -> None:

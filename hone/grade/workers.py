@@ -148,8 +148,8 @@ class Workers:
     def _staff(self, work: _Calls, ready: int) -> None:
         """Start workers: as many as there are calls for, and a spare for each call that is likely to be killed."""
         late = sum(w.state == "busy" and w.age() > self.deadline / 2 for w in self._workers)
-        wanted = max(ready, min(self.count, work.unfinished) + min(late, len(work.waiting)))
-        while len(self._workers) < wanted:
+        needed = max(ready, min(self.count, work.unfinished) + min(late, len(work.waiting)))
+        while len(self._workers) < needed:
             self._workers.append(_Worker(self._place, self._source, self.memory_mb, look=self._looks == {}))
 
     def _assign(self, work: _Calls) -> None:
@@ -166,9 +166,9 @@ class Workers:
             for worker in self._workers:
                 worker.register(selector)
                 if worker.state in ends:
-                    left = ends[worker.state] - worker.age()
-                    half = self.deadline / 2 - worker.age() if worker.state == "busy" else left
-                    pause = min(pause, max(0.0, half if half > 0 else left) + 0.001)
+                    remaining = ends[worker.state] - worker.age()
+                    half = self.deadline / 2 - worker.age() if worker.state == "busy" else remaining
+                    pause = min(pause, max(0.0, half if half > 0 else remaining) + 0.001)
             for key, _ in selector.select(pause):
                 key.data()
 
@@ -311,7 +311,7 @@ class _Worker:
 
     def frames(self) -> list[tuple[int, bool, int, bytes]]:
         """Whole messages that have arrived."""
-        found, size = [], child.HEADER.size
+        messages, size = [], child.HEADER.size
         while len(self._inbox) >= size:
             kind, last, number, length = child.HEADER.unpack_from(self._inbox)
             if kind not in (child.READY, child.BROKEN, child.RESULT, child.ERROR) or length > child.MAX_RESULT:
@@ -319,9 +319,9 @@ class _Worker:
                 return []
             if len(self._inbox) < size + length:
                 break
-            found.append((kind, last, number, bytes(self._inbox[size : size + length])))
+            messages.append((kind, last, number, bytes(self._inbox[size : size + length])))
             del self._inbox[: size + length]
-        return found
+        return messages
 
     # --- the end ---
 
@@ -358,8 +358,8 @@ class _Worker:
             what = f"the worker was killed ({_signal_name(code - 128 if code > 0 else -code)})"
         else:
             what = f"the worker ended (exit code {code})"
-        said = self._output.decode(errors="replace").strip().splitlines()
-        return f"{what} {when}" + (f": {said[0][:200]}" if said else "")
+        output = self._output.decode(errors="replace").strip().splitlines()
+        return f"{what} {when}" + (f": {output[0][:200]}" if output else "")
 
 
 def _stop(workers: list[_Worker], owner: int) -> None:

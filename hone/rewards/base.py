@@ -170,9 +170,9 @@ def failures(groups: Iterable[Group]) -> str | None:
     if not out:
         return None
     kinds = Counter((reward.verdict, reward.note or "no reason given") for reward in out).most_common()
-    told = "; ".join(f"{count} x {verdict} ({note})" for (verdict, note), count in kinds[:3])
+    reasons = "; ".join(f"{count} x {verdict} ({note})" for (verdict, note), count in kinds[:3])
     rest = f"; and {len(kinds) - 3} other reasons" if len(kinds) > 3 else ""
-    return f"{len(out)} of {len(rewards)} samples have no reward and were left out: {told}{rest}"
+    return f"{len(out)} of {len(rewards)} samples have no reward and were left out: {reasons}{rest}"
 
 
 def reward_groups(

@@ -49,7 +49,7 @@ Item = tuple[Problem, Rollout]
 class _Logged(NamedTuple):
     """What a function said, and what it logged beside."""
 
-    said: Any
+    returned: Any
     details: Mapping[str, Sequence[float]]
 
 
@@ -91,10 +91,10 @@ class UserFunction(Part):
         source = read_target(target)
         self.function: Callable[..., Any] | None = None
         self.workers: Workers | None = None
-        self.told = False  # that a call takes long
+        self.warned = False  # that a call takes long
         if self.settings.isolate:
-            given = self.settings
-            self.workers = Workers(target, count=given.workers, deadline=given.deadline, memory_mb=given.memory_mb)
+            limits = self.settings
+            self.workers = Workers(target, count=limits.workers, deadline=limits.deadline, memory_mb=limits.memory_mb)
             looks = self.workers.looks()
         else:
             try:
@@ -140,7 +140,7 @@ class UserFunction(Part):
         single = self.signature == "verl" or (self.workers is not None and self.signature != "hone")
         calls = [[item] for group in items for item in group] if single else [group for group in items if group]
         results = self._call(calls)
-        flat = iter([score for call, got in zip(calls, results, strict=True) for score in self._scores(got, len(call))])
+        flat = iter([score for call, one in zip(calls, results, strict=True) for score in self._scores(one, len(call))])
         return [[next(flat) for _ in group] for group in items]
 
     # --- calling ---
@@ -159,26 +159,26 @@ class UserFunction(Part):
             watch.start()
             try:
                 with no_exit(self.target):
-                    said = self.function(**arguments)
+                    returned = self.function(**arguments)
             except Exited:
                 raise
             except (Exception, SystemExit) as error:  # user code: this call has no score, the others have theirs
-                said = Failure("verifier_error", describe(error))
+                returned = Failure("verifier_error", describe(error))
             finally:
                 watch.cancel()
-            results.append(_Logged(said, details))
-        waiting = [i for i, result in enumerate(results) if hasattr(result.said, "__await__")]
+            results.append(_Logged(returned, details))
+        waiting = [i for i, result in enumerate(results) if hasattr(result.returned, "__await__")]
         if waiting:  # not before: a plain function may start a loop of its own
             with no_exit(self.target):
-                answers = finished(self._await([results[i].said for i in waiting]))
-            for i, said in zip(waiting, answers, strict=True):
-                results[i] = results[i]._replace(said=said)
+                answers = finished(self._await([results[i].returned for i in waiting]))
+            for i, returned in zip(waiting, answers, strict=True):
+                results[i] = results[i]._replace(returned=returned)
         return results
 
     def _tell_that_it_hangs(self) -> None:
         """Once; nothing can stop a plain function in this process, but whoever waits should know for what."""
-        if not self.told:
-            self.told = True
+        if not self.warned:
+            self.warned = True
             print(
                 f"reward {self.target}: no result after {self.settings.deadline:g} s (reward.functions.deadline), and "
                 "still waiting. With reward.functions.isolate: true such a call is stopped, and its sample left out",
@@ -260,10 +260,10 @@ class UserFunction(Part):
             if "rewards" not in result:
                 raise self._wrong(f"gave a mapping without 'rewards': {', '.join(map(str, result))}")
             values = result["rewards"]
-            found: dict[str, list[float]] = {}
+            extra_logs: dict[str, list[float]] = {}
             for name, column in _mapping(result.get("extra_logs")).items():
-                _keep_numbers(found, name, column, count)
-            logged = found
+                _keep_numbers(extra_logs, name, column, count)
+            logged = extra_logs
         values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
         if not isinstance(values, (list, tuple)):
             raise self._wrong(f"gave {type(values).__name__}, not a list of {count} numbers")
@@ -309,8 +309,8 @@ def recognise(target: str, looks: Mapping[str, Any]) -> str:
         return fits[0]
     kinds = "\n".join(f"  {shown}" for _, shown in SIGNATURES.values())
     which = f"fits {len(fits)} signatures" if fits else "fits no signature"
-    given = ", ".join(dict.fromkeys(names))
-    raise UserError(f"reward {target}: f({given}) {which}; name the parameters as in one of\n{kinds}")
+    parameters = ", ".join(dict.fromkeys(names))
+    raise UserError(f"reward {target}: f({parameters}) {which}; name the parameters as in one of\n{kinds}")
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:

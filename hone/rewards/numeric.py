@@ -30,11 +30,11 @@ class BoxedNumeric(NeedsGold):
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
         gold = kept_number(gold_text(problem))
-        found = [boxed(one.rollout.text) for one in group]
-        values = [None if text is None else kept_number(text) for text in found]
+        boxes = [boxed(one.rollout.text) for one in group]
+        values = [None if text is None else kept_number(text) for text in boxes]
         return [
             Score(1.0 if value is not None and value == gold else -1.0, {"boxed": float(text is not None)})
-            for value, text in zip(values, found, strict=True)
+            for value, text in zip(values, boxes, strict=True)
         ]
 
 
@@ -46,14 +46,14 @@ def boxed(text: str) -> str | None:
     """
     starts = [match.end() for match in _BOX.finditer(text)]
     closes: dict[int, int] = {}  # where each brace that opens a box is closed
-    wanted = set(starts)
+    box_starts = set(starts)
     open_braces: list[int] = []
     for brace in re.finditer(r"(?<!\\)[{}]", text) if starts else ():
         if brace[0] == "{":
             open_braces.append(brace.end())
         elif open_braces:
             start = open_braces.pop()
-            if start in wanted:
+            if start in box_starts:
                 closes[start] = brace.start()
     last = max(closes, default=None)
     return None if last is None else text[last : closes[last]]
@@ -94,8 +94,8 @@ def after_hashes(text: str) -> Fraction | None:
 
 def last_number(text: str) -> Fraction | None:
     """The last number of a text; None if there is none, or if it is absurdly long."""
-    found = written_numbers(text)
-    return number(found[-1]) if found else None
+    numbers = written_numbers(text)
+    return number(numbers[-1]) if numbers else None
 
 
 def _compared(problem: Problem, values: Sequence[Fraction | None]) -> list[Score]:

@@ -31,7 +31,7 @@ class AnswererError(Exception):
     """The answerer did not answer: a failure of the verifier, which says nothing about the sample."""
 
 
-class Asked(NamedTuple):
+class AnswerRequest(NamedTuple):
     """What an answerer is asked about one group."""
 
     problem: Problem
@@ -42,7 +42,7 @@ class Asked(NamedTuple):
 class Answerer(Protocol):
     """A frozen model that reads question, context and cue, and is asked about the gold answer."""
 
-    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
+    def logprobs_all(self, requests: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
         """[P][S] log-probs [Ly] of each token of the answer after each context; of a group that failed, why.
 
         Equal contexts of a group have equal results, to the bit.
@@ -51,10 +51,10 @@ class Answerer(Protocol):
 
     def logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
         """The same of one group. Raises AnswererError."""
-        (found,) = self.logprobs_all([Asked(problem, contexts, answer)], cue)
-        if isinstance(found, AnswererError):
-            raise found
-        return found
+        (result,) = self.logprobs_all([AnswerRequest(problem, contexts, answer)], cue)
+        if isinstance(result, AnswererError):
+            raise result
+        return result
 
 
 class Perplexity(NeedsGold):
@@ -75,21 +75,20 @@ class Perplexity(NeedsGold):
     def score_all(self, groups: Sequence[tuple[Problem, Sequence[Judged]]]) -> list[list[Score]]:
         config = self.config.perplexity
         contexts = [[context_of(one, config.context).strip() for one in group] for _, group in groups]
-        asked = [Asked(p, ["", *given], gold_text(p)) for (p, _), given in zip(groups, contexts, strict=True)]
-        return [
-            self._group(one, said)
-            for one, said in zip(asked, self.answerer.logprobs_all(asked, config.cue), strict=True)
-        ]
+        pairs = zip(groups, contexts, strict=True)
+        requests = [AnswerRequest(problem, ["", *own], gold_text(problem)) for (problem, _), own in pairs]
+        results = self.answerer.logprobs_all(requests, config.cue)
+        return [self._group(request, result) for request, result in zip(requests, results, strict=True)]
 
-    def _group(self, asked: Asked, said: list[FloatArray] | AnswererError) -> list[Score]:
+    def _group(self, request: AnswerRequest, result: list[FloatArray] | AnswererError) -> list[Score]:
         try:
-            if isinstance(said, AnswererError):
-                raise said
-            base, *given = (perplexity(logprobs) for logprobs in said)
+            if isinstance(result, AnswererError):
+                raise result
+            base, *with_context = (perplexity(logprobs) for logprobs in result)
         except AnswererError as error:  # a server, the network: every sample of the group goes without a score
-            return [Score(0.0, failure="verifier_error", note=str(error)) for _ in asked.contexts[1:]]
-        pairs = zip(given, asked.contexts[1:], strict=True)
-        return [score(ppl, base, leaks(context, asked.answer), self.config.perplexity) for ppl, context in pairs]
+            return [Score(0.0, failure="verifier_error", note=str(error)) for _ in request.contexts[1:]]
+        pairs = zip(with_context, request.contexts[1:], strict=True)
+        return [score(ppl, base, leaks(context, request.answer), self.config.perplexity) for ppl, context in pairs]
 
 
 def answer_prompt(question: str, context: str, cue: str) -> str:
@@ -156,15 +155,15 @@ def leaks(context: str, gold: str) -> bool:
     142, 42.5, 4200 and -42 do not. Other answers leak if they stand there as whole words, in any case and spacing; one
     letter alone (a multiple choice) must be in its own case. Invisible characters are not looked at.
     """
-    text, wanted = _visible(context), _visible(gold)
-    value = number(wanted)
+    text, plain_gold = _visible(context), _visible(gold)
+    value = number(plain_gold)
     if value is not None:
-        return any(number(found) == value for found in set(written_numbers(text)))
-    words = wanted.split()
+        return any(number(written) == value for written in set(written_numbers(text)))
+    words = plain_gold.split()
     if not words:
         return False
-    if len(wanted) > 1:
-        text, words = text.casefold(), wanted.casefold().split()
+    if len(plain_gold) > 1:
+        text, words = text.casefold(), plain_gold.casefold().split()
     plain, needle = " ".join(text.split()), " ".join(words)
     return _stands_in(plain, needle)
 

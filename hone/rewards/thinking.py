@@ -52,8 +52,8 @@ class Thinking(Part):
             "unmentioned": any(not mentions(thinking, str(name)) for name in names),
             "length_limit": one.rollout.finish == "length",
         }
-        total = sum(getattr(penalty, name) for name, found in faults.items() if found)
-        return Score(0.0 - total, {name: float(found) for name, found in faults.items()})
+        total = sum(getattr(penalty, name) for name, present in faults.items() if present)
+        return Score(0.0 - total, {name: float(present) for name, present in faults.items()})
 
 
 def is_dummy(thinking: str, min_words: int) -> bool:
@@ -62,14 +62,14 @@ def is_dummy(thinking: str, min_words: int) -> bool:
     >>> is_dummy("This is the thinking process. " * 50, 5)
     True
     """
-    said: set[str] = set()
+    words: set[str] = set()
     for match in _WORD.finditer(thinking):
         word = match[0].casefold()
         if word not in FILLERS:
-            said.add(word)
-            if len(said) >= min_words:
+            words.add(word)
+            if len(words) >= min_words:
                 return False
-    return len(said) < min_words or not thinking.strip()
+    return len(words) < min_words or not thinking.strip()
 
 
 def mentions(text: str, name: str) -> bool:

@@ -22,7 +22,7 @@ from hone.recipe.sections.prompt import PromptConfig
 from hone.rewards import make_reward
 from hone.rewards.config import PerplexityReward, RewardConfig
 from hone.rewards.gold import gold_text
-from hone.rewards.perplexity import AnswererError, Asked, leaks, perplexity, relative_improvement, score, vr_cli
+from hone.rewards.perplexity import AnswererError, AnswerRequest, leaks, perplexity, relative_improvement, score, vr_cli
 from hone.rollout.answer_server import AnswerServer, tail
 from hone.rollout.answerer import LocalAnswerer, load_answerer
 from hone.rollout.prompts import Renderer
@@ -165,7 +165,7 @@ def test_the_group_is_one_forward_pass(answerer, monkeypatch):
 def test_the_groups_of_a_step_are_one_forward_pass_and_equal_one_group_at_a_time(answerer, monkeypatch):
     """Packed together they are the same to 1e-5: no group sees another, not even one of the same problem."""
     problems = [*KNIGHTS.problems("train")[:3], KNIGHTS.problems("train")[0]]
-    asked = [Asked(p, CONTEXTS[n : n + 3], gold_text(p)) for n, p in enumerate(problems)]
+    asked = [AnswerRequest(p, CONTEXTS[n : n + 3], gold_text(p)) for n, p in enumerate(problems)]
     alone = [answerer.logprobs(*one[:2], CUE, one.answer) for one in asked]
     calls = []
     inner = answerer.model.base_model.forward
@@ -451,7 +451,7 @@ def test_a_server_is_asked_once_for_a_group_and_the_answer_is_at_the_end(server)
 
 def test_groups_are_sent_to_a_server_at_the_same_time_and_come_back_in_order(server):
     Echo.failures = [400]
-    groups = [Asked(question("4" * n), ["x" * n], "4" * n) for n in range(1, 30)]
+    groups = [AnswerRequest(question("4" * n), ["x" * n], "4" * n) for n in range(1, 30)]
     found = server.logprobs_all(groups, "A: ")
     assert [type(f) for f in found].count(AnswererError) == 1
     assert all(isinstance(f, AnswererError) or len(f[0]) == n for n, f in enumerate(found, start=1))

@@ -89,8 +89,8 @@ def text_of(problem: Problem) -> str:
 
 def choose(text: str | None) -> tuple[str, ...]:
     """Labels from a comma-separated list; the usual ones for None. Raises UserError if there are fewer than two."""
-    given = [name.strip() for name in (text or "").split(",") if name.strip()]
-    names = tuple(SUBJECTS) if text is None else tuple(dict.fromkeys(given))
+    listed = [name.strip() for name in (text or "").split(",") if name.strip()]
+    names = tuple(SUBJECTS) if text is None else tuple(dict.fromkeys(listed))
     if len(names) < 2:
         raise UserError(f"--labels {text}: give at least two, as in Algebra,Geometry")
     return (*names, OTHER) if OTHER not in names else names

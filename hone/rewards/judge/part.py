@@ -43,10 +43,10 @@ CORRECT = Schema("verdict", {"correct": {"type": "boolean"}}, _correct)
 
 def question(problem: Problem, text: str, config: JudgeConfig) -> Question:
     """Whether `text`, all that the policy said, ends in the right answer. Its answer block is shown, else its end."""
-    asked = "\n\n".join(message["content"] for message in problem.messages)
+    prompt = "\n\n".join(message["content"] for message in problem.messages)
     answer = parse(text).answer
     shown = [
-        quoted(asked, "problem", config.max_chars),
+        quoted(prompt, "problem", config.max_chars),
         quoted(str(problem.answer), "reference-answer", config.max_chars),
         quoted(text if answer is None else answer, "answer", config.max_chars),
     ]
@@ -62,10 +62,10 @@ EXTRACT = (
 
 
 def _answer(value: Mapping[str, Any]) -> str:
-    found = value["answer"]
-    if found is not None and not isinstance(found, str):
-        raise ValueError(f'"answer" is {found!r:.60}, not text or null')
-    return (found or "").strip()
+    answer = value["answer"]
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(f'"answer" is {answer!r:.60}, not text or null')
+    return (answer or "").strip()
 
 
 ANSWER = Schema("answer", {"answer": {"type": ["string", "null"]}}, _answer)
@@ -73,8 +73,8 @@ ANSWER = Schema("answer", {"answer": {"type": ["string", "null"]}}, _answer)
 
 def extraction(problem: Problem, text: str, config: JudgeConfig) -> Question:
     """What `text` gives as the final answer. The reference answer is not shown, so it cannot be copied."""
-    asked = "\n\n".join(message["content"] for message in problem.messages)
-    shown = [quoted(asked, "problem", config.max_chars), quoted(text, "text", config.max_chars)]
+    prompt = "\n\n".join(message["content"] for message in problem.messages)
+    shown = [quoted(prompt, "problem", config.max_chars), quoted(text, "text", config.max_chars)]
     return Question("\n\n".join(shown), ANSWER, EXTRACT)
 
 
@@ -118,18 +118,18 @@ def extracted(
     """
     unread = [r for r in records if r["verdict"] == "malformed"]
     answers = judge.ask([extraction(problems[r["problem_id"]], r["text"], judge.config) for r in unread])
-    found = [(r, a) for r, a in zip(unread, answers, strict=True) if isinstance(a, str)]
-    grades = grade_all(task, [(problems[r["problem_id"]], f"<answer>{a}</answer>" if a else "") for r, a in found])
+    readable = [(r, a) for r, a in zip(unread, answers, strict=True) if isinstance(a, str)]
+    grades = grade_all(task, [(problems[r["problem_id"]], f"<answer>{a}</answer>" if a else "") for r, a in readable])
     verdicts: dict[int, str] = {id(r): "verifier_error" for r in unread}
-    for (record, answer), grade in zip(found, grades, strict=True):
+    for (record, answer), grade in zip(readable, grades, strict=True):
         record["judge_read"], verdicts[id(record)] = answer, grade.verdict
     rows = [{"problem_id": r["problem_id"], "verdict": verdicts.get(id(r), r["verdict"])} for r in records]
     groups = list(stats.outcomes([row for row in rows if row["verdict"] not in VERIFIER_FAILURES]).values())
     return {
         "asked": len(unread),
-        "read": sum(bool(answer) for _, answer in found),
+        "read": sum(bool(answer) for _, answer in readable),
         "correct": sum(grade.verdict == "correct" for grade in grades),
-        "failed": len(unread) - len(found),
+        "failed": len(unread) - len(readable),
         "accuracy": asdict(stats.accuracy(groups)) if groups else None,
     }
 
@@ -179,8 +179,8 @@ def opinion_line(opinion: Mapping[str, Any]) -> str:
     read = opinion.get("extracted")
     if not read or not read["asked"] or read["accuracy"] is None:
         return line
-    said = (
+    summary = (
         f"read {read['read']} of {read['asked']} answers that the rule could not, of which {read['correct']} are right"
     )
     a = read["accuracy"]
-    return f"{line}\n  {said}: accuracy by the rule then {a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]"
+    return f"{line}\n  {summary}: accuracy by the rule then {a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]"

@@ -106,12 +106,12 @@ def canonical_form(nums: Sequence[int], target: int) -> str:
 
 def find_term(nums: Sequence[int], target: int, most: int = MAX_SEARCH) -> Term | None:
     """A solution found by trying combinations of two numbers until one is left, or None."""
-    left = [most]
+    budget = [most]
     seen: set[tuple[Fraction, ...]] = set()
 
     def search(terms: list[Term]) -> Term | None:
         key = tuple(sorted(term.value for term in terms))
-        if key in seen or left[0] <= 0:
+        if key in seen or budget[0] <= 0:
             return None
         seen.add(key)
         if len(terms) == 1:
@@ -124,10 +124,10 @@ def find_term(nums: Sequence[int], target: int, most: int = MAX_SEARCH) -> Term 
                 for operator in "+*-/":
                     if (operator in "+*" and i > j) or (operator == "/" and b.value == 0):
                         continue
-                    left[0] -= 1
-                    found = search([*rest, combine(operator, a, b)])
-                    if found is not None:
-                        return found
+                    budget[0] -= 1
+                    solution = search([*rest, combine(operator, a, b)])
+                    if solution is not None:
+                        return solution
         return None
 
     return search([Term(Fraction(n), str(n)) for n in nums])
@@ -281,13 +281,13 @@ class CountdownTask:
         if self.config.quiz == "brief":
             quiz = f"{' '.join(map(str, nums))} make {target}"
         if messages:
-            given = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+            prompt = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
         else:
-            given = ({"role": "user", "content": quiz},)
+            prompt = ({"role": "user", "content": quiz},)
         return Problem(
             id=f"countdown-{'-'.join(map(str, nums))}-to-{target}{suffix}",
             task="countdown",
-            messages=given,
+            messages=prompt,
             answer={"nums": nums, "target": target},
             level=str(len(nums)),
             reference=careful(nums, target, solution, random.Random(0), tries=0) if solution else None,

@@ -127,12 +127,12 @@ def canonical_form(question: str) -> str:
 def gold_of(name: str, settings: str, entry: Entry) -> str | None:
     """An answer that is known to be right, by the task's own scorer; an empty one cannot be given."""
     metadata = entry["metadata"]
-    given = entry["answer"]
-    if given is None:
-        given = next((metadata[key] for key in EXAMPLES if metadata.get(key) is not None), None)
-    if given is None:
+    answer = entry["answer"]
+    if answer is None:
+        answer = next((metadata[key] for key in EXAMPLES if metadata.get(key) is not None), None)
+    if answer is None:
         return None
-    gold = (given if isinstance(given, str) else json.dumps(given)).strip()  # as an answer is parsed
+    gold = (answer if isinstance(answer, str) else json.dumps(answer)).strip()  # as an answer is parsed
     full = score(name, settings, entry, gold) if gold else None
     return gold if full is not None and full >= FULL_MARKS else None
 
@@ -236,10 +236,10 @@ def refuse_evaluators(name: str) -> None:
     cls = reasoning_gym_package().factory.DATASETS[name][0]
     source = inspect.getsource(sys.modules[cls.__module__])
     defined = {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
-    found = (names_used(compile(source, cls.__module__, "exec")) & EVALUATORS) - defined
-    if found:
+    evaluators = (names_used(compile(source, cls.__module__, "exec")) & EVALUATORS) - defined
+    if evaluators:
         raise Unusable(
-            f"it cannot be used: its code calls {', '.join(sorted(found))}, in this version "
+            f"it cannot be used: its code calls {', '.join(sorted(evaluators))}, in this version "
             f"({package_version()}) perhaps on what the model wrote; hone knows no safe way"
         )
 

@@ -92,10 +92,10 @@ class GymTask:
     def grade_all(self, items: Sequence[tuple[Problem, str]]) -> list[Grade]:
         """`correct` for full marks of the package's scorer, `malformed` for what it cannot read."""
         answers = [parse(text).answer for _, text in items]
-        asked = [i for i, answer in enumerate(answers) if answer and len(answer) <= MAX_ANSWER]
-        rows = [items[i][0].extra for i in asked]
-        calls = [(self._own, row["settings"], row["entry"], answers[i]) for i, row in zip(asked, rows, strict=True)]
-        scores = dict(zip(asked, self._workers.map(calls), strict=True)) if calls else {}
+        gradable = [i for i, answer in enumerate(answers) if answer and len(answer) <= MAX_ANSWER]
+        rows = [items[i][0].extra for i in gradable]
+        calls = [(self._own, row["settings"], row["entry"], answers[i]) for i, row in zip(gradable, rows, strict=True)]
+        scores = dict(zip(gradable, self._workers.map(calls), strict=True)) if calls else {}
         return [_grade(answer, scores.get(i)) for i, answer in enumerate(answers)]
 
     @cached_property

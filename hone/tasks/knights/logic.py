@@ -110,22 +110,22 @@ def _table(tree: Statement, columns: tuple[int, ...], true: int) -> int:
 def consistent(statements: Sequence[Statement]) -> int:
     """Assignments in which every person is a knight iff their statement is true, as a table."""
     columns, true = _columns(len(statements))
-    left = true
+    assignments = true
     for person, tree in enumerate(statements):
-        left &= true ^ columns[person] ^ _table(tree, columns, true)
-        if not left:
+        assignments &= true ^ columns[person] ^ _table(tree, columns, true)
+        if not assignments:
             break
-    return left
+    return assignments
 
 
 def solve(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
     """Every consistent assignment; a puzzle has exactly one."""
-    left, people, found = consistent(statements), len(statements), []
-    while left:
-        assignment = (left & -left).bit_length() - 1
-        found.append(tuple(bool(assignment >> i & 1) for i in range(people)))
-        left &= left - 1
-    return found
+    remaining, people, solutions = consistent(statements), len(statements), []
+    while remaining:
+        assignment = (remaining & -remaining).bit_length() - 1
+        solutions.append(tuple(bool(assignment >> i & 1) for i in range(people)))
+        remaining &= remaining - 1
+    return solutions
 
 
 def holds(tree: Statement, roles: Sequence[bool]) -> bool:
@@ -252,5 +252,5 @@ def random_puzzles(
     """Endless tries: the statements of a puzzle with exactly one solution, or None for a try that failed."""
     while True:
         statements = tuple(random_statement(rng, i, people, depth, width, operators) for i in range(people))
-        left = consistent(statements)
-        yield statements if left and not left & (left - 1) else None
+        assignments = consistent(statements)
+        yield statements if assignments and not assignments & (assignments - 1) else None

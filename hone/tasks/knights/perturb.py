@@ -80,9 +80,9 @@ def _other_logic(puzzle: Puzzle, kind: str, rng: random.Random, depth: int, widt
         else:
             new = _with_other_leaf(old, rng.randrange(_leaves(old)), speaker, people, rng)
         statements = (*puzzle.statements[:speaker], new, *puzzle.statements[speaker + 1 :])
-        found = solve(statements)
-        if new != old and len(found) == 1 and found[0] != puzzle.solution:
-            return replace(puzzle, statements=statements, solution=found[0])
+        solutions = solve(statements)
+        if new != old and len(solutions) == 1 and solutions[0] != puzzle.solution:
+            return replace(puzzle, statements=statements, solution=solutions[0])
     return None
 
 
@@ -107,13 +107,13 @@ def _with_other_leaf(tree: Statement, place: int, speaker: int, people: int, rng
 
 def sentences(quiz: str, puzzle: Puzzle) -> list[str] | None:
     """What each person is reported to say, word for word; None if a sentence is not found once."""
-    found: list[str] = []
+    reported: list[str] = []
     for person in range(len(puzzle.names)):
         here = {text for text in _tellings(puzzle, person) if quiz.count(text) == 1}
         if len(here) != 1:
             return None
-        found += here
-    return found
+        reported += here
+    return reported
 
 
 def _tellings(puzzle: Puzzle, person: int) -> Iterator[str]:

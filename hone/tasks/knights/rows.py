@@ -108,9 +108,9 @@ def check_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         except ValueError as error:
             faults.append(f"row {number}: {error}")
             continue
-        found = solve(puzzle.statements)
-        if found != [puzzle.solution]:
-            faults.append(f"row {number}: {len(found)} solutions {found[:2]}, recorded {puzzle.solution}")
+        solutions = solve(puzzle.statements)
+        if solutions != [puzzle.solution]:
+            faults.append(f"row {number}: {len(solutions)} solutions {solutions[:2]}, recorded {puzzle.solution}")
         elif read_roles(row.get("solution_text_format") or "", puzzle.names) != roles_said(puzzle):
             faults.append(f"row {number}: solution_text_format does not say what solution does")
     return faults

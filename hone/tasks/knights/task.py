@@ -214,11 +214,11 @@ def _read(path: str) -> list[tuple[Puzzle, str]]:
     return result
 
 
-def _exhausted(split: Split, people: int, wanted: int, found: int) -> str:
+def _exhausted(split: Split, people: int, wanted: int, generated: int) -> str:
     repeats = " or set repeats: true" if split == "train" else ""
     return (
-        f"knights: found {found} distinct puzzles of {people} people for the {split} split, {wanted} were asked for "
-        f"(no new one in {MAX_TRIES} tries). Ask for at most {found}, allow more depth or width{repeats}."
+        f"knights: found {generated} distinct puzzles of {people} people for the {split} split, {wanted} were asked "
+        f"for (no new one in {MAX_TRIES} tries). Ask for at most {generated}, allow more depth or width{repeats}."
     )
 
 

@@ -101,10 +101,10 @@ def telling(saying: str, puzzle: Puzzle, person: int) -> str:
 def full_quiz(puzzle: Puzzle, rng: random.Random) -> str:
     """The public wording, with ways of saying drawn from SAYINGS."""
     names = puzzle.names
-    said = [telling(rng.choice(SAYINGS), puzzle, person) for person in range(len(names))]
+    sayings = [telling(rng.choice(SAYINGS), puzzle, person) for person in range(len(names))]
     meet = f"You meet {len(names)} inhabitants: {_listed(names)}."
     island = swapped(ISLAND) if puzzle.flipped else ISLAND
-    return " ".join([island, meet, *said, swapped(QUESTION) if puzzle.flipped else QUESTION])
+    return " ".join([island, meet, *sayings, swapped(QUESTION) if puzzle.flipped else QUESTION])
 
 
 def brief_quiz(puzzle: Puzzle) -> str:
@@ -149,11 +149,11 @@ def read_roles(answer: str, names: Sequence[str]) -> tuple[bool, ...] | None:
         return None
     # Longest first, so that a name is never found inside a longer one ("Ann" in "Mary Ann").
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    found: dict[str, bool] = {}
+    roles: dict[str, bool] = {}
     for name, role in re.findall(rf"(?<!\w)({pattern})\s+is\s+a\s+(knight|knave)\b", answer, re.IGNORECASE):
         person, role = name.casefold(), role.casefold()
         if role not in ROLES:  # an undotted i matches in any case, but is another letter
             return None
-        found[person] = role == "knight"
+        roles[person] = role == "knight"
     keys = [name.casefold() for name in names]  # as many as role words: all found means none twice
-    return tuple(found[key] for key in keys) if found.keys() == set(keys) else None
+    return tuple(roles[key] for key in keys) if roles.keys() == set(keys) else None

@@ -99,11 +99,11 @@ def _check(puzzle: Puzzle, roles: list[bool], last: list[int], steps: list[str])
         tree, name = puzzle.statements[speaker], puzzle.names[speaker]
         true = holds(tree, roles)
         words, role = in_words(tree, puzzle.names, roles), ROLES[roles[speaker]]
-        said = f"{name} says: {words}: {'true' if true else 'false'}, {name} {role}"
+        claim = f"{name} says: {words}: {'true' if true else 'false'}, {name} {role}"
         if true is not roles[speaker]:
-            steps.append(f"{said}. Contradiction.")
+            steps.append(f"{claim}. Contradiction.")
             return False
-        steps.append(f"{said} fits.")
+        steps.append(f"{claim} fits.")
     return True
 
 

@@ -101,15 +101,15 @@ def _number(text: str) -> Fraction:
 
 def _latex_rows(text: str) -> tuple[str | None, list[list[str]] | None]:
     """Scalar before the last environment, and its cells."""
-    found = next(reversed(list(_ENVIRONMENT.finditer(text))), None)
-    end = text.find("\\end", found.end()) if found else -1
-    if found is None or end < 0:
+    opening = next(reversed(list(_ENVIRONMENT.finditer(text))), None)
+    end = text.find("\\end", opening.end()) if opening else -1
+    if opening is None or end < 0:
         raise ValueError("a LaTeX matrix that is not closed")
-    body = text[found.end() : end]
-    if found[1] == "array":
+    body = text[opening.end() : end]
+    if opening[1] == "array":
         body = re.sub(r"^ ?\{[clr| ]{0,60}\}", "", body)
     rows = [row.strip() for row in body.split("\x00")]
-    return _scalar_at_end(text[: found.start()].rstrip("[( ")), [_cells(row, "&") for row in rows if row]
+    return _scalar_at_end(text[: opening.start()].rstrip("[( ")), [_cells(row, "&") for row in rows if row]
 
 
 def _bracket_rows(text: str) -> tuple[str | None, list[list[str]] | None]:

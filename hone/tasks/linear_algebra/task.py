@@ -192,14 +192,14 @@ def read_answer(problem: Problem, answer: str) -> Matrix:
     return ((matrices.parse_number(written[-1].replace(",", "")),),)
 
 
-def is_correct(problem: Problem, given: Matrix) -> bool:
+def is_correct(problem: Problem, answer: Matrix) -> bool:
     """Within the tolerance for an inverse, exact for everything else."""
     true = exact(problem.answer["value"])
-    if matrices.shape(given) != matrices.shape(true):
+    if matrices.shape(answer) != matrices.shape(true):
         return False
     if problem.answer["kind"] == "inverse":
-        return within(matrices.norm_1(matrices.difference(given, true)), problem.answer["tolerance"])
-    return given == true
+        return within(matrices.norm_1(matrices.difference(answer, true)), problem.answer["tolerance"])
+    return answer == true
 
 
 def within(distance: Fraction, tolerance: float) -> bool:
@@ -301,11 +301,11 @@ class LinearAlgebraTask:
         if not answer:
             return Grade("malformed")
         try:
-            given = read_answer(problem, answer)
+            value = read_answer(problem, answer)
         except ValueError:  # the model wrote something else
             return Grade("malformed", answer[:200])
-        correct = is_correct(problem, given)
-        return Grade("correct" if correct else "wrong", matrices.text_of(given)[:500])
+        correct = is_correct(problem, value)
+        return Grade("correct" if correct else "wrong", matrices.text_of(value)[:500])
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
         """A worked answer. Raises UserError for an unknown style."""
@@ -351,7 +351,7 @@ class LinearAlgebraTask:
 
     def _problem(self, rung: str, kind: str, matrix: Matrix, answer: Matrix) -> Problem:
         quiz = quiz_of(kind, matrix, self.config.quiz == "brief", self.config.tolerance)
-        said = str(answer[0][0]) if kind == "addition" else matrices.text_of(answer)
+        answer_text = str(answer[0][0]) if kind == "addition" else matrices.text_of(answer)
         record: dict[str, Any] = {
             "kind": "inverse" if kind == "near_identity" else kind,
             "matrix": [[str(value) for value in row] for row in matrix],
@@ -365,7 +365,7 @@ class LinearAlgebraTask:
             messages=({"role": "user", "content": quiz},),
             answer=record,
             level=rung,
-            reference=careful(kind, matrix, said),
+            reference=careful(kind, matrix, answer_text),
         )
 
 
@@ -376,7 +376,7 @@ def quiz_of(kind: str, matrix: Matrix, brief: bool, tolerance: float) -> str:
         return total if brief else f"What is {total}?"
     written = matrices.text_of(matrix, 1 if kind == "near_identity" else None)
     if kind == "rref":
-        asked = "Find the reduced row echelon form of the matrix"
-        return f"rref {written}" if brief else f"{asked} {written}. Write it as a list of rows, fractions as 1/3."
+        instruction = "Find the reduced row echelon form of the matrix"
+        return f"rref {written}" if brief else f"{instruction} {written}. Write it as a list of rows, fractions as 1/3."
     how = f"fractions as 1/3 or decimals; the absolute errors must add up to less than {tolerance:g}"
     return f"inverse {written}" if brief else f"Find the inverse of {written}. Write it as a list of rows, {how}."
