@@ -1,4 +1,4 @@
-"""Graded scores for the matrices of `linear_algebra`: how near, not only whether."""
+"""Partial credit for the matrices of `linear_algebra`, by their distance to the answer."""
 
 from __future__ import annotations
 
@@ -12,27 +12,27 @@ from hone.tasks.linear_algebra.matrices import Matrix
 from hone.tasks.linear_algebra.task import exact, read_answer, within
 from hone.types import Problem
 
-#: What each sign of a good format is worth; there are five.
+#: Reward for each of the five signs of a good format.
 FORMAT_SIGN = 0.05
 
 
 class LinearAlgebra(Part):
-    """The sum of these terms, at most 5.25, and 0 for the first three of an answer of another shape.
+    """The sum of these terms, at most 5.25; an answer of the wrong shape earns only `format` and `thinking`.
 
     Inverse of A, answer P, ‖·‖₁ the sum of absolute values, tol the task's `tolerance`:
         `product`   2 exp(-‖P A - I‖₁ / tol)
         `nearness`  2 exp(-‖P - A⁻¹‖₁ / tol)
         `exact`     1 if ‖P - A⁻¹‖₁ < tol
     Reduced form R, answer P, ‖·‖ the Frobenius norm:
-        `rows`      2 times the share of right rows, of those that are not zero in both
+        `rows`      2 times the share of correct rows, not counting rows that are zero in both
         `nearness`  max(0, 2 - ‖P - R‖)
         `exact`     1 if P = R
     Sum of two numbers: `exact` is 5 or 0.
     Always:
         `format`    0.05 each: closed thinking, closed answer, the four tags once and in order, a matrix (a number) in
-                    the answer, of the right shape
+                    the answer, the right shape
         `thinking`  `reward.linear_algebra.thinking` times min(1, characters of thinking / thinking_chars): capped, and
-                    0 unless set, because a model that is paid for length writes length
+                    0 by default, because a model that is rewarded for length only gets longer
     """
 
     tasks = ("linear_algebra",)
@@ -56,7 +56,7 @@ class LinearAlgebra(Part):
 
 
 def graded(kind: str, matrix: Matrix, true: Matrix, answer: Matrix, tolerance: float) -> dict[str, float]:
-    """The terms of an answer `given` of the right shape; see `LinearAlgebra`."""
+    """The terms of an `answer` of the right shape; see `LinearAlgebra`."""
     off = matrices.difference(answer, true)
     if kind == "addition":
         return {"exact": 5.0 * (answer == true)}

@@ -382,7 +382,7 @@ def test_labels_by_a_judge_are_kept_in_the_file(tmp_path):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert rows[0] == {"id": "p0", "question": "What is 1 + 1?", "domain": "Sums", "by": "m"}
     (tmp_path / "other.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="is no file of labels"):
+    with pytest.raises(UserError, match="not a file of labels"):
         label(some, names, None, tmp_path / "other.jsonl")
 
 

@@ -1,11 +1,11 @@
-"""A language model as judge: is this answer the reference answer? See `hone.rewards.judge.client` for how it is asked.
+"""A language model as judge: is this answer the reference answer? See `hone.rewards.judge.client` for requests.
 
     reward:
       parts: {outcome: 1.0, judge: 0.5}
       judge: {url: https://api.openai.com/v1, model: gpt-4.1-mini, max_calls: 10000}
 
-1 if the judge says correct, else 0. Never the only measure: how often it agrees with the task's rule is logged, as
-`judge_agrees`. What the policy wrote is data to the judge, between marks, and only its answer is shown.
+1 if the judge says correct, else 0. Its agreement with the task's rule is logged as `judge_agrees`. The policy's text
+is shown to the judge as data, between marks, and only its answer.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ CORRECT = Schema("verdict", {"correct": {"type": "boolean"}}, _correct)
 
 
 def question(problem: Problem, text: str, config: JudgeConfig) -> Question:
-    """Whether `text`, all that the policy said, ends in the right answer. Its answer block is shown, else its end."""
+    """Ask whether `text`, the policy's output, gives the right answer. Shows its answer block, else its end."""
     prompt = "\n\n".join(message["content"] for message in problem.messages)
     answer = parse(text).answer
     shown = [
@@ -72,7 +72,7 @@ ANSWER = Schema("answer", {"answer": {"type": ["string", "null"]}}, _answer)
 
 
 def extraction(problem: Problem, text: str, config: JudgeConfig) -> Question:
-    """What `text` gives as the final answer. The reference answer is not shown, so it cannot be copied."""
+    """Ask for the final answer of `text`. The reference answer is not shown, so it cannot be copied."""
     prompt = "\n\n".join(message["content"] for message in problem.messages)
     shown = [quoted(prompt, "problem", config.max_chars), quoted(text, "text", config.max_chars)]
     return Question("\n\n".join(shown), ANSWER, EXTRACT)
@@ -100,7 +100,7 @@ class JudgePart(Part):
 
 
 def score(answer: bool | Failure, one: Judged) -> Score:
-    """The judge's word on one sample, and whether the task's rule says the same."""
+    """The score of one sample by the judge, and whether the task's rule agrees."""
     if isinstance(answer, Failure):
         return Score(0.0, failure=answer.kind, note=answer.message)
     rule = one.grade.verdict
@@ -113,8 +113,8 @@ def extracted(
 ) -> dict[str, Any]:
     """The rule's accuracy where the judge reads the answers that the rule could not (verdict `malformed`).
 
-    Adds what it read as `judge_read` to those records. Returns how many were asked about, were read and are then
-    correct by the rule, on how many the judge failed, and the accuracy with them; failures are left out of it.
+    Adds the extracted answer as `judge_read` to those records. Returns how many were asked about, how many were read,
+    how many of these are correct by the rule, on how many the judge failed, and the accuracy without those failures.
     """
     unread = [r for r in records if r["verdict"] == "malformed"]
     answers = judge.ask([extraction(problems[r["problem_id"]], r["text"], judge.config) for r in unread])
@@ -137,11 +137,11 @@ def extracted(
 def second_opinion(
     problems: Sequence[Problem], records: Sequence[dict[str, Any]], judge: Judge, task: Task | None = None
 ) -> dict[str, Any]:
-    """For an evaluation: asks the judge of every record (its `problem_id` and `text`) and adds its word as `judge`.
+    """For an evaluation: ask the judge about every record (`problem_id` and `text`) and add its verdict as `judge`.
 
-    Returns the accuracy by the judge with its 95 % interval, how often it agrees with the rule, the samples on which
-    they differ, how many it failed on, and what it used. A sample that it failed on is left out. With the task it also
-    reads the answers that the rule could not; see `extracted`.
+    Returns the accuracy by the judge with its 95 % interval, its agreement with the rule, the samples on which they
+    differ, the number of failures, and the costs. Samples on which the judge failed are left out. Given the task, the
+    judge also extracts answers that the rule could not read; see `extracted`.
     """
     by_id = {problem.id: problem for problem in problems}
     answers = judge.ask([question(by_id[r["problem_id"]], r["text"], judge.config) for r in records])
@@ -170,7 +170,7 @@ def second_opinion(
 
 
 def opinion_line(opinion: Mapping[str, Any]) -> str:
-    """The result of `second_opinion` in a line."""
+    """The result of `second_opinion` as text."""
     a, agreement = opinion["accuracy"], opinion["agreement"]
     accuracy = "none" if a is None else f"{a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]  n {a['n']}"
     agrees = "" if agreement is None else f", agrees with the rule on {100 * agreement:.1f}% of the answers"
