@@ -83,7 +83,7 @@ def _plain(text: str) -> str:
 def _number(text: str) -> Fraction:
     match = _NUMBER.fullmatch(text.replace("- ", "-", 1) if text.startswith("- ") else text)
     if match is None:
-        raise ValueError(f"{text[:40]!r} is not a number that can be read here")
+        raise ValueError(f"{text[:40]!r} is not a readable number")
     sign, value, exponent, sign_below, below = match.groups()
     number = Fraction(value)
     if exponent:
