@@ -1,11 +1,11 @@
-"""Are two written answers the same? Decided exactly where that is possible, in microseconds.
+"""Whether two written answers are equivalent; decided exactly where possible, in microseconds.
 
     >>> equivalent("1,000", "$1000"), equivalent("(1, 2)", r"\\{1, 2\\}"), equivalent("1", r"\\sin^2 x + \\cos^2 x")
     (True, False, None)
 
-None means that it takes a computer algebra system to tell. Read are numbers with units and percent, polynomials and
-their quotients, square roots, equations, lists, tuples, sets, intervals, inequalities, matrices, ratios, times, dates,
-words and choices.
+None means that it takes a computer algebra system to decide. Supported are numbers with units and percent, polynomials
+and their quotients, square roots, equations, lists, tuples, sets, intervals, inequalities, matrices, ratios, times,
+dates, words and choices.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hone.grade.notation import closing, normalise, split, squeeze
 
 @dataclass(frozen=True)
 class Scalar:
-    value: Value  # without unit; 50 for 50 %
+    value: Value  # without the unit; 50 for 50 %
     unit: str = ""
     percent: bool = False
-    whole: Value | None = None  # with what was taken for a unit read as letters: 5 m as 5 times m
+    whole: Value | None = None  # with the unit read as letters: 5 m as 5 times m
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Matrix:
 class Equation:
     left: Value
     right: Value
-    name: str  # of what the equation gives: "x" for x = 3, "f(x)"; "" if it gives nothing
+    name: str  # what the equation defines: "x" for x = 3, "f(x)"; "" if nothing
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ UNORDERED = ("{}", "", "u")
 
 
 def equivalent(gold: str, answer: str) -> bool | None:
-    """Whether an answer means the same as the recorded one, or None. Never raises on any text."""
+    """Whether an answer equals the recorded one; None if undecided. Never raises, whatever the text."""
     if len(answer) > MAX_LENGTH:
         return False if len(gold) <= MAX_LENGTH else squeeze(answer) == squeeze(gold) or None
     gold_text, answer_text = normalise(gold), normalise(answer)
@@ -75,7 +75,7 @@ def equivalent(gold: str, answer: str) -> bool | None:
     choice = _choice(gold_text)
     if choice:
         chosen = _choice(answer_text, strict=False)
-        if chosen or gold_text != choice:  # a letter alone may also stand for something else
+        if chosen or gold_text != choice:  # a single letter may also mean something else
             return chosen == choice
     else:
         answer_text = _OPTION.sub("", answer_text)
@@ -88,14 +88,14 @@ def equivalent(gold: str, answer: str) -> bool | None:
     return verdict
 
 
-#: (B) 12: an option's letter before what the option says.
+#: (B) 12: the letter of an option before its text.
 _OPTION = re.compile(r"^(?:\text ?\{ ?)?(?:\([A-J]\)|[A-J]\))(?: ?\})?[.:]? +(?=[^-+*/^=!<> ])")
-#: 3,5 for 3.5. With three digits after it a comma stands between thousands.
+#: 3,5 for 3.5. A comma before three digits separates thousands.
 _DECIMAL_COMMA = re.compile(r"^[-+$€£ ]*\d+,(?:\d{1,2}|\d{4,})(?![\d,.])")
 
 
 def _choice(text: str, strict: bool = True) -> str:
-    """The letter of a multiple-choice answer, or "". Strictly nothing else may stand there."""
+    """The letter of a multiple-choice answer, or "". If `strict`, no other text may be there."""
     plain = re.sub(r"\\text ?\{([^{}]*)\}", r"\1", text).strip()
     match = re.match(r"\(?([A-J])[).]?$", plain)
     if match is None and not strict:
@@ -124,7 +124,7 @@ _ABOUT = re.compile(r"^(?:approximately|about|exactly|only|\\approx|~|\\sim)\s*"
 
 @lru_cache(maxsize=4096)
 def read(text: str, depth: int = 0) -> Answer:
-    """A normalised answer. What is nested deep, or not understood, is Unread."""
+    """Parse a normalised answer. Deeply nested or unknown notation gives Unread."""
     if depth > 6 or not text:
         return Unread(large=bool(text))
     text = _ABOUT.sub("", _MEMBER.sub("", _ONLY_TEXT.sub(r"\1", text))).strip()
@@ -157,7 +157,7 @@ def _balanced(parts: Sequence[str]) -> bool:
 
 
 def _flat(brackets: str, parts: Sequence[str], depth: int) -> Answer:
-    """A list or a union; lists within it are part of it, as in `1, 2 and 3`."""
+    """A list or a union; nested lists are flattened, as in `1, 2 and 3`."""
     items: list[Answer] = []
     for part in parts:
         item = read(part, depth + 1)
@@ -175,7 +175,7 @@ def _matrix(body: str, depth: int) -> Answer:
 
 
 def _bracketed(text: str, depth: int) -> Answer | None:
-    """A tuple, a set, an interval, or a matrix in plain brackets; None if the whole is in no brackets."""
+    """A tuple, a set, an interval, or a matrix in plain brackets; None if no brackets enclose the whole."""
     is_set = text.startswith("\\{") and text.endswith("\\}")
     if is_set:
         inner = text[2:-2]
@@ -203,7 +203,7 @@ def _bracketed(text: str, depth: int) -> Answer | None:
 
 
 def _relation(text: str) -> Answer:
-    """An equation, or an inequality in one letter as an interval."""
+    """An equation, or an inequality in one variable, as an interval."""
     sides = [part.strip() for part in _RELATION.split(text)]
     signs, parts = [{"<=": "\\le", ">=": "\\ge"}.get(s, s) for s in sides[1::2]], sides[0::2]
     if not all(parts):
@@ -230,7 +230,7 @@ def _relation(text: str) -> Answer:
 
 
 def _equation(parts: Sequence[str]) -> Answer:
-    """Of `x = 1 + 2 = 3` the first and the last side count."""
+    """An equation from its first and last side, as in `x = 1 + 2 = 3`."""
     first, last = parts[0], parts[-1]
     if not _GIVES.match(first) and _GIVES.match(last) and len(parts) == 2:
         first, last = last, first
@@ -241,7 +241,7 @@ def _equation(parts: Sequence[str]) -> Answer:
         left = value(first)
     except TooLarge:
         return Unread(large=True)
-    except Undecided:  # such as f'(x), which only names what is given
+    except Undecided:  # such as f'(x), which is only a name
         return right if _GIVES.match(first) else Unread()
     if not left.letters and not right.value.letters:  # 2 + 3 = 5
         return right
@@ -276,7 +276,7 @@ def _scalar(text: str) -> Answer:
 
 
 def _is_word(plain: str, read_as: Value) -> bool:
-    """`east` is a word and no product of letters, although it could be read as one."""
+    """Whether a text is a word like `east`, although it could be read as a product of letters."""
     return (
         re.fullmatch(r"[^\W\d_]([^\W\d_]|[ '-])*", plain.strip()) is not None
         and re.search(r"[^\W\d_]{3}", plain) is not None
@@ -293,7 +293,7 @@ def _words(text: str) -> str:
 
 
 def same(gold: Answer, answer: Answer) -> bool | None:
-    """Whether two answers mean the same; None if that cannot be told here."""
+    """Whether two answers are equivalent; None if that cannot be decided here."""
     if isinstance(gold, Items) and isinstance(answer, Items):
         return _same_items(gold, answer)
     for one, other in ((gold, answer), (answer, gold)):
@@ -321,9 +321,9 @@ def same(gold: Answer, answer: Answer) -> bool | None:
     if isinstance(gold, Time | Date | Ratio) and isinstance(answer, Time | Date | Ratio):
         return agree(gold, answer)
     if isinstance(gold, Words) and isinstance(answer, Words):
-        # Words with digits, such as a ratio or a time, have more than one way of writing.
+        # Words with digits, such as a ratio or a time, can be written in several ways.
         return gold.text == answer.text or (None if re.search(r"\d", gold.text + answer.text) else False)
-    return False  # of two kinds
+    return False  # of different kinds
 
 
 def _same_scalars(gold: Scalar, answer: Scalar) -> bool | None:
@@ -364,7 +364,7 @@ def _same_items(gold: Items, answer: Items) -> bool | None:
         return gold.brackets == answer.brackets and _in_order(gold.items, answer.items)
     if "{}" in (gold.brackets, answer.brackets):
         return False  # a set and a tuple
-    # One without brackets: those of a point may be left out, and a list may be put in some.
+    # One is without brackets: those of a point may be omitted, and a list may be put in brackets.
     if unordered[0]:
         return _as_sets(gold.items, answer.items) if answer.brackets in ("()", "[]") else False
     return gold.brackets == "()" and _in_order(gold.items, answer.items)
