@@ -44,13 +44,13 @@ def test_rungs_take_turns_and_share_the_sizes():
 
 def test_answers_against_numpy():
     for problem in TRAIN:
-        asked, value = (np.array(exact(problem.answer[key]), dtype=float) for key in ("matrix", "value"))
+        matrix, value = (np.array(exact(problem.answer[key]), dtype=float) for key in ("matrix", "value"))
         if problem.answer["kind"] == "addition":
-            assert value.item() == asked.sum()
+            assert value.item() == matrix.sum()
         elif problem.answer["kind"] == "inverse":
-            np.testing.assert_allclose(asked @ value, np.eye(len(asked)), atol=1e-9)
+            np.testing.assert_allclose(matrix @ value, np.eye(len(matrix)), atol=1e-9)
         else:  # the same row space; that it is reduced is tested with `matrices.rref`
-            ranks = [np.linalg.matrix_rank(m) for m in (asked, value, np.vstack([asked, value]))]
+            ranks = [np.linalg.matrix_rank(m) for m in (matrix, value, np.vstack([matrix, value]))]
             assert len(set(ranks)) == 1
 
 
