@@ -27,7 +27,7 @@ def two():
 
 
 def below(pid: int) -> list[psutil.Process]:
-    """Keepers, workers and what they started, zombies too; other tests of this process may have children of theirs."""
+    """Keepers, workers and their children, zombies too; other tests in this process may have their own children."""
     script = "child.py"
     processes = []
     for process in psutil.Process(pid).children(recursive=True):

@@ -131,7 +131,7 @@ def test_a_server_that_always_fails_gives_failures_not_zeros(tmp_path):
         judge = judge_at(server, tmp_path, tries=3)
         assert ask(judge, [1]) == [Failure("verifier_error", "HTTP 500: broken (after 3 tries)")]
         assert server.asked["Say 1"] == 3
-    (answer,) = ask(judge, [1])  # nobody there
+    (answer,) = ask(judge, [1])  # no server
     assert answer.kind == "verifier_error"
     assert "Connection refused" in answer.message
     with serving(lambda body, _: (400, {}, "context too long")) as server:

@@ -222,7 +222,7 @@ def test_only_the_number_itself_is_paid(text):
 
 @pytest.mark.parametrize("name", ["boxed_numeric", "gsm8k_strict", "gsm8k_flexible"])
 def test_every_gold_answer_has_to_be_a_number(name):
-    """With one that is none, every answer to it would be wrong, and nothing would say so."""
+    """Otherwise every answer to such a problem would silently be wrong."""
     task = Sums("12")
     task.problems = lambda split: [task.problem, Problem("q", "sums", task.problem.messages, "x + 1")]
     with pytest.raises(UserError, match="q: the gold answer 'x \\+ 1' is not a number"):

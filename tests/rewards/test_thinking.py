@@ -72,7 +72,7 @@ def test_a_problem_in_another_script_may_be_answered_in_it():
     )
     assert scored(GOOD + " \u0438\u0442\u0430\u043a", problem=problem).parts["foreign"] == 0.0
     assert scored(GOOD + " \u6240\u4ee5", problem=problem).parts["foreign"] == 1.0
-    assert scored(GOOD, problem=problem).parts["unmentioned"] == 0.0  # nobody has to be mentioned
+    assert scored(GOOD, problem=problem).parts["unmentioned"] == 0.0  # no names to mention
 
 
 def test_worked_answers_are_without_fault():

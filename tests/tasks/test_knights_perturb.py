@@ -22,7 +22,7 @@ PUZZLES = [(puzzle_of_problem(p), p.messages[-1]["content"]) for p in TASK.probl
 
 
 def solutions(puzzle):
-    """By trying everything: everybody tells the truth iff what they say is true."""
+    """By brute force: each person is a knight iff their statement is true."""
     return [
         roles
         for roles in itertools.product((True, False), repeat=len(puzzle.names))
@@ -93,7 +93,7 @@ def test_swapped():
 
 
 def test_none_is_said_where_there_is_no_neighbour():
-    """Against all replacements of one leaf, tried one by one; nobody says `I am a knave`."""
+    """Against all replacements of one leaf, tried one by one, except `I am a knave`."""
 
     def replaced(tree, speaker):
         if tree[0] in ("telling-truth", "lying"):
