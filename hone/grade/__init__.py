@@ -1,1 +1,1 @@
-"""Is this answer right: parsing, mathematics, workers that can be killed."""
+"""Is this answer correct: parsing, mathematics, killable workers."""

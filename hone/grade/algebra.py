@@ -3,10 +3,10 @@
     >>> value(r"\\frac{1}{2 + \\sqrt{3}}") == value(r"2 - \\sqrt3")
     True
 
-Equality is decided, not estimated: products of square roots of squarefree numbers are linearly independent over the
-rationals, pi is transcendental, and quotients are compared by cross multiplication. What lies outside (sines, cube
-roots, exponents that are letters) raises `Undecided`; a size beyond the bounds raises `TooLarge`. Nothing is evaluated
-as code, and every input takes bounded time.
+Equality is decided exactly: products of square roots of squarefree numbers are linearly independent over the rationals,
+pi is transcendental, and quotients are compared by cross multiplication. Other expressions (sines, cube roots, letters
+as exponents) raise `Undecided`; sizes beyond the bounds raise `TooLarge`. Nothing is evaluated as code, and every input
+takes bounded time.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ ONE: Monomial = (1, 0, ())
 
 
 class Undecided(ValueError):
-    """Not of the kind that can be computed exactly here."""
+    """An expression that cannot be computed exactly here."""
 
 
 class TooLarge(Undecided):
@@ -40,7 +40,7 @@ class TooLarge(Undecided):
 
 @dataclass(frozen=True, eq=False)
 class Value:
-    """`top / bottom`; a bottom of one term is always folded into the top."""
+    """`top / bottom`; a bottom with a single term is always folded into the top."""
 
     top: Polynomial
     bottom: Polynomial
@@ -82,7 +82,7 @@ class Value:
         return {name for part in (self.top, self.bottom) for _, _, letters in part for name, _ in letters}
 
     def proportional(self, other: Value) -> bool:
-        """One is the other times a rational number other than 0."""
+        """Whether the values differ by a nonzero rational factor."""
         a, b = _times(self.top, other.bottom), _times(other.top, self.bottom)
         return bool(a) and a.keys() == b.keys() and len({a[m] / b[m] for m in a}) == 1
 
@@ -157,7 +157,7 @@ def power(base: Value, exponent: Fraction) -> Value:
     if exponent < 0:
         return power(number(1) / base, -exponent)
     x = base.rational
-    if x is not None and abs(x) in (0, 1):  # of any exponent, however large
+    if x is not None and abs(x) in (0, 1):  # for any exponent, however large
         odd = bool(exponent % 2)
         return number(1 if not exponent else x if odd else abs(x))
     biggest = max((_bits(c) for part in (base.top, base.bottom) for c in part.values()), default=1)
@@ -205,7 +205,7 @@ def _squares(n: int) -> tuple[int, int]:
 
 
 def _rational_root(base: Value, exponent: Fraction) -> Value:
-    """8^(1/3) and the like, if it is rational."""
+    """Roots such as 8^(1/3), if rational."""
     x, k = base.rational, exponent.denominator
     if x is None or x < 0 or k > 64:
         raise Undecided("a root that is not rational")
@@ -226,12 +226,12 @@ _GREEK = frozenset(_LETTERS.split())
 
 
 def _digits(text: str) -> bool:
-    """Only 0 to 9: other characters count as digits in some places and not in others."""
+    """Whether all characters are 0 to 9; Python's functions disagree on other digits."""
     return text.isascii() and text.isdigit()
 
 
 def value(text: str) -> Value:
-    """The value of normalised LaTeX or plain text. Raises Undecided, or TooLarge, saying why."""
+    """The value of normalised LaTeX or plain text. Raises Undecided or TooLarge, with the reason."""
     if len(text) > MAX_LENGTH:
         raise TooLarge(f"{len(text)} characters")
     reader = _Reader([match.group(1) for match in _TOKEN.finditer(text)])
@@ -242,7 +242,7 @@ def value(text: str) -> Value:
 
 
 class _Reader:
-    """Recursive descent over tokens; depth is bounded."""
+    """A recursive descent parser of bounded depth."""
 
     def __init__(self, tokens: list[str]) -> None:
         self.tokens, self.place, self.depth = tokens, 0, 0
@@ -259,7 +259,7 @@ class _Reader:
         return token
 
     def deeper(self) -> None:
-        """Counts a step that may lead to itself. Raises TooLarge before Python's own limit does."""
+        """Count a level of recursion. Raises TooLarge before Python's own limit is reached."""
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise TooLarge("nested too deep")
@@ -294,7 +294,7 @@ class _Reader:
                 return result
 
     def starts_factor(self) -> bool:
-        """Multiplication without a sign; a number there, as in `x 2`, is no product that people write."""
+        """Whether an implicit factor follows; a number, as in `x 2`, is not one."""
         token = self.next
         return token in ("(", "{") or token.isalpha() or (token.startswith("\\") and len(token) > 1)
 
@@ -320,7 +320,7 @@ class _Reader:
         while self.next in ("+", "-"):
             negative ^= self.take() == "-"
         result = self.atom()
-        if self.next == "^":  # 2^{3}^{2} is no notation; 2^3^2 is a tower
+        if self.next == "^":  # right-associative: 2^3^2 is 2^(3^2)
             self.take()
             self.deeper()
             exponent = self.exponent().rational
@@ -361,7 +361,7 @@ class _Reader:
         raise Undecided(f"{token!r} is not computed exactly")
 
     def decimal(self, token: str) -> Value:
-        """A number, perhaps with a period: 0.1\\overline{6}."""
+        """A number, optionally with a repeating decimal: 0.1\\overline{6}."""
         x = Fraction(token.replace(",", "").rstrip(".") or "0")
         if self.next != "\\overline" or "." not in token:
             return number(x)
@@ -375,7 +375,7 @@ class _Reader:
         return number(x + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places))
 
     def argument(self) -> Value:
-        """Of \\frac or \\sqrt: a group, or one digit or letter, as in \\frac12."""
+        """The argument of \\frac or \\sqrt: a group, or one digit or letter, as in \\frac12."""
         token = self.next
         if _digits(token[:1]) and len(token) > 1:
             self.tokens[self.place : self.place + 1] = [token[0], token[1:]]

@@ -1,11 +1,11 @@
-"""Are two written answers the same? Decided exactly where that is possible, in microseconds.
+"""Whether two written answers are equivalent; decided exactly where possible, in microseconds.
 
     >>> equivalent("1,000", "$1000"), equivalent("(1, 2)", r"\\{1, 2\\}"), equivalent("1", r"\\sin^2 x + \\cos^2 x")
     (True, False, None)
 
-None means that it takes a computer algebra system to tell. Read are numbers with units and percent, polynomials and
-their quotients, square roots, equations, lists, tuples, sets, intervals, inequalities, matrices, ratios, times, dates,
-words and choices.
+None means that it takes a computer algebra system to decide. Supported are numbers with units and percent, polynomials
+and their quotients, square roots, equations, lists, tuples, sets, intervals, inequalities, matrices, ratios, times,
+dates, words and choices.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from hone.grade.notation import closing, normalise, split, squeeze
 
 @dataclass(frozen=True)
 class Scalar:
-    value: Value  # without unit; 50 for 50 %
+    value: Value  # without the unit; 50 for 50 %
     unit: str = ""
     percent: bool = False
-    whole: Value | None = None  # with what was taken for a unit read as letters: 5 m as 5 times m
+    whole: Value | None = None  # with the unit read as letters: 5 m as 5 times m
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Matrix:
 class Equation:
     left: Value
     right: Value
-    name: str  # of what the equation gives: "x" for x = 3, "f(x)"; "" if it gives nothing
+    name: str  # what the equation defines: "x" for x = 3, "f(x)"; "" if nothing
 
 
 @dataclass(frozen=True)
@@ -64,38 +64,38 @@ UNORDERED = ("{}", "", "u")
 
 
 def equivalent(gold: str, answer: str) -> bool | None:
-    """Whether an answer means the same as the recorded one, or None. Never raises on any text."""
+    """Whether an answer equals the recorded one; None if undecided. Never raises, whatever the text."""
     if len(answer) > MAX_LENGTH:
         return False if len(gold) <= MAX_LENGTH else squeeze(answer) == squeeze(gold) or None
-    wanted, given = normalise(gold), normalise(answer)
-    if squeeze(wanted) == squeeze(given):
-        return bool(squeeze(given))
-    if not given:
+    gold_text, answer_text = normalise(gold), normalise(answer)
+    if squeeze(gold_text) == squeeze(answer_text):
+        return bool(squeeze(answer_text))
+    if not answer_text:
         return False
-    choice = _choice(wanted)
+    choice = _choice(gold_text)
     if choice:
-        chosen = _choice(given, strict=False)
-        if chosen or wanted != choice:  # a letter alone may also stand for something else
+        chosen = _choice(answer_text, strict=False)
+        if chosen or gold_text != choice:  # a single letter may also mean something else
             return chosen == choice
     else:
-        given = _OPTION.sub("", given)
-    gold_read = read(wanted)
-    verdict = same(gold_read, read(given))
-    if verdict is not True and isinstance(gold_read, Scalar) and _DECIMAL_COMMA.match(given):
+        answer_text = _OPTION.sub("", answer_text)
+    gold_read = read(gold_text)
+    verdict = same(gold_read, read(answer_text))
+    if verdict is not True and isinstance(gold_read, Scalar) and _DECIMAL_COMMA.match(answer_text):
         x = gold_read.value.rational
         if x is not None and x.denominator > 1:
-            return same(gold_read, read(given.replace(",", "."))) or verdict
+            return same(gold_read, read(answer_text.replace(",", "."))) or verdict
     return verdict
 
 
-#: (B) 12: an option's letter before what the option says.
+#: (B) 12: the letter of an option before its text.
 _OPTION = re.compile(r"^(?:\text ?\{ ?)?(?:\([A-J]\)|[A-J]\))(?: ?\})?[.:]? +(?=[^-+*/^=!<> ])")
-#: 3,5 for 3.5. With three digits after it a comma stands between thousands.
+#: 3,5 for 3.5. A comma before three digits separates thousands.
 _DECIMAL_COMMA = re.compile(r"^[-+$€£ ]*\d+,(?:\d{1,2}|\d{4,})(?![\d,.])")
 
 
 def _choice(text: str, strict: bool = True) -> str:
-    """The letter of a multiple-choice answer, or "". Strictly nothing else may stand there."""
+    """The letter of a multiple-choice answer, or "". If `strict`, no other text may be there."""
     plain = re.sub(r"\\text ?\{([^{}]*)\}", r"\1", text).strip()
     match = re.match(r"\(?([A-J])[).]?$", plain)
     if match is None and not strict:
@@ -124,7 +124,7 @@ _ABOUT = re.compile(r"^(?:approximately|about|exactly|only|\\approx|~|\\sim)\s*"
 
 @lru_cache(maxsize=4096)
 def read(text: str, depth: int = 0) -> Answer:
-    """A normalised answer. What is nested deep, or not understood, is Unread."""
+    """Parse a normalised answer. Deeply nested or unknown notation gives Unread."""
     if depth > 6 or not text:
         return Unread(large=bool(text))
     text = _ABOUT.sub("", _MEMBER.sub("", _ONLY_TEXT.sub(r"\1", text))).strip()
@@ -157,7 +157,7 @@ def _balanced(parts: Sequence[str]) -> bool:
 
 
 def _flat(brackets: str, parts: Sequence[str], depth: int) -> Answer:
-    """A list or a union; lists within it are part of it, as in `1, 2 and 3`."""
+    """A list or a union; nested lists are flattened, as in `1, 2 and 3`."""
     items: list[Answer] = []
     for part in parts:
         item = read(part, depth + 1)
@@ -175,7 +175,7 @@ def _matrix(body: str, depth: int) -> Answer:
 
 
 def _bracketed(text: str, depth: int) -> Answer | None:
-    """A tuple, a set, an interval, or a matrix in plain brackets; None if the whole is in no brackets."""
+    """A tuple, a set, an interval, or a matrix in plain brackets; None if no brackets enclose the whole."""
     is_set = text.startswith("\\{") and text.endswith("\\}")
     if is_set:
         inner = text[2:-2]
@@ -195,7 +195,7 @@ def _bracketed(text: str, depth: int) -> Answer | None:
     items = tuple(read(part, depth + 1) for part in parts)
     if is_set:
         lists = (item.items if isinstance(item, Items) and not item.brackets else (item,) for item in items)
-        return Items("{}", tuple(one for found in lists for one in found))  # {0, +-1} has three elements
+        return Items("{}", tuple(one for members in lists for one in members))  # {0, +-1} has three elements
     rows = [item for item in items if isinstance(item, Items) and item.brackets == "[]"]
     if text[0] == "[" and rows and len(rows) == len(items) and len({len(row.items) for row in rows}) == 1:
         return Matrix(tuple(row.items for row in rows))
@@ -203,7 +203,7 @@ def _bracketed(text: str, depth: int) -> Answer | None:
 
 
 def _relation(text: str) -> Answer:
-    """An equation, or an inequality in one letter as an interval."""
+    """An equation, or an inequality in one variable, as an interval."""
     sides = [part.strip() for part in _RELATION.split(text)]
     signs, parts = [{"<=": "\\le", ">=": "\\ge"}.get(s, s) for s in sides[1::2]], sides[0::2]
     if not all(parts):
@@ -230,7 +230,7 @@ def _relation(text: str) -> Answer:
 
 
 def _equation(parts: Sequence[str]) -> Answer:
-    """Of `x = 1 + 2 = 3` the first and the last side count."""
+    """An equation from its first and last side, as in `x = 1 + 2 = 3`."""
     first, last = parts[0], parts[-1]
     if not _GIVES.match(first) and _GIVES.match(last) and len(parts) == 2:
         first, last = last, first
@@ -241,7 +241,7 @@ def _equation(parts: Sequence[str]) -> Answer:
         left = value(first)
     except TooLarge:
         return Unread(large=True)
-    except Undecided:  # such as f'(x), which only names what is given
+    except Undecided:  # such as f'(x), which is only a name
         return right if _GIVES.match(first) else Unread()
     if not left.letters and not right.value.letters:  # 2 + 3 = 5
         return right
@@ -276,7 +276,7 @@ def _scalar(text: str) -> Answer:
 
 
 def _is_word(plain: str, read_as: Value) -> bool:
-    """`east` is a word and no product of letters, although it could be read as one."""
+    """Whether a text is a word like `east`, although it could be read as a product of letters."""
     return (
         re.fullmatch(r"[^\W\d_]([^\W\d_]|[ '-])*", plain.strip()) is not None
         and re.search(r"[^\W\d_]{3}", plain) is not None
@@ -292,11 +292,11 @@ def _words(text: str) -> str:
 # --- comparing -------------------------------------------------------------------------------
 
 
-def same(gold: Answer, given: Answer) -> bool | None:
-    """Whether two answers mean the same; None if that cannot be told here."""
-    if isinstance(gold, Items) and isinstance(given, Items):
-        return _same_items(gold, given)
-    for one, other in ((gold, given), (given, gold)):
+def same(gold: Answer, answer: Answer) -> bool | None:
+    """Whether two answers are equivalent; None if that cannot be decided here."""
+    if isinstance(gold, Items) and isinstance(answer, Items):
+        return _same_items(gold, answer)
+    for one, other in ((gold, answer), (answer, gold)):
         if isinstance(one, Items) and one.brackets in ("{}", "") and len(one.items) == 1:
             return same(one.items[0], other)
         if isinstance(one, Matrix) and isinstance(other, Items):  # a vector as a tuple
@@ -310,85 +310,85 @@ def same(gold: Answer, given: Answer) -> bool | None:
         if isinstance(one, Unread):
             known_small = isinstance(other, Scalar) and other.value.rational is not None
             return False if one.large and known_small else None
-    if isinstance(gold, Scalar) and isinstance(given, Scalar):
-        return _same_scalars(gold, given)
-    if isinstance(gold, Equation) and isinstance(given, Equation):
-        return _same_equations(gold, given)
-    if isinstance(gold, Matrix) and isinstance(given, Matrix):
-        shapes = [(len(m.rows), len(m.rows[0])) for m in (gold, given)]
-        ours, theirs = ([cell for row in m.rows for cell in row] for m in (gold, given))
+    if isinstance(gold, Scalar) and isinstance(answer, Scalar):
+        return _same_scalars(gold, answer)
+    if isinstance(gold, Equation) and isinstance(answer, Equation):
+        return _same_equations(gold, answer)
+    if isinstance(gold, Matrix) and isinstance(answer, Matrix):
+        shapes = [(len(m.rows), len(m.rows[0])) for m in (gold, answer)]
+        ours, theirs = ([cell for row in m.rows for cell in row] for m in (gold, answer))
         return shapes[0] == shapes[1] and _in_order(ours, theirs)
-    if isinstance(gold, Time | Date | Ratio) and isinstance(given, Time | Date | Ratio):
-        return agree(gold, given)
-    if isinstance(gold, Words) and isinstance(given, Words):
-        # Words with digits, such as a ratio or a time, have more than one way of writing.
-        return gold.text == given.text or (None if re.search(r"\d", gold.text + given.text) else False)
-    return False  # of two kinds
+    if isinstance(gold, Time | Date | Ratio) and isinstance(answer, Time | Date | Ratio):
+        return agree(gold, answer)
+    if isinstance(gold, Words) and isinstance(answer, Words):
+        # Words with digits, such as a ratio or a time, can be written in several ways.
+        return gold.text == answer.text or (None if re.search(r"\d", gold.text + answer.text) else False)
+    return False  # of different kinds
 
 
-def _same_scalars(gold: Scalar, given: Scalar) -> bool | None:
+def _same_scalars(gold: Scalar, answer: Scalar) -> bool | None:
     try:
-        if gold.whole is not None and given.whole is not None and gold.whole == given.whole:
+        if gold.whole is not None and answer.whole is not None and gold.whole == answer.whole:
             return True
-        a, b = gold.value, given.value
-        if gold.percent != given.percent:
+        a, b = gold.value, answer.value
+        if gold.percent != answer.percent:
             hundredth = number(Fraction(1, 100))
-            if a * (hundredth if gold.percent else number(1)) == b * (hundredth if given.percent else number(1)):
+            if a * (hundredth if gold.percent else number(1)) == b * (hundredth if answer.percent else number(1)):
                 return True
             # "What percent ...?" 50 and 50 % are both usual; below 1 the sign matters.
             return a == b and a.rational is not None and abs(a.rational) >= 1
-        return a == b and units.agree(gold.unit, given.unit)
+        return a == b and units.agree(gold.unit, answer.unit)
     except TooLarge:
         return None
 
 
-def _same_equations(gold: Equation, given: Equation) -> bool | None:
+def _same_equations(gold: Equation, answer: Equation) -> bool | None:
     try:
-        if (gold.left + -gold.right).proportional(given.left + -given.right):
+        if (gold.left + -gold.right).proportional(answer.left + -answer.right):
             return True
-        if gold.name and given.name:
-            is_other = gold.name != given.name
-            return False if not is_other or not (gold.right.letters or given.right.letters) else None
+        if gold.name and answer.name:
+            is_other = gold.name != answer.name
+            return False if not is_other or not (gold.right.letters or answer.right.letters) else None
     except Undecided:
         pass
     return None
 
 
-def _same_items(gold: Items, given: Items) -> bool | None:
-    unordered = [one.brackets in UNORDERED for one in (gold, given)]
-    if "u" in (gold.brackets, given.brackets) and gold.brackets != given.brackets:
+def _same_items(gold: Items, answer: Items) -> bool | None:
+    unordered = [one.brackets in UNORDERED for one in (gold, answer)]
+    if "u" in (gold.brackets, answer.brackets) and gold.brackets != answer.brackets:
         return None  # [1, 2] u [2, 3] may be one interval
     if all(unordered):
-        return _as_sets(gold.items, given.items)
+        return _as_sets(gold.items, answer.items)
     if not any(unordered):
-        return gold.brackets == given.brackets and _in_order(gold.items, given.items)
-    if "{}" in (gold.brackets, given.brackets):
+        return gold.brackets == answer.brackets and _in_order(gold.items, answer.items)
+    if "{}" in (gold.brackets, answer.brackets):
         return False  # a set and a tuple
-    # One without brackets: those of a point may be left out, and a list may be put in some.
+    # One is without brackets: those of a point may be omitted, and a list may be put in brackets.
     if unordered[0]:
-        return _as_sets(gold.items, given.items) if given.brackets in ("()", "[]") else False
-    return gold.brackets == "()" and _in_order(gold.items, given.items)
+        return _as_sets(gold.items, answer.items) if answer.brackets in ("()", "[]") else False
+    return gold.brackets == "()" and _in_order(gold.items, answer.items)
 
 
-def _in_order(gold: Sequence[Answer], given: Sequence[Answer]) -> bool | None:
-    if len(gold) != len(given):
+def _in_order(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+    if len(gold) != len(answer):
         return False
-    return _all(same(a, b) for a, b in zip(gold, given))
+    return _all(same(a, b) for a, b in zip(gold, answer))
 
 
-def _as_sets(gold: Sequence[Answer], given: Sequence[Answer]) -> bool | None:
-    if len(gold) * len(given) > 2500:
+def _as_sets(gold: Sequence[Answer], answer: Sequence[Answer]) -> bool | None:
+    if len(gold) * len(answer) > 2500:
         return None
-    table = [[same(a, b) for b in given] for a in gold]
-    columns = list(zip(*table)) if table else [() for _ in given]
+    table = [[same(a, b) for b in answer] for a in gold]
+    columns = list(zip(*table)) if table else [() for _ in answer]
     return _all(_any(line) for line in (*table, *columns))
 
 
 def _all(verdicts: Iterable[bool | None]) -> bool | None:
-    found = list(verdicts)
-    return False if False in found else None if None in found else True
+    results = list(verdicts)
+    return False if False in results else None if None in results else True
 
 
 def _any(verdicts: Iterable[bool | None]) -> bool | None:
-    found = list(verdicts)
-    return True if True in found else None if None in found else False
+    results = list(verdicts)
+    return True if True in results else None if None in results else False

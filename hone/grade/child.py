@@ -1,14 +1,14 @@
-"""What runs beside the trainer: a keeper and, below it, the worker that calls the target.
+"""The processes beside the trainer: a keeper and, below it, the worker that calls the target.
 
-    trainer ── keeper ── worker ── whatever the target starts
+    trainer ── keeper ── worker ── processes of the target
 
-`Workers` starts this file as a script. The keeper imports nothing of the target's, so that it always answers: it ends
-when the worker ends, or when its lifeline (standard input) does, which also happens if the trainer is killed; and when
-it ends, nothing below it is left. The worker leads a process group of its own, which is killed as a whole. On Linux
-what left the group is found too, since orphans below a keeper become its children; elsewhere only while its parent
-lives. Only the standard library is imported here, so that a worker starts quickly and holds nothing but its target.
+`Workers` starts this file as a script. The keeper does not import the target, so that it always responds: it ends when
+the worker ends, or when its lifeline (standard input) closes, which also happens if the trainer is killed; when it
+ends, it kills everything below it. The worker leads its own process group, which is killed as a whole. On Linux,
+processes that left the group are killed too, since orphans below a keeper become its children; elsewhere only while
+their parent lives. Only the standard library is imported here, so that a worker starts fast and holds only its target.
 
-Messages in both directions are a header (kind, last, number of the call, bytes that follow) and bytes.
+A message, in both directions, is a header (kind, last, number of the call, length) and a payload.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any
 
 HEADER = struct.Struct("!B?IQ")
 SPEC, CALL, READY, BROKEN, RESULT, ERROR = range(6)
-#: Most bytes of a pickled result.
+#: Limit of a pickled result, in bytes.
 MAX_RESULT = 16 * 2**20
 #: Exit codes of the keeper: the worker's own, 128 + the signal that killed it, or one of these.
 OUT_OF_MEMORY, ORDERED = 126, 127
@@ -51,17 +51,17 @@ def is_path(place: str) -> bool:
 def load_target(target: str, source: bytes | None) -> Callable[..., Any]:
     """The function of `path/file.py:function` (given its source) or `package.module:function`.
 
-    Files beside it can be imported; for a module also what lies in the current folder. Installed packages come first.
-    Raises whatever importing raises; LookupError and TypeError if there is no such function.
+    Files in its folder can be imported; for a module, those in the current folder. Installed packages take precedence.
+    Raises what importing raises; LookupError for a missing name, TypeError if it is not a function.
     """
     place, _, name = target.rpartition(":")
     if is_path(place):
         file = os.path.abspath(os.path.expanduser(place))
         folder = os.path.dirname(file)
-        name_of_module = os.path.basename(place)  # with its .py: it hides no module that can be imported
+        name_of_module = os.path.basename(place)  # with .py, so that it cannot hide an importable module
         while name_of_module in sys.modules:
             name_of_module += "_"
-        # Dataclasses look their own module up there.
+        # Dataclasses look up their module there.
         module = sys.modules[name_of_module] = types.ModuleType(name_of_module)
         module.__file__ = file
     else:
@@ -69,7 +69,7 @@ def load_target(target: str, source: bytes | None) -> Callable[..., Any]:
     if folder not in sys.path:
         sys.path.append(folder)
     if is_path(place):
-        # The source as it was read at the start, not the file: edited during a run, it would change the run.
+        # The source as read at the start, not the file: an edit during the run must not change the run.
         exec(compile(source or b"", file, "exec"), module.__dict__)
     else:
         module = importlib.import_module(place)
@@ -86,25 +86,25 @@ def load_target(target: str, source: bytes | None) -> Callable[..., Any]:
 
 
 def looks_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """What a caller has to know: `parameters` as (name, kind, required, annotation), and the `source`, if it is there.
+    """`parameters` as (name, kind, required, annotation), and the `source`, if available.
 
-    Plain data, so that a target in a worker need not be imported by the trainer.
+    Plain data, so that the trainer need not import a target that runs in a worker.
     """
     import inspect  # not at the top: slow to import, and needed once
 
     try:
-        found = inspect.signature(function).parameters.values()
+        declared = inspect.signature(function).parameters.values()
     except (TypeError, ValueError):  # written in C
-        found = {}.values()
+        declared = {}.values()
     empty = inspect.Parameter.empty
     parameters = [
-        (p.name, p.kind.name, p.default is empty, "" if p.annotation is empty else str(p.annotation)) for p in found
+        (p.name, p.kind.name, p.default is empty, "" if p.annotation is empty else str(p.annotation)) for p in declared
     ]
     return {"parameters": parameters, "source": "\n".join(_sources(inspect.unwrap(function), set()))}
 
 
 def _sources(function: Any, seen: set[str]) -> list[str]:
-    """The source of a function, and of the functions of its module that it names: what it does may be in a helper."""
+    """The source of a function, and of the helpers in its module that it uses."""
     import inspect
 
     try:
@@ -119,13 +119,13 @@ def _sources(function: Any, seen: set[str]) -> list[str]:
 
 
 def _names(code: Any) -> dict[str, None]:
-    """Names that code mentions, those in comprehensions and inner functions too."""
+    """Names that code uses, including comprehensions and inner functions."""
     inner = [_names(constant) for constant in getattr(code, "co_consts", ()) if isinstance(constant, types.CodeType)]
     return dict.fromkeys([*getattr(code, "co_names", ()), *(name for names in inner for name in names)])
 
 
 def finished(result: Any) -> Any:
-    """The result; of an `async` function, what it comes to."""
+    """The result, awaited if the function is `async`."""
     if hasattr(result, "__await__"):
         import asyncio
 
@@ -137,7 +137,7 @@ def finished(result: Any) -> Any:
 
 
 def describe(error: BaseException) -> str:
-    """The last line of the traceback and where it was raised; one line of at most 500 characters."""
+    """The exception and where it was raised, in one line of at most 500 characters."""
     text = " ".join(traceback.format_exception_only(type(error), error)[-1].split())
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
@@ -149,26 +149,26 @@ def describe(error: BaseException) -> str:
 
 def serve(link: socket.socket) -> None:
     """Load the target, then answer calls until the link is closed."""
-    faulthandler.enable()  # a crash leaves its stack on standard error, which the trainer keeps the end of
+    faulthandler.enable()  # prints the stack of a crash to standard error; the trainer keeps its end
     spec = pickle.loads(_receive(link)[1])
     sys.path[:] = spec["path"]
     try:
         function = load_target(spec["target"], spec["source"])
-    except BaseException as error:  # of user code, SystemExit too; the trainer raises it
+    except BaseException as error:  # from user code, SystemExit too; the trainer raises it
         return _send(link, BROKEN, True, 0, describe(error).encode())
     limit_memory(spec["memory_mb"])
-    me, helpers = os.getpid(), has_children()  # some packages start helpers of their own when they are imported
+    me, helpers = os.getpid(), has_children()  # some packages start helper processes on import
     _send(link, READY, False, 0, pickle.dumps((me, spec["look"] and looks_of(function))))
     while True:
         number, payload = _receive(link)
         try:
             arguments, keywords = pickle.loads(payload)
             kind, answer, last = RESULT, _encoded(finished(function(*arguments, **keywords))), False
-        except MemoryError as error:  # what is left of it would fail the calls to come
+        except MemoryError as error:  # what remains in memory would make later calls fail
             kind, answer, last = ERROR, describe(error).encode(), True
-        except BaseException as error:  # of user code, SystemExit too: it is the answer
+        except BaseException as error:  # from user code, SystemExit too: it is the answer
             kind, answer, last = ERROR, describe(error).encode(), False
-        if os.getpid() != me:  # the target forked and came back twice; the trainer talks to one of them
+        if os.getpid() != me:  # the target forked and returned twice; the trainer talks to the parent only
             os._exit(0)
         _send(link, kind, last or (not helpers and has_children()), number, answer)
 
@@ -181,18 +181,18 @@ def _encoded(result: Any) -> bytes:
 
 
 def limit_memory(megabytes: int) -> None:
-    """At most so much address space beyond what is in use now. Linux only; see `keep` for other systems."""
+    """Limit the address space to `megabytes` more than now. Linux only; see `keep` for other systems."""
     if not sys.platform.startswith("linux"):
         return
     with open("/proc/self/statm") as file:
         used = int(file.read().split()[0]) * resource.getpagesize()
     _, hard = resource.getrlimit(resource.RLIMIT_AS)
-    wanted = used + megabytes * 2**20
-    resource.setrlimit(resource.RLIMIT_AS, (wanted if hard == resource.RLIM_INFINITY else min(wanted, hard), hard))
+    limit = used + megabytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def has_children() -> bool:
-    """Whether a process started here still runs; collects those that have ended."""
+    """Whether a child process still runs; reaps those that have ended."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -224,11 +224,11 @@ def _exactly(link: socket.socket, size: int) -> bytes:
 
 
 def main(link: socket.socket, watched_mb: int) -> int:
-    """Start the worker and stay until it or the trainer is gone; returns the exit code. `watched_mb`: see `keep`."""
+    """Start the worker and wait until it or the trainer ends; returns the exit code. `watched_mb`: see `keep`."""
     wake, waker = socket.socketpair()
     for end in (wake, waker):
         end.setblocking(False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)  # a handler must be there for the wake-up to be written
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # the wake-up fd is written only if there is a handler
     signal.set_wakeup_fd(waker.fileno(), warn_on_full_buffer=False)
     stops = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
     for number in stops:
@@ -255,8 +255,8 @@ def main(link: socket.socket, watched_mb: int) -> int:
 
 
 def keep(worker: int, wake: socket.socket, watched_mb: int) -> int:
-    """Wait for the end of the worker or of the lifeline. `watched_mb`: most resident memory of all below this process,
-    for systems on which RLIMIT_AS does nothing (macOS); 0: not looked at."""
+    """Wait until the worker or the lifeline ends. `watched_mb`: limit of the resident memory of all descendants, for
+    systems on which RLIMIT_AS has no effect (macOS); 0: no limit."""
     code = None
     while code is None:
         ready = select.select([0, wake.fileno()], [], [], WATCH_SECONDS if watched_mb else None)[0]
@@ -274,9 +274,9 @@ def keep(worker: int, wake: socket.socket, watched_mb: int) -> int:
 
 
 def kill_below(worker: int) -> None:
-    """Kill the worker's group and everything else below this process, and collect it: no zombie is left."""
+    """Kill the worker's group and all other descendants, and reap them: no zombie remains."""
     if not sys.platform.startswith("linux"):
-        _kill_all()  # before their parent dies: then they are nobody's here
+        _kill_all()  # before their parent dies: orphans are not found
     _kill(worker)
     _kill(-worker)
     end = time.monotonic() + KILL_SECONDS
@@ -284,12 +284,12 @@ def kill_below(worker: int) -> None:
     while has_children() and time.monotonic() < end:
         time.sleep(pause)
         pause = min(2 * pause, 0.05)
-        if pause > 0.01:  # the group would be gone by now: some process has left it
+        if pause > 0.01:  # the group would have ended by now: some process has left it
             _kill_all()
 
 
 def _kill_all() -> None:
-    import psutil  # not at the top: most workers end without
+    import psutil  # not at the top: most workers do not need it
 
     for process in psutil.Process().children(recursive=True):
         _kill(process.pid)
@@ -313,7 +313,7 @@ def resident_mb() -> float:
 
 
 def adopt_orphans() -> None:
-    """Linux: orphans among the descendants become children of this process (PR_SET_CHILD_SUBREAPER, prctl(2))."""
+    """Linux: orphaned descendants become children of this process (PR_SET_CHILD_SUBREAPER, prctl(2))."""
     if sys.platform.startswith("linux"):
         import ctypes
 

@@ -1,4 +1,4 @@
-"""Formulas, numbers, times and dates as they stand in running text.
+"""Formulas, numbers, times and dates in running text.
 
     >>> last_expression("From $3$ and 4 we get $\\\\frac{1}{2}$ at last."), last_expression("She has $1,200 left.")
     ('\\\\frac{1}{2}', '$1,200')
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from hone.grade.kinds import DATE, NUMBER_WORDS, TIME
 from hone.grade.units import LONG_NAMES
 
-TAIL = 1000  # characters at the end of a text in which its last expression is looked for first
+TAIL = 1000  # characters at the end of a text that are searched first
 MAX_FORMULA = 2000  # characters
 
 _DELIMITER = re.compile(r"\\\\|\\\$|\\[()\[\]]|\$\$?|\n[ \t]*\n")
@@ -23,7 +23,7 @@ _PAIRS = {"\\(": "\\)", "\\[": "\\]", "$": "$", "$$": "$$"}
 
 _CURRENCY = r"(?:\\?\$|[€£¥₹])?"
 _DIGITS = r"(?:\d(?:[\d,]{0,300}\d)?(?:\.\d+)?|\.\d+)"
-# Letters that may follow a number at once. `AZYUK2A` and `H2O` hold no number.
+# Letters that may directly follow a number. `AZYUK2A` and `H2O` contain no number.
 _ENDS = r"(?![A-Za-z_\d])|(?=(?:st|nd|rd|th|[kcm]?m|km/h|k?g|mg|lbs?|oz|m?l|L|s|h|hrs?|mins?|ft|in|[kKMx]|mph)\b)"
 _SIGN = r"(?:(?<![\w)\]}.])[-−])?"
 _NUMBER = (
@@ -45,13 +45,13 @@ _EXPRESSION = re.compile(
     rf"(?P<date>{DATE})|(?P<time>{TIME})|(?P<latex>{_LATEX})|(?P<formula>{_PLAIN_FORMULA})|(?P<number>{_NUMBER})",
     re.IGNORECASE,
 )
-_COUNTS = sorted(set(NUMBER_WORDS) - {"one"}, key=len, reverse=True)  # "this one" is no number
+_COUNTS = sorted(set(NUMBER_WORDS) - {"one"}, key=len, reverse=True)  # "this one" is not a number
 _NUMBER_WORD = re.compile(rf"\b(?:{'|'.join(_COUNTS)})\b", re.IGNORECASE)
 _JUST_LETTER = re.compile(r"\s*[A-Za-z]\s*")
 
 
 def formulas(text: str) -> Iterator[tuple[int, int, str]]:
-    r"""(begin, end, inside) of what stands between dollars, `\(` and `\)`, or `\[` and `\]`; of money nothing."""
+    r"""(begin, end, inside) of formulas between dollars, `\(` and `\)`, or `\[` and `\]`; not of money."""
     opened: re.Match[str] | None = None
     for mark in _DELIMITER.finditer(text):
         name = mark.group()
@@ -60,12 +60,12 @@ def formulas(text: str) -> Iterator[tuple[int, int, str]]:
             opened = None
         elif name in _PAIRS and not (opened is not None and opened.group() in ("\\(", "\\[") and "$" in name):
             opened = mark
-        elif name.isspace() and opened is not None and "$" in opened.group():  # no formula holds an empty line
+        elif name.isspace() and opened is not None and "$" in opened.group():  # a formula cannot contain an empty line
             opened = None
 
 
 def _is_formula(text: str, opened: re.Match[str], closed: re.Match[str]) -> bool:
-    """Not what stands between two sums of money: `$5 and $7`."""
+    """Whether two delimiters enclose a formula, unlike the dollar signs of `$5 and $7`."""
     inside = text[opened.end() : min(closed.start(), opened.end() + MAX_FORMULA + 1)]
     if not inside.strip() or len(inside) > MAX_FORMULA:
         return False
@@ -74,7 +74,7 @@ def _is_formula(text: str, opened: re.Match[str], closed: re.Match[str]) -> bool
 
 
 def last_expression(text: str) -> str | None:
-    """The last formula, number, time or date; a formula that is but a letter, or a number in words, if no other."""
+    """The last formula, number, time or date; failing that, a single-letter formula or a number in words."""
     if len(text) > TAIL:
         start = text.find(" ", len(text) - TAIL)
         answer = _last_expression(text[start:]) if start >= 0 else None
@@ -102,7 +102,7 @@ def _last_expression(text: str) -> str | None:
 
 
 def _of_plain(match: re.Match[str]) -> str:
-    """A formula of numbers alone gives what stands last in it."""
+    """The matched text; of a formula of numbers only, its last number."""
     text = match.group()
     if match.lastgroup != "formula" or re.search(r"[A-Za-z]", text):
         return text

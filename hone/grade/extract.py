@@ -1,20 +1,20 @@
-"""The answer that a text gives: the one reader of mathematical answers, in training and in evaluation.
+"""Extracts the answer of a text: the only reader of mathematical answers, in training and evaluation.
 
     >>> extract("3 * 4 = 12, so\\n#### 12"), extract("Thus the area is $\\\\boxed{\\\\frac{1}{2}}$.")
     ('12', '\\\\frac{1}{2}')
     >>> extract("Final Answer: The final answer is $42$. I hope it is correct.")
     '$42$'
 
-Read is what stands in the last `<answer>` block, else what follows the thinking, else everything. In it counts the
-first of these that there is:
+The last `<answer>` block is read, else the text after the thinking, else all of it. The first of these that exists is
+the answer:
 
-1. the last box, or the last line `#### ...`, whichever comes later; boxes that only commas, `and` or `or` part from
-   each other are one list;
-2. the last sentence that says what the answer is: after `Answer:`, or, unless reading is strict, "the answer is";
-3. unless reading is strict, or in a block: all of it if it is no more than an answer, else its last expression.
+1. the last box, or the last line `#### ...`, whichever comes later; boxes separated only by commas, `and` or `or` are
+   one list;
+2. the last statement of the answer: after `Answer:`, or, unless reading is strict, after "the answer is";
+3. in a block, or unless reading is strict: the whole text if it is just an answer, else its last expression.
 
-What follows a label is read in the same way: its first sentence if that is no more than an answer, else the last
-expression. Every search is linear in the length of the text, and nothing here calls itself.
+The text after a label is read in the same way: its first sentence if that is just an answer, else the last expression.
+Every search is linear in the length of the text, and nothing is recursive.
 """
 
 from __future__ import annotations
@@ -28,24 +28,24 @@ from hone.grade.kinds import read_kind
 from hone.grade.notation import normalise
 from hone.grade.parse import parse
 
-MAX_ANSWER = 2000  # characters; what is longer is no answer
-WINDOW = 10_000  # characters at the end of a text in which an answer without a box or hashes is looked for
+MAX_ANSWER = 2000  # characters; longer texts are no answers
+WINDOW = 10_000  # characters at the end of a text that are searched for answers without a box or hashes
 MAX_BOXES = 50  # of one list
-MAX_TRIES = 8  # labels, lines and sentences that are looked at, from the end
+MAX_TRIES = 8  # labels, lines and sentences tried, from the end
 
 
 def extract(text: str, strict: bool = False) -> str | None:
-    """The answer, or None if there is none. Strictly only a marked one counts. Never raises."""
+    """The answer, or None. If `strict`, only a marked answer counts. Never raises."""
     block = parse(text).answer
     answer: str | None
     if block is not None:
         end = block[-WINDOW:]
-        answer = _marked(block) or _said(end, strict=False) or _unmarked(end) or block
+        answer = _marked(block) or _stated(end, strict=False) or _unmarked(end) or block
     else:
         thinking = "<think>" in text and "</think>" not in text
         text = text.rpartition("</think>")[2]
         end = text[-WINDOW:]
-        answer = _marked(text) or _said(end, strict or thinking)
+        answer = _marked(text) or _stated(end, strict or thinking)
         if answer is None and not strict and not thinking:
             answer = _unmarked(end)
     answer = (answer or "").strip().strip("*_").strip()  # without Markdown around it
@@ -56,7 +56,7 @@ def extract(text: str, strict: bool = False) -> str | None:
 
 _BRACES = re.compile(r"\\(?:boxed|box|fbox)\s*\{|\\boxed +(?P<bare>[-\d.,/]*\d)|\\.|[{}]", re.DOTALL)
 _HASHES = re.compile(r"####[ \t]*([^\n#]+)")
-#: What may stand between the boxes of one list: x = \boxed{2} \text{ or } x = \boxed{3}.
+#: Text allowed between the boxes of one list: x = \boxed{2} \text{ or } x = \boxed{3}.
 _BETWEEN = re.compile(
     r"\\text ?\{\s*(?:,|;|and|or)?\s*\}|\band\b|\bor\b|(?:[A-Za-z]|\\[a-z]+)(?:_\{?\w\}?)? ?="
     r"|\\q?quad\b|\\[()\[\],;: ]|[,;&$\s]"
@@ -64,21 +64,21 @@ _BETWEEN = re.compile(
 _CONNECTED = re.compile(r"[,;&]|\b(?:and|or)\b")
 _PLACEHOLDERS = ("", "\\ldots", "\\dots", "answer", "your answer", "final answer")
 
-Box = tuple[int, int, str]  # where the command begins, where the box ends, what stands in it
+Box = tuple[int, int, str]  # start of the command, end of the box, content
 
 
 def boxed(text: str) -> str | None:
-    """The inside of the last `\\boxed{...}` (or `\\box{}`) whose braces are balanced; of nested ones the innermost."""
+    """The content of the last `\\boxed{...}` (or `\\box{}`) with balanced braces; of nested boxes, the innermost."""
     boxes = _boxes(text)
     return boxes[-1][2] if boxes else None
 
 
 def _boxes(text: str) -> list[Box]:
-    """The complete boxes that are in no other, in order. Of boxes in a box, the inside of the last innermost one."""
+    """The complete outermost boxes, in order, each with the content of its last innermost box."""
     if "box" not in text:
         return []
-    waiting: list[tuple[int, int]] = []  # where a box and its inside begin; (-1, -1) for another brace
-    closed: list[tuple[int, int, int]] = []  # begin, inside, end; a box follows those in it
+    waiting: list[tuple[int, int]] = []  # start of a box and of its content; (-1, -1) for another brace
+    closed: list[tuple[int, int, int]] = []  # begin, inside, end; a box comes after those inside it
     for match in _BRACES.finditer(text):
         piece = match.group()
         if match["bare"]:
@@ -90,9 +90,9 @@ def _boxes(text: str) -> list[Box]:
             if begin >= 0:
                 closed.append((begin, inside, match.start()))
     boxes: list[Box] = []
-    outer, inner, chained = (-1, 0), (0, 0), False  # (begin, end) of the box at hand; its inside so far
+    outer, inner, chained = (-1, 0), (0, 0), False  # (begin, end) of the current box; its content so far
     for begin, inside, end in reversed(closed):
-        if outer[0] >= 0 and begin > outer[0]:  # within it: the last child of a last child, and so on
+        if outer[0] >= 0 and begin > outer[0]:  # inside it: follow the chain of last children
             chained = chained and begin >= inner[0] and end <= inner[1]
             inner = (inside, end) if chained else inner
             continue
@@ -105,7 +105,7 @@ def _boxes(text: str) -> list[Box]:
 
 
 def _marked(text: str) -> str | None:
-    """What the last box or line of hashes marks."""
+    """The answer marked by the last boxes or line of hashes."""
     boxes = _boxes(text)
     while boxes and _is_placeholder(boxes[-1][2]):
         boxes.pop()
@@ -124,20 +124,20 @@ def _marked(text: str) -> str | None:
 
 
 def _content(line: str) -> str:
-    """Of a line of hashes: all of it, or what its sentence says."""
+    """The answer in a line of hashes: all of it, or what its sentence states."""
     part = _part(line)
-    return part if is_answer(part) else _said(line, strict=False) or last_expression(line) or line
+    return part if is_answer(part) else _stated(line, strict=False) or last_expression(line) or line
 
 
 def _is_placeholder(inside: str) -> bool:
-    r"""As in an echo of the task: "put the answer in \boxed{...}"."""
+    r"""Whether a box only echoes the task: "put the answer in \boxed{...}"."""
     if len(inside) > 40:
         return False
     return re.sub(r"\\text ?\{([^{}]*)\}", r"\1", inside).strip(" $.*").casefold() in _PLACEHOLDERS
 
 
 def _last_hashes(text: str) -> re.Match[str] | None:
-    """The last line of hashes that holds an answer: a heading such as `#### Step 2` has text under it."""
+    """The last line of hashes with an answer; a heading such as `#### Step 2` is skipped, as text follows it."""
     for match in reversed(deque(_HASHES.finditer(text), maxlen=MAX_TRIES)):
         content = match.group(1).strip(" *_")
         if content and (not text[match.end() :].strip() or (re.search(r"\d", content) and is_answer(content))):
@@ -145,7 +145,7 @@ def _last_hashes(text: str) -> re.Match[str] | None:
     return None
 
 
-# --- sentences that say what the answer is ---------------------------------------------------
+# --- sentences that state the answer ---------------------------------------------------
 
 _LABEL = re.compile(
     r"\b(?:answers?|ans)(?: ?(?:is|are))?[*_ ]*[:：=]|答案(?:是|为)?[*_ ]*[:：]?"
@@ -168,8 +168,8 @@ _OPINION = re.compile(
 _OPENING = re.compile(r"[\s*_>#]*")
 
 
-def _said(text: str, strict: bool) -> str | None:
-    """What the last label or sentence says; strictly, a sentence counts only where a label precedes it."""
+def _stated(text: str, strict: bool) -> str | None:
+    """The answer after the last label or phrase; if `strict`, a phrase counts only after a label."""
     labels = list(_LABEL.finditer(text))
     if strict and not labels:
         return None
@@ -195,7 +195,7 @@ def _said(text: str, strict: bool) -> str | None:
 
 
 def _after(text: str, place: int, label: bool, final: bool) -> str | None:
-    """What the text says from a place on. After `Answer:` a whole solution may follow, after `Final Answer:` none."""
+    """The answer that follows a position. A whole solution may follow `Answer:`, but not `Final Answer:`."""
     opening = _OPENING.match(text, place)
     place = opening.end() if opening and (label or "\n" not in opening.group()) else place
     end_of_line = text.find("\n", place)
@@ -218,28 +218,28 @@ def _after(text: str, place: int, label: bool, final: bool) -> str | None:
 
 
 def _part(text: str) -> str:
-    """Up to the end of a sentence: a period after which nothing or a blank comes, or a clause that explains."""
+    """The text up to the end of the sentence: a period before a blank or the end, or an explaining clause."""
     text = re.sub(r"(?<=[\d)}$]) \((?![A-J]\))[^()\n\d]{1,80}\)(?=[.*\s]*$)", "", text)  # 5 (five)
     end = _SENTENCE.search(text)
     return text[: end.start()] if end and end.start() else text
 
 
 def _reason_off(text: str) -> str:
-    """Without the clause that explains, if what is before it holds an expression."""
+    """The text without a `because` clause, if an expression precedes it."""
     before, because, _ = text.partition(" because ")
     return before if because and last_expression(before) is not None else text
 
 
 def _letter(text: str) -> str | None:
-    """The option that a sentence names: "the correct option is (C)"."""
+    """The option named in a sentence: "the correct option is (C)"."""
     letters = re.findall(r"\(([A-J])\)|\b([B-HJ])\b", text)
     return next((one for one in letters[-1] if one), None) if letters else None
 
 
-# --- text without a mark ---------------------------------------------------------------------
+# --- text without a marked answer ---------------------------------------------------------------------
 
 _WORD = re.compile(r"(?<![\\A-Za-z])[^\W\d_]{2,}(?![A-Za-z{])")
-#: Words of sentences, which no value with a unit holds.
+#: Words of sentences, which do not occur in a value with a unit.
 _PROSE = re.compile(
     r"\b(?:so|thus|hence|then|is|are|was|were|it|we|he|she|they|you|get|gets|has|have|cost|costs|give|gives|make|makes|"
     r"need|needs|there|left|that|this|answer)\b",
@@ -254,7 +254,7 @@ def _unmarked(text: str) -> str | None:
 
 
 def is_answer(text: str) -> bool:
-    """A value or a few words: not a sentence with a number somewhere in it."""
+    """Whether a text is a value or a few words, not a sentence with a number in it."""
     text = text.strip().strip("*_").strip()
     if not text or len(text) > 300 or text.endswith(":") or not re.search(r"[^\W_]", text):
         return False

@@ -1,10 +1,10 @@
-"""Times of day, dates and ratios: answers that hold digits and yet are not numbers. Also numbers in words.
+"""Times of day, dates and ratios: answers with digits that are not numbers. Also numbers in words.
 
     >>> read_kind("1:03 p.m.") == read_kind("1:03 PM"), read_kind("June 20th") == read_kind("20 June")
     (True, True)
 
-What one answer leaves open (morning or afternoon, the year) agrees with whatever the other says, as a missing unit
-does. Ratios are the same if they are proportional: 6:2 is 3:1.
+Details that one answer omits (morning or afternoon, the year) agree with any value in the other, as a missing unit
+does. Ratios are equal if they are proportional: 6:2 is 3:1.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MONTH = r"(?P<month>" + "|".join(f"{name[:3]}(?:{name[3:]}|{name[3:4]})?" for n
 _DAY = r"(?P<day>[0-3]?\d)(?:st|nd|rd|th)?"
 _WEEKDAY = r"(?:(?:mon|tues|wednes|thurs|fri|satur|sun)day,? )?"
 
-#: As they stand in a text; used with IGNORECASE.
+#: Patterns for running text; used with IGNORECASE.
 TIME = (
     r"(?<![\w:.])[0-2]?\d"
     r"(?::[0-5]\d(?::[0-5]\d)? ?(?:[ap]\.?m\b\.?)|(?::[0-5]\d){1,2}(?![\d:])| ?(?:[ap]\.m\.|[ap]m\b))"
@@ -53,8 +53,8 @@ _TEXT = re.compile(r"\\text ?\{([^{}]*)\}")
 
 @dataclass(frozen=True)
 class Time:
-    second: int  # on a face of twelve hours
-    half: str  # a, p, or "" if it is not said
+    second: int  # on a twelve-hour clock
+    half: str  # a, p, or "" if unknown
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Ratio:
 
     @property
     def time(self) -> Time | None:
-        """The time of day that it may also be: 10:30."""
+        """The ratio read as a time of day (10:30), if possible."""
         match = re.fullmatch(r"([0-2]?\d):([0-5]\d)", self.written)
         return None if match is None else _time(int(match[1]), int(match[2]), 0, "")
 
@@ -80,7 +80,7 @@ Kind = Time | Date | Ratio
 
 
 def read_kind(text: str) -> Kind | None:
-    """A normalised answer that is a time of day, a date or a ratio; else None."""
+    """Read a normalised answer as a time of day, a date or a ratio; None if it is none of them."""
     if len(text) > 200 or not re.search(r"\d|:", text):
         return None
     plain = " ".join(_TEXT.sub(r" \1 ", text).split()).removeprefix("at ").removeprefix("on ")
@@ -109,27 +109,27 @@ def _ratio(text: str) -> Ratio | None:
         values = tuple(value(part) for part in parts)
     except Undecided:
         return None
-    if any(not one.top or one.letters - {"\\pi"} for one in values):  # "Area: 5" is no ratio
+    if any(not one.top or one.letters - {"\\pi"} for one in values):  # "Area: 5" is not a ratio
         return None
     return Ratio(values, re.sub(r"\s", "", ":".join(parts)))
 
 
-def agree(gold: Kind, given: Kind) -> bool:
+def agree(gold: Kind, answer: Kind) -> bool:
     """Whether both are the same time, date or ratio. May raise TooLarge."""
-    if isinstance(gold, Ratio) and isinstance(given, Ratio):
-        if gold.time and given.time:
-            return gold.time == given.time
-        return _proportional(gold.parts, given.parts)
-    gold_time, given_time = (one.time if isinstance(one, Ratio) else one for one in (gold, given))
-    if isinstance(gold_time, Time) and isinstance(given_time, Time):
-        return gold_time.second == given_time.second and _open(gold_time.half, given_time.half)
-    if isinstance(gold, Date) and isinstance(given, Date):
-        return gold.month == given.month and _open(gold.day, given.day) and _open(gold.year, given.year)
+    if isinstance(gold, Ratio) and isinstance(answer, Ratio):
+        if gold.time and answer.time:
+            return gold.time == answer.time
+        return _proportional(gold.parts, answer.parts)
+    gold_time, answer_time = (one.time if isinstance(one, Ratio) else one for one in (gold, answer))
+    if isinstance(gold_time, Time) and isinstance(answer_time, Time):
+        return gold_time.second == answer_time.second and _open(gold_time.half, answer_time.half)
+    if isinstance(gold, Date) and isinstance(answer, Date):
+        return gold.month == answer.month and _open(gold.day, answer.day) and _open(gold.year, answer.year)
     return False
 
 
 def is_quotient(ratio: Ratio, other: Value) -> bool:
-    """2:3 as 2/3. A whole number is no ratio: 3:1 is neither 3 nor 1."""
+    """Whether 2:3 is given as 2/3. A whole number does not equal a ratio: 3:1 is neither 3 nor 1."""
     x = other.rational
     if len(ratio.parts) != 2 or (x is not None and x.denominator == 1):
         return False

@@ -1,11 +1,11 @@
-"""Grades of mathematical answers: exactly in process where that is possible, else by math-verify in killable workers.
+"""Grades mathematical answers: exactly and in process where possible, else by math-verify in killable workers.
 
     with Maths() as maths:
         maths.verdicts([("1/2", "0.5"), ("1", r"\\sin^2 x + \\cos^2 x"), ("4", None)])
         # ["correct", "correct", "malformed"]
 
-A verdict is `correct`, `wrong` or `malformed` (no answer), or says that the verifier itself failed: then the sample has
-no score, which is not a score of 0.
+A verdict is `correct`, `wrong` or `malformed` (no answer), or states that the verifier failed: then the sample has no
+score, which differs from a score of 0.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from hone.types import Grade, Verdict
 TARGET = "hone.grade.library:equivalent"
 MAX_REMEMBERED = 100_000  # decisions of the library
 
-Pair = tuple[str, str]  # the recorded answer, the given one
+Pair = tuple[str, str]  # the recorded answer, the model's
 
 
 class Maths:
-    """Compares answers. The workers start with the first pair that needs them.
+    """Compares answers. Workers start when first needed.
 
-    `library` False: what the exact comparison cannot decide is `wrong`, which fits answers that are numbers. Raises
-    UserError if math-verify is wanted and not installed.
+    `library` False: pairs that the exact comparison cannot decide are `wrong`, which suits answers that are numbers.
+    Raises UserError if math-verify is needed but not installed.
     """
 
     def __init__(self, *, library: bool = True, count: int = 2, deadline: float = 5.0, memory_mb: int = 2048) -> None:
@@ -40,11 +40,11 @@ class Maths:
         self._decided: dict[Pair, bool] = {}
 
     def verdicts(self, pairs: Sequence[tuple[str, str | None]]) -> list[Verdict]:
-        """One verdict for each (recorded answer, given answer or None), all at once so that workers are busy."""
+        """One verdict per (recorded answer, model's answer or None), in one call to keep the workers busy."""
         return [grade.verdict for grade in self._compare(pairs)]
 
     def grades(self, items: Sequence[tuple[str, str]], strict: bool = False) -> list[Grade]:
-        """As `verdicts`, for (recorded answer, what the model said)."""
+        """One grade per (recorded answer, model output)."""
         return self._compare([(gold, extract(text, strict)) for gold, text in items])
 
     def _compare(self, pairs: Sequence[tuple[str, str | None]]) -> list[Grade]:
@@ -52,12 +52,12 @@ class Maths:
         open_pairs = list(
             dict.fromkeys((g, a) for (g, a), known in zip(pairs, exact) if a is not None and known is None)
         )
-        asked = dict(zip(open_pairs, self._ask(open_pairs)))
-        return [_grade(answer, asked[gold, answer] if known is None and answer is not None else known)
+        decided = dict(zip(open_pairs, self._ask(open_pairs)))
+        return [_grade(answer, decided[gold, answer] if known is None and answer is not None else known)
                 for (gold, answer), known in zip(pairs, exact)]  # fmt: skip
 
     def close(self) -> None:
-        """End the workers; a later call starts others."""
+        """End the workers; a later call starts new ones."""
         if self._workers is not None:
             self._workers.close()
 

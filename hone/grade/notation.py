@@ -1,10 +1,10 @@
-"""The many ways of writing one answer, brought to few: LaTeX and plain text to one notation.
+"""Normalises LaTeX and plain text to one notation.
 
     >>> normalise(r"\\left( \\dfrac{1}{2},\\, 10{,}000 \\right)")
     '( \\\\frac{1}{2}, 10,000 )'
 
-After this, `*` and `/` are the operators, `(`, `[`, `{` and `\\{` are the brackets, words stand in `\\text{}`, and what
-only looks (sizes, spaces, styles) is gone. Every substitution is linear in the length of the text.
+Afterwards, `*` and `/` are the operators, `(`, `[`, `{` and `\\{` are the brackets, words are in `\\text{}`, and mere
+formatting (sizes, spaces, styles) is removed. Every substitution is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _GROUPED = re.compile(r"(?<![\d.,])(\d{1,3}(?:[ ]\d{3})+)(?![\d.,]*\d)")
 
 
 def normalise(text: str) -> str:
-    """One answer, without what only looks. Text that is not LaTeX is kept but for its blanks."""
+    """An answer in normal notation. Text that is not LaTeX is unchanged except for blanks."""
     text = re.sub(r"^\*\*(.*)\*\*$", r"\1", text.strip().translate(_TRANSLATION))  # Markdown
-    if text.replace("\\$", "").count("$") % 2 == 0:  # else it is money
+    if text.replace("\\$", "").count("$") % 2 == 0:  # otherwise dollars mean money
         text = re.sub(r"(?<!\\)\$", " ", text)
     text = re.sub(r"(?<!\\)\\[()\[\]]", " ", text)  # math mode
     text = re.sub(r"\{,\}|,\\!\s*|\\!,", ",", text).replace("\\$", "$").replace("\\%", "%").replace("\\_", "_")
@@ -89,7 +89,7 @@ def _mixed(text: str) -> str:
 
 
 def squeeze(text: str) -> str:
-    """Without blanks, but between digits: equal texts mean the same."""
+    """Remove blanks except between digits; answers with equal results are equivalent."""
     return re.sub(r"(?<!\d)\s+|\s+(?!\d)", "", text)
 
 
@@ -97,10 +97,10 @@ _THOUSANDS = re.compile(r"(?<![\d,.])\d{1,3}(?:,\d{3})+(?![\d,]*\d)")
 
 
 def split(text: str, separators: str = ",;", thousands: bool = False) -> list[str]:
-    """The parts between separators outside every bracket; [text] if there is none.
+    """The parts between separators outside of all brackets; [text] without a separator.
 
-    A comma of a number such as 58,500 separates nothing where `thousands` says so, or where another comma is followed
-    by a blank: `1,000, 2,000` has two parts, the inside of `(1,000)` too.
+    A comma within a number such as 58,500 is no separator if `thousands`, or if another comma is followed by a blank:
+    `1,000, 2,000` has two parts, the inside of `(1,000)` too.
     """
     grouped = {
         i for match in (_THOUSANDS.finditer(text) if thousands or ", " in text else ())
@@ -119,7 +119,7 @@ def split(text: str, separators: str = ",;", thousands: bool = False) -> list[st
 
 
 def closing(text: str, place: int) -> int:
-    """The index of the bracket that closes the one at `place`, of whatever kind (intervals mix them), or -1."""
+    """The index of the bracket that closes the one at `place`, of any kind (intervals mix them), or -1."""
     depth = 0
     for i in range(place, len(text)):
         if text[i] in "([{":

@@ -1,10 +1,10 @@
-"""What a completion says: its thinking and its answer. The one parser of training and evaluation.
+"""Splits a completion into thinking and answer. The only parser of training and evaluation.
 
     >>> parse("<think>2 + 2</think><answer>4</answer>").answer
     '4'
 
-Only the model's own text is given here (`Rollout.text`), so role words such as "Assistant:" in
-it mean nothing. Tags are matched exactly; every search is linear in the length of the text.
+The input is only the model's own text (`Rollout.text`), so role words such as "Assistant:" in it
+have no meaning. Tags are matched exactly; every search is linear in the length of the text.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ class Parsed:
     """The blocks of one completion."""
 
     thinking: str | None  # between the first <think> (or the start) and the first </think> after it
-    answer: str | None  # inside the last complete <answer> block, stripped; None if there is none
+    answer: str | None  # content of the last complete <answer> block, stripped; None without one
     well_formed: bool  # each of the four tags exactly once and in order
 
 
 def parse(text: str) -> Parsed:
     """Read the blocks of a completion; never raises.
 
-    The last complete `<answer>...</answer>` counts, wherever it stands. A thinking block whose
-    opening tag is missing starts with the text; one that is never closed is None.
+    The last complete `<answer>...</answer>` counts, wherever it is. A thinking block without an
+    opening tag starts with the text; one without a closing tag is None.
     """
     opened = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
     answer = None
@@ -42,7 +42,7 @@ def parse(text: str) -> Parsed:
 
 
 def completion(thinking: str, answer: str) -> str:
-    """A whole completion in the format that `parse` calls well-formed."""
+    """A completion in the format that `parse` calls well-formed."""
     return f"<think>{thinking}</think>\n<answer>{answer}</answer>"
 
 

@@ -1,4 +1,4 @@
-"""Targets, as a recipe names them: "path/file.py:function" or "package.module:function"."""
+"""Targets as named in recipes: "path/file.py:function" or "package.module:function"."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from hone.grade import child
 
 
 def read_target(target: str) -> bytes | None:
-    """The source, if the target is a file. Raises UserError if the target is malformed or not there."""
+    """The source, if the target is a file. Raises UserError if the target is malformed or missing."""
     place, colon, name = target.rpartition(":")
     if not colon or not place or not all(part.isidentifier() for part in name.split(".")):
         raise UserError(f"{target!r} names no function; write path/file.py:function or package.module:function")
@@ -30,7 +30,7 @@ def read_target(target: str) -> bytes | None:
 
 
 def source_of(target: str) -> bytes | None:
-    """The source of the file that a target is in; of a module too, if it is written in Python."""
+    """The source of the file with the target; also for a module, if it is written in Python."""
     place = target.rpartition(":")[0]
     if child.is_path(place):
         return read_target(target)

@@ -1,10 +1,10 @@
-"""Units of an answer: taken off its end, and compared.
+"""Splits units off answers and compares them.
 
     >>> take_off("5 square cm"), take_off(r"18\\text{ dollars}"), take_off("$18")
     (('5', 'centimeter^2'), ('18', 'dollar'), ('18', 'dollar'))
 
-An answer without a unit agrees with any; two units agree if they are the same one in words or signs. Nothing is
-converted: 1 hour and 60 minutes differ.
+A missing unit agrees with any; two units agree if they are the same unit in words or symbols. Units are not converted:
+1 hour and 60 minutes differ.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _NAMES = {
     "people": "person", "": "unit",
 }  # fmt: skip
 _CANONICAL = {alias: name for name, aliases in _NAMES.items() for alias in (name, *aliases.split())}
-#: Names that are no other word in running text, as `in` is.
+#: Names that have no other meaning in running text, unlike `in`.
 LONG_NAMES = ("feet", "inches", *(name for name in _NAMES if len(name) > 3 and name not in ("people", "second", "ton")))
 _SCALES = {"hundred": 10**2, "thousand": 10**3, "million": 10**6, "billion": 10**9, "trillion": 10**12}
 _FUNCTIONS = {"sin", "cos", "tan", "cot", "sec", "csc", "log", "ln", "exp", "mod", "gcd", "lcm", "abs"}
@@ -34,7 +34,7 @@ _BASE = re.compile(r"^(\d+) ?_ ?(?:\{ ?(\d+) ?\}|(\d+))$")
 
 
 def take_off(text: str) -> tuple[str, str]:
-    """(text without its unit, the unit in its one name or ""). The text is normalised."""
+    """(text without its unit, canonical name of the unit or ""). The text must be normalised."""
     base = _BASE.match(text)
     if base:
         return base.group(1), f"base {base.group(2) or base.group(3)}"
@@ -43,7 +43,7 @@ def take_off(text: str) -> tuple[str, str]:
         amount, rest = take_off(text[money.end() :]) if text[money.end() : money.end() + 1].isdigit() else (None, "")
         scale_name = rest.partition(" ")[0]
         currency = canonical(money.group(2) or "$")
-        unit = f"{scale_name} {currency}" if scale_name in _SCALES else currency  # of "per month" nothing
+        unit = f"{scale_name} {currency}" if scale_name in _SCALES else currency  # ignores "per month"
         return money.group(1) + money.group(3) + (text[money.end() :] if amount is None else amount), unit
     degree = _DEGREE.match(text)
     if degree:
@@ -58,7 +58,7 @@ def take_off(text: str) -> tuple[str, str]:
 
 
 def _is_unit(match: re.Match[str]) -> bool:
-    """A known unit or a word, set apart by a blank if it could be a product of letters."""
+    """Whether the match is a known unit or a word, after a blank if it could be a product of letters."""
     first = re.split(r"[ ,.]", match.group("unit").strip())[0]
     if first.lower() in _FUNCTIONS or match.group("core").count("{") != match.group("core").count("}"):
         return False
@@ -68,7 +68,7 @@ def _is_unit(match: re.Match[str]) -> bool:
 
 
 def canonical(unit: str) -> str:
-    """One name for the spellings of a unit."""
+    """The canonical name for all spellings of a unit."""
     words = [word for word in re.split(r"[ .,]+", unit.lower().strip()) if word]
     power = ""
     if words and words[0] in ("square", "sq", "cubic", "cu"):
@@ -78,11 +78,11 @@ def canonical(unit: str) -> str:
 
 
 def scale(unit: str) -> tuple[int, str]:
-    """(10^6, "dollar") of "million dollar"."""
+    """(10^6, "dollar") for "million dollar"."""
     first, _, rest = unit.partition(" ")
     return (_SCALES[first], rest) if first in _SCALES else (1, unit)
 
 
 def agree(a: str, b: str) -> bool:
-    """One is missing, or both are the same but for words that follow ("clip", "clip in total")."""
+    """Whether a unit is missing, or both are equal up to trailing words ("clip", "clip in total")."""
     return not a or not b or a == b or f"{a} ".startswith(f"{b} ") or f"{b} ".startswith(f"{a} ")

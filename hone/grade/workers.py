@@ -1,16 +1,16 @@
-"""Calls that may hang, crash or eat memory, in processes that can be killed.
+"""Runs calls that may hang, crash or exhaust memory in processes that can be killed.
 
     with Workers("hone.tasks.latex:equal", count=2, deadline=5.0) as workers:
-        workers.map([("1/2", "0.5"), ("x", "y")])       # [True, False], or Failure where one had no result
+        workers.map([("1/2", "0.5"), ("x", "y")])       # [True, False], or a Failure for a call without a result
 
-The target is imported in interpreters of its own, started when first needed: not forked from the trainer, whose
-threads and weights they do not see. Every call has a deadline; a call that passes it is killed with all that it
-started, and another worker takes the place. A thread, or an alarm in the trainer, cannot do that: code that holds the
-interpreter lock is not interrupted. `hone.grade.child` is what runs in the processes.
+The target is imported in separate interpreters, started when first needed and not forked from the trainer, so that
+they share none of its threads and weights. Every call has a deadline; a call that exceeds it is killed with all its
+child processes, and another worker takes its place. A thread, or an alarm in the trainer, cannot do that: code that
+holds the interpreter lock is not interrupted. The processes run `hone.grade.child`.
 
-Limits: the target is trusted not to attack us (it has the user's rights); on Linux the memory limit is of each process
-a call starts, and counts address space; on macOS it is resident memory of all, looked at four times a second, and a
-process that both left the group and lost its parent is not found.
+Limits: the target is trusted not to attack us (it has the user's rights). On Linux the memory limit applies to each
+process of a call, and counts address space; on macOS it applies to the resident memory of all, checked four times a
+second, and a process that left the group and lost its parent is not killed.
 """
 
 from __future__ import annotations
@@ -36,18 +36,18 @@ from hone.base.settings import UserError
 from hone.grade import child
 from hone.grade.targets import read_target
 
-#: A target has to be imported in this time, and a keeper to be gone in that one.
+#: Time limits for importing a target, and for a keeper to exit.
 START_SECONDS, STOP_SECONDS = 120.0, 10.0
-#: A call that cost the life of a worker which had answered others is tried once more: the fault may be theirs.
+#: A call during which a worker died is retried once if the worker had answered other calls: they may be the cause.
 MAX_TRIES = 2
-#: Where RLIMIT_AS does nothing, the keeper looks at the memory in use.
+#: Where RLIMIT_AS has no effect, the keeper polls the memory in use.
 WATCH_MEMORY = not sys.platform.startswith("linux")
 TAIL = 4096  # bytes of a worker's output that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """There is no result of this call; `kind` is a `Verdict` of `hone.types`."""
+    """A call without a result; `kind` is a `Verdict` of `hone.types`."""
 
     kind: Literal["verifier_timeout", "verifier_error"]
     message: str
@@ -56,9 +56,9 @@ class Failure:
 class Workers:
     """`count` processes that call `target`, which is "package.module:function" or "path/file.py:function".
 
-    deadline: seconds for one call. memory_mb: what a call may use beyond the imported target. Processes are started by
-    the first `map` (or by `start`). What the target prints is not shown, only its end if the worker dies. A file is
-    read once, here: edited later, it does not change the run. Raises UserError if the target is malformed or missing.
+    deadline: seconds per call. memory_mb: memory of a call beyond the imported target. The first `map` (or `start`)
+    starts the processes. Output of the target is not shown, except for its end if the worker dies. A file is read once,
+    here: later edits do not affect the run. Raises UserError if the target is malformed or missing.
     """
 
     def __init__(self, target: str, *, count: int = 2, deadline: float = 5.0, memory_mb: int = 2048) -> None:
@@ -68,29 +68,29 @@ class Workers:
         self._source = read_target(target)
         self._place = locate_target(target)  # files beside it can be imported
         self._lock = threading.Lock()
-        self._workers: list[_Worker] = []  # those in use, and spares
-        self._loaded = False  # the target has been imported once: it can be
+        self._workers: list[_Worker] = []  # in use, and spares
+        self._loaded = False  # the target has been imported successfully
         self._looks: dict[str, Any] | None = None
         self._stop = weakref.finalize(self, _stop, self._workers, os.getpid())  # at exit too
 
     def start(self) -> None:
-        """Import the target in one worker, so that what is wrong with it shows now. Raises UserError."""
+        """Import the target in one worker, to detect errors early. Raises UserError."""
         with self._lock:
             self._run(_Calls([], []), ready=1)
 
     def looks(self) -> dict[str, Any]:
-        """`hone.grade.child.looks_of` the target, which this process does not import. Raises UserError."""
+        """`hone.grade.child.looks_of` the target, without importing it here. Raises UserError."""
         if self._looks is None:
-            self.close()  # only a worker that starts is asked
+            self.close()  # workers report it only when they start
             self._looks = {}
             self.start()
         return self._looks or {}
 
     def map(self, calls: Sequence[tuple[Any, ...]], keywords: Sequence[Mapping[str, Any]] | None = None) -> list[Any]:
-        """target(*call, **keywords) of each call, in order; a `Failure` where there is no result.
+        """target(*call, **keywords) for each call, in order; a `Failure` for a call without a result.
 
         An `async` target is awaited. Takes at most about ceil(len(calls) / count) * deadline. Arguments and results
-        travel by pickle. Raises UserError if the target cannot be imported.
+        are pickled. Raises UserError if the target cannot be imported.
         """
         with self._lock:
             work = _Calls(calls, keywords or [{}] * len(calls))
@@ -98,7 +98,7 @@ class Workers:
             return work.results
 
     def close(self) -> None:
-        """End all processes. A later `map` starts others."""
+        """End all processes. A later `map` starts new ones."""
         with self._lock:
             _stop(self._workers, os.getpid())
 
@@ -109,8 +109,8 @@ class Workers:
         self.close()
 
     def _run(self, work: _Calls, ready: int) -> None:
-        """Until all calls have results and `ready` workers have imported the target."""
-        broken = 0  # starts in a row that failed
+        """Run until all calls have results and `ready` workers have imported the target."""
+        broken = 0  # consecutive failed starts
         try:
             while work.unfinished or sum(w.state == "idle" for w in self._workers) < ready:
                 self._staff(work, ready)
@@ -132,24 +132,24 @@ class Workers:
                         broken += 1
                         self._end(worker)
                         if broken > 2 or not self._loaded:
-                            raise UserError(f"{self.target}: {worker.epitaph('while it was imported', START_SECONDS)}")
+                            raise UserError(f"{self.target}: {worker.reason('while it was imported', START_SECONDS)}")
                     elif worker.state == "busy" and worker.gone:
                         self._end(worker)
-                        work.lost(worker, worker.epitaph("in this call"))
+                        work.lost(worker, worker.reason("in this call"))
                     elif worker.state == "busy" and worker.age() > self.deadline:
                         work.late(worker.number, self.deadline)
                         self._end(worker)
                     elif worker.gone or worker.state == "leaving":
                         self._end(worker)
-        except BaseException:  # Ctrl-C too: nothing half done stays behind
+        except BaseException:  # Ctrl-C too: leave no process behind
             _stop(self._workers, os.getpid())
             raise
 
     def _staff(self, work: _Calls, ready: int) -> None:
-        """Start workers: as many as there are calls for, and a spare for each call that is likely to be killed."""
+        """Start as many workers as the calls need, and a spare for each call that is likely to be killed."""
         late = sum(w.state == "busy" and w.age() > self.deadline / 2 for w in self._workers)
-        wanted = max(ready, min(self.count, work.unfinished) + min(late, len(work.waiting)))
-        while len(self._workers) < wanted:
+        needed = max(ready, min(self.count, work.unfinished) + min(late, len(work.waiting)))
+        while len(self._workers) < needed:
             self._workers.append(_Worker(self._place, self._source, self.memory_mb, look=self._looks == {}))
 
     def _assign(self, work: _Calls) -> None:
@@ -159,16 +159,16 @@ class Workers:
                 worker.call(*call)
 
     def _wait(self) -> None:
-        """Until a worker has something to say, or a limit of time is near."""
+        """Wait until a worker sends something, or a time limit is near."""
         ends = {"starting": START_SECONDS, "busy": self.deadline}
         with selectors.DefaultSelector() as selector:
             pause = 1.0
             for worker in self._workers:
                 worker.register(selector)
                 if worker.state in ends:
-                    left = ends[worker.state] - worker.age()
-                    half = self.deadline / 2 - worker.age() if worker.state == "busy" else left
-                    pause = min(pause, max(0.0, half if half > 0 else left) + 0.001)
+                    remaining = ends[worker.state] - worker.age()
+                    half = self.deadline / 2 - worker.age() if worker.state == "busy" else remaining
+                    pause = min(pause, max(0.0, half if half > 0 else remaining) + 0.001)
             for key, _ in selector.select(pause):
                 key.data()
 
@@ -178,7 +178,7 @@ class Workers:
 
 
 class _Calls:
-    """The calls of one `map`, and what has come back."""
+    """The calls of one `map`, and their results."""
 
     def __init__(self, calls: Sequence[tuple[Any, ...]], keywords: Sequence[Mapping[str, Any]]) -> None:
         self.calls = list(zip(calls, keywords, strict=True))
@@ -188,12 +188,12 @@ class _Calls:
         self.tries = [0] * len(calls)
 
     def next(self) -> tuple[int, bytes] | None:
-        """(number, pickled arguments) of a call to make now."""
+        """(number, pickled arguments) of the next call; None if no call is waiting."""
         while self.waiting:
             number = self.waiting.popleft()
             try:
                 payload = pickle.dumps(self.calls[number], protocol=pickle.HIGHEST_PROTOCOL)
-            except Exception as error:  # whatever the pickling of the caller's objects raises
+            except Exception as error:  # pickling the caller's objects may raise anything
                 self._set(number, Failure("verifier_error", f"the arguments cannot be sent: {child.describe(error)}"))
                 continue
             self.tries[number] += 1
@@ -205,7 +205,7 @@ class _Calls:
             return self._set(number, Failure("verifier_error", payload.decode(errors="replace")))
         try:
             result = pickle.loads(payload)
-        except Exception as error:  # of a class that is not to be found here
+        except Exception as error:  # for example of a class that cannot be imported here
             result = Failure("verifier_error", f"the result cannot be read: {child.describe(error)}")
         self._set(number, result)
 
@@ -225,11 +225,11 @@ class _Calls:
 
 
 class _Worker:
-    """One keeper with its worker, and the two connections: the link to the worker, the lifeline to the keeper."""
+    """A keeper and its worker, with two connections: the link to the worker and the lifeline to the keeper."""
 
     def __init__(self, target: str, source: bytes | None, memory_mb: int, look: bool) -> None:
         self.state: Literal["starting", "idle", "busy", "leaving"] = "starting"
-        self.number = -1  # of the call it is at
+        self.number = -1  # of the current call
         self.answers = 0
         self.gone = False
         self._since = time.monotonic()
@@ -256,7 +256,7 @@ class _Worker:
         self._send(child.SPEC, 0, pickle.dumps(spec))
 
     def age(self) -> float:
-        """Seconds since it was started, or given its call."""
+        """Seconds since the start of the worker, or of its current call."""
         return time.monotonic() - self._since
 
     def loaded(self, pid: int) -> None:
@@ -273,7 +273,7 @@ class _Worker:
         self._outbox += child.HEADER.pack(kind, False, number, len(payload)) + payload
         self._write()
 
-    # --- connections: nothing here waits ---
+    # --- connections: nothing here blocks ---
 
     def register(self, selector: selectors.BaseSelector) -> None:
         events = selectors.EVENT_READ | (selectors.EVENT_WRITE if self._outbox else 0)
@@ -289,7 +289,7 @@ class _Worker:
                 self._inbox += piece
 
     def _write(self) -> None:
-        # A worker that is gone shows at its lifeline.
+        # The lifeline shows whether the worker is gone.
         with contextlib.suppress(BlockingIOError, ConnectionError):
             while self._outbox:
                 del self._outbox[: self._link.send(memoryview(self._outbox)[: 2**20])]
@@ -302,7 +302,7 @@ class _Worker:
                 self._stdout.close()
 
     def dead(self) -> bool:
-        """Whether the keeper has ended, and with it everything below it. Also the answer that came before is read."""
+        """Whether the keeper and all processes below it have ended. Reads what was sent before."""
         with contextlib.suppress(BlockingIOError):
             self.gone = self.gone or not self._lifeline.recv(1)
         if self.gone:
@@ -310,8 +310,8 @@ class _Worker:
         return self.gone
 
     def frames(self) -> list[tuple[int, bool, int, bytes]]:
-        """Whole messages that have arrived."""
-        found, size = [], child.HEADER.size
+        """Complete messages that have arrived."""
+        messages, size = [], child.HEADER.size
         while len(self._inbox) >= size:
             kind, last, number, length = child.HEADER.unpack_from(self._inbox)
             if kind not in (child.READY, child.BROKEN, child.RESULT, child.ERROR) or length > child.MAX_RESULT:
@@ -319,26 +319,26 @@ class _Worker:
                 return []
             if len(self._inbox) < size + length:
                 break
-            found.append((kind, last, number, bytes(self._inbox[size : size + length])))
+            messages.append((kind, last, number, bytes(self._inbox[size : size + length])))
             del self._inbox[: size + length]
-        return found
+        return messages
 
     # --- the end ---
 
     def order_end(self) -> None:
-        """Tell the keeper. `shutdown`, not `close`: a process forked from the trainer may hold the socket too."""
-        with contextlib.suppress(OSError):  # it has ended by itself
+        """Tell the keeper to end. `shutdown`, not `close`: a process forked from the trainer may hold the socket."""
+        with contextlib.suppress(OSError):  # it has already ended
             self._lifeline.shutdown(socket.SHUT_RDWR)
 
     def stop(self) -> None:
-        """The keeper ends within a bound, with everything below it, and is collected."""
+        """End the keeper and everything below it, in bounded time."""
         self.order_end()
         try:
             self._process.wait(STOP_SECONDS)
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait(STOP_SECONDS)
-        if self._process.returncode < 0 and self._pid:  # it was killed, and could not do its work
+        if self._process.returncode < 0 and self._pid:  # it was killed before it could clean up
             with contextlib.suppress(OSError):
                 os.killpg(self._pid, signal.SIGKILL)
         if not self._stdout.closed:
@@ -347,8 +347,8 @@ class _Worker:
         self._link.close()
         self._lifeline.close()
 
-    def epitaph(self, when: str, limit: float = 0.0) -> str:
-        """What it died of, after `stop`; `when` it happened, and the `limit` in seconds, if there was one."""
+    def reason(self, when: str, limit: float = 0.0) -> str:
+        """The cause of death, after `stop`; `when` it happened; `limit`: the time limit in seconds, if any."""
         code = self._process.returncode
         if code == child.ORDERED:
             what = f"not done within {limit:g} s" if limit else "the worker broke its connection"
@@ -358,12 +358,12 @@ class _Worker:
             what = f"the worker was killed ({_signal_name(code - 128 if code > 0 else -code)})"
         else:
             what = f"the worker ended (exit code {code})"
-        said = self._output.decode(errors="replace").strip().splitlines()
-        return f"{what} {when}" + (f": {said[0][:200]}" if said else "")
+        output = self._output.decode(errors="replace").strip().splitlines()
+        return f"{what} {when}" + (f": {output[0][:200]}" if output else "")
 
 
 def _stop(workers: list[_Worker], owner: int) -> None:
-    """End all: at once, then wait for each. Not in a process that was forked from the one that started them."""
+    """End all workers at once, then wait for each. Does nothing in a fork of the process that started them."""
     if os.getpid() == owner:
         for worker in workers:
             worker.order_end()

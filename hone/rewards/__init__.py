@@ -1,4 +1,4 @@
-"""Rewards by name. A new one is a class in a file, a line here and a test."""
+"""Rewards by name. To add one: a class in a file, a line here and a test."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def registered() -> dict[str, EntryPoint]:
 
 
 def tasks_of(name: str) -> tuple[str, ...]:
-    """The tasks that a part is for; none: every task."""
+    """The tasks that a part supports; empty: every task."""
     kind = None if ":" in name else REWARDS.get(name) or _load(name)
     return kind.tasks if isinstance(kind, type) and issubclass(kind, Part) else ()
 
@@ -75,7 +75,7 @@ def make_reward(config: RewardConfig, task: Task, frozen: Answerer | None = None
         part = _make_part(name, label, config, frozen)
         if isinstance(part, UserFunction):
             part.check(task.problems("train"))
-        if isinstance(part, NeedsGold):  # every one: with a gold answer that is no number all answers would be wrong
+        if isinstance(part, NeedsGold):  # every problem: with an unusable gold answer, all its answers would be wrong
             for problem in task.problems("train"):
                 part.check(problem)
         parts[label], weights[label] = part, weight
@@ -83,7 +83,7 @@ def make_reward(config: RewardConfig, task: Task, frozen: Answerer | None = None
 
 
 def check_functions(config: RewardConfig) -> None:
-    """What of a `reward:` section is outside of hone: import the user's functions, find the judge's key.
+    """Check what a `reward:` section needs from outside: import the user's functions, look up the judge's key.
 
     Called before anything else starts. Raises UserError.
     """
@@ -108,7 +108,7 @@ def _make_part(name: str, label: str, config: RewardConfig, frozen: Answerer | N
 
 
 def _label(name: str, config: RewardConfig) -> str:
-    """The name of a part in metrics: of a function without its file, unless another part is called the same."""
+    """The name of a part in metrics: a function's name without its file, unless another part has the same name."""
     short = name.rpartition(":")[2]
     others = [*(other.rpartition(":")[2] for other in config.parts if other != name), "outcome", "well_formed"]
     return name if ":" in name and short in others else short

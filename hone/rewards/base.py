@@ -1,7 +1,7 @@
 """From a group of rollouts to their rewards: the verdict, the parts, their weighted sum.
 
 A reward named in a recipe is a `Part`: it scores the rollouts of a group, and `make_reward` adds
-the parts up. Only `Rollout.text`, what the model itself said, is ever parsed.
+the parts up. Only `Rollout.text`, the text that the model generated, is ever parsed.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from hone.rewards.config import RewardConfig
 from hone.tasks.base import Task, grade_all
 from hone.types import VERIFIER_FAILURES, Grade, Group, Problem, Reward, Rollout, Verdict
 
-#: Greatest size of a reward. Beyond it differences drown in rounding, and squares (value loss, standard deviation)
-#: leave what single precision can hold.
+#: Largest magnitude of a reward. Beyond it, differences are lost to rounding, and squares (value loss, standard
+#: deviation) overflow single precision.
 LARGEST = 1e15
 POSSIBLE = f"a reward is a finite number from {-LARGEST:g} to {LARGEST:g}"
 
@@ -32,7 +32,7 @@ class RewardFn(Protocol):
 
 @runtime_checkable
 class BatchRewardFn(RewardFn, Protocol):
-    """A reward that scores the groups of a step at once, which workers and servers do faster."""
+    """A reward that scores all groups of a step at once, which is faster with workers and servers."""
 
     def score_all(self, problems: Sequence[Problem], answers: Sequence[Sequence[Rollout]]) -> list[list[Reward]]:
         """[P][G] rewards."""
@@ -41,7 +41,7 @@ class BatchRewardFn(RewardFn, Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Judged:
-    """A rollout with what was read in it, done once for all parts."""
+    """A rollout with its parsed text and its grade, computed once for all parts."""
 
     rollout: Rollout
     parsed: Parsed
@@ -52,16 +52,16 @@ class Judged:
 class Score:
     """One part's score of one rollout."""
 
-    value: float | None  # None: this part has nothing to say of the rollout, and is left out of its sum
-    details: Mapping[str, float] = field(default_factory=dict)  # logged too, not added to the total
-    failure: Verdict | None = None  # that this part's own verifier has no score, if so
-    note: str | None = None  # and why
+    value: float | None  # None: the part does not apply to this rollout, and is left out of its sum
+    details: Mapping[str, float] = field(default_factory=dict)  # logged, not added to the total
+    failure: Verdict | None = None  # set if the part's own verifier failed
+    note: str | None = None  # why it failed
 
 
 class Part:
     """One named reward. Subclasses score a group in `__call__`."""
 
-    tasks: ClassVar[tuple[str, ...]] = ()  # names of the tasks that it fits; none: every task
+    tasks: ClassVar[tuple[str, ...]] = ()  # names of the supported tasks; empty: every task
 
     def __init__(self, config: RewardConfig) -> None:
         self.config = config
@@ -71,25 +71,25 @@ class Part:
         raise NotImplementedError
 
     def score_all(self, groups: Sequence[tuple[Problem, Sequence[Judged]]]) -> list[list[Score]]:
-        """[P][G] scores. A part that asks workers or a server overrides this: they answer many at once."""
+        """[P][G] scores. Parts that use workers or a server override this to send all requests at once."""
         return [self(problem, group) for problem, group in groups]
 
     def costs(self) -> dict[str, float]:
-        """What it has used since the last call of this, such as requests to a server; shown beside the seconds."""
+        """Usage since the last call of this method, such as requests to a server; shown beside the seconds."""
         return {}
 
 
 def judge(task: Task, problem: Problem, rollout: Rollout) -> Judged:
     """Parse and grade one rollout.
 
-    A rollout that was cut off before it gave any answer is `truncated`; if an answer was
-    already complete, that answer counts, cut off or not.
+    A rollout that was cut off before it gave an answer is `truncated`; a complete answer
+    counts even if the rollout was cut off after it.
     """
     return _judged(rollout, task.grade(problem, rollout.text))
 
 
 def judge_all(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[Judged]:
-    """As `judge`, at once if the task can."""
+    """`judge` for many rollouts, in one call if the task supports it."""
     grades = grade_all(task, [(problem, rollout.text) for problem, rollout in items])
     return [_judged(rollout, grade) for (_, rollout), grade in zip(items, grades, strict=True)]
 
@@ -103,10 +103,10 @@ def _judged(rollout: Rollout, grade: Grade) -> Judged:
 class Composed:
     """A `RewardFn`: the weighted sum of parts.
 
-    `Reward.parts` holds every part unweighted, its details, always `well_formed` and, of a task that grades, `outcome`
+    `Reward.parts` holds every part unweighted, its details, always `well_formed` and, for tasks that grade, `outcome`
     (0 or 1). A part without a value for a rollout is left out of the sum, as in TRL (functions for one of several tasks
-    return None for the others' rows). If a verifier failed, or no part has a value, the verdict says so and there are
-    no parts: the total of 0 is not a score, and the caller leaves the sample out.
+    return None for the others' rows). If a verifier failed, or no part has a value, the verdict says so and `parts` is
+    empty: the total of 0 is not a score, and the caller drops the sample.
     """
 
     def __init__(self, task: Task, parts: Mapping[str, Part], weights: Mapping[str, float]) -> None:
@@ -131,12 +131,12 @@ class Composed:
         ]
 
     def offline(self) -> Composed:
-        """The same without the parts that ask a model or a server, which cost time or money."""
+        """This reward without the parts that call a model or a server, which cost time or money."""
         parts = {name: part for name, part in self.parts.items() if getattr(part, "offline", True)}
         return Composed(self.task, parts, {name: self.weights[name] for name in parts})
 
     def costs(self) -> dict[str, float]:
-        """Of all parts, as `name/what`; see `Part.costs`."""
+        """The costs of all parts, as `name/what`; see `Part.costs`."""
         return {f"{name}/{what}": value for name, part in self.parts.items() for what, value in part.costs().items()}
 
     def _sum(self, one: Judged, scores: Mapping[str, Score]) -> Reward:
@@ -164,21 +164,21 @@ class Composed:
 
 
 def failures(groups: Iterable[Group]) -> str | None:
-    """What to say of the samples that were left out because a verifier failed; None if there are none."""
+    """A message about samples that were left out because a verifier failed; None without such samples."""
     rewards = [reward for group in groups for reward in group.rewards]
     out = [reward for reward in rewards if reward.verdict in VERIFIER_FAILURES]
     if not out:
         return None
     kinds = Counter((reward.verdict, reward.note or "no reason given") for reward in out).most_common()
-    told = "; ".join(f"{count} x {verdict} ({note})" for (verdict, note), count in kinds[:3])
+    reasons = "; ".join(f"{count} x {verdict} ({note})" for (verdict, note), count in kinds[:3])
     rest = f"; and {len(kinds) - 3} other reasons" if len(kinds) > 3 else ""
-    return f"{len(out)} of {len(rewards)} samples have no reward and were left out: {told}{rest}"
+    return f"{len(out)} of {len(rewards)} samples have no reward and were left out: {reasons}{rest}"
 
 
 def reward_groups(
     problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn, world: World = ALONE
 ) -> list[Group]:
-    """Rewards: of all groups at once if the reward can, else a group at a time; the processes share the groups."""
+    """Score groups: all at once if the reward supports it, else one by one; ranks share the work."""
     return world.gather(_reward_groups(world.share(problems), world.share(answers), reward), "rewards")
 
 

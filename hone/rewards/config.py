@@ -18,7 +18,7 @@ class CountdownReward(Section):
 
 
 class LinearAlgebraReward(Section):
-    """Of `linear_algebra`: what thinking at length adds at most, and the characters from which it does."""
+    """`linear_algebra`: the most that long thinking adds, and the characters of thinking that earn it."""
 
     thinking: float = Field(default=0.0, ge=0, le=0.25)
     thinking_chars: PositiveInt = 1000
@@ -27,18 +27,18 @@ class LinearAlgebraReward(Section):
 class OverlongReward(Section):
     """Lengths of `overlong`, in completion tokens: no penalty up to `max_tokens - buffer`, -1 from `max_tokens`."""
 
-    max_tokens: PositiveInt | None = None  # usually that of the sampling
+    max_tokens: PositiveInt | None = None  # usually that of sampling
     buffer: PositiveInt = 64
 
 
 class FunctionsConfig(Section):
-    """How functions of the user's are called; see hone.rewards.functions."""
+    """How the user's functions are called; see hone.rewards.functions."""
 
-    isolate: bool = False  # in processes of their own, with a deadline; one sample a call
-    workers: PositiveInt = 2  # processes for each function, if isolated
-    deadline: PositiveFloat = 10.0  # seconds for a call; without `isolate` only an async function can be stopped
-    memory_mb: PositiveInt = 2048  # for a call, if isolated
-    completions: Literal["auto", "text", "messages"] = "auto"  # what TRL's signature gets; auto: its code tells
+    isolate: bool = False  # in their own processes, with a deadline; one sample per call
+    workers: PositiveInt = 2  # processes per function, if isolated
+    deadline: PositiveFloat = 10.0  # seconds per call; without `isolate` only an async function can be stopped
+    memory_mb: PositiveInt = 2048  # per call, if isolated
+    completions: Literal["auto", "text", "messages"] = "auto"  # what TRL functions receive; auto: see their code
 
     @model_validator(mode="after")
     def _effective(self) -> FunctionsConfig:
@@ -49,13 +49,13 @@ class FunctionsConfig(Section):
 
 
 class PerplexityReward(Section):
-    """`perplexity`: what a frozen answerer makes of the context that the policy wrote; see hone.rewards.perplexity."""
+    """`perplexity`: how much the policy's text helps a frozen answerer; see hone.rewards.perplexity."""
 
     answerer: str = "policy"  # the policy as it was at the start of the stage; or a folder, a hub id, or http://.../v1
     served_model: str | None = None  # the model's name at the server, if the answerer is one
     kind: Literal["hybrid", "relative", "absolute", "vr_cli"] = "hybrid"
     alpha: float = Field(default=0.5, ge=0.0, le=1.0)  # share of `relative` in hybrid
-    context: Literal["text", "thinking", "before_answer"] = "text"  # what of the policy's text the answerer reads
+    context: Literal["text", "thinking", "before_answer"] = "text"  # the text that the answerer reads
     cue: str = "The final answer is: "  # before the gold answer, with and without a context
     leak: Literal["flag", "zero"] = "flag"  # a context that holds the gold answer: only logged, or scored 0
 
@@ -85,17 +85,17 @@ class SmallPartsReward(Section):
     strict_format: FiniteFloat = 0.5
     soft_format: FiniteFloat = 0.5
     tag: FiniteFloat = 0.125  # for each of the four tags that occurs exactly once
-    trailing: NonNegativeFloat = 0.001  # taken off for every character after the last </answer>
+    trailing: NonNegativeFloat = 0.001  # subtracted for every character after the last </answer>
 
 
 class ThinkingReward(Section):
-    """Penalties of `thinking`, each taken off once per answer that it fits."""
+    """Penalties of `thinking`, each subtracted at most once per answer."""
 
-    dummy: NonNegativeFloat = 1.0  # no thinking, or thinking that says nothing
+    dummy: NonNegativeFloat = 1.0  # no thinking, or thinking without content
     foreign: NonNegativeFloat = 1.0  # letters of a script that the problem does not use
-    unmentioned: NonNegativeFloat = 1.0  # a person of the puzzle who never occurs in the thinking
+    unmentioned: NonNegativeFloat = 1.0  # a person of the puzzle is missing from the thinking
     length_limit: NonNegativeFloat = 1.0  # cut off by the limit on tokens
-    min_words: NonNegativeInt = 5  # fewer different words than this, fillers aside, say nothing
+    min_words: NonNegativeInt = 5  # thinking with fewer distinct words, fillers aside, is a dummy
 
 
 class RewardConfig(Section):
@@ -113,7 +113,7 @@ class RewardConfig(Section):
     thinking: ThinkingReward = ThinkingReward()
 
     def passes(self) -> list[str]:
-        """What the reward has a model compute, in words."""
+        """Descriptions of the forward passes that the reward adds."""
         if "perplexity" not in self.parts:
             return []
         config, where = self.perplexity, "of a frozen model"

@@ -3,15 +3,15 @@
     reward:
       parts: {outcome: 1.0, my/rewards.py:brief: 0.2}
 
-Functions written for other programs work unchanged, `async` ones too; they are told apart by the names of their
-parameters (`SIGNATURES`). Arguments come by name: a function gets those that it names, or all if it takes `**kwargs`.
-None instead of a number says that the function is not for that sample: the other parts add up without it, as in TRL;
-only a sample for which no part has a value is left out of its group. An exception leaves it out too, and is counted and
-shown. What is not a finite number of ordinary size, and a list of the wrong length, are faults of the function and stop
-the run.
+Functions written for other programs work unchanged, `async` ones too; the names of their parameters tell which program
+(`SIGNATURES`). Arguments are passed by name: a function gets those that it names, or all if it takes `**kwargs`.
+It returns None for a sample that it does not apply to: the other parts are summed without it, as in TRL; only a sample
+for which no part has a value is left out of its group. A sample whose call raises is left out too, counted and shown.
+A value that is not a finite number of ordinary size, or a list of the wrong length, is a fault of the function and
+stops the run.
 
-In the trainer's process a function sees a whole group at once (verl's a sample). With `reward.functions.isolate` it
-runs in `hone.grade.workers`, where it may hang or crash, and sees one sample a call (`problem, rollouts`: a group).
+In the trainer's process a function gets a whole group at once (verl's a sample). With `reward.functions.isolate` it
+runs in `hone.grade.workers`, where it may hang or crash, and gets one sample per call (`problem, rollouts`: a group).
 """
 
 from __future__ import annotations
@@ -33,37 +33,37 @@ from hone.rewards.base import LARGEST, POSSIBLE, Judged, Part, Score
 from hone.rewards.config import RewardConfig
 from hone.types import VERIFIER_FAILURES, Problem, Reward, Rollout
 
-#: What tells a signature: the parameters that it must have, and how its program calls it.
+#: What identifies a signature: its required parameters, and how its program calls it.
 SIGNATURES: dict[str, tuple[tuple[str, ...], str]] = {
     "trl": (("completions",), "f(prompts, completions, **columns) -> list, as in TRL"),
     "verl": (("solution_str", "ground_truth"), "f(data_source, solution_str, ground_truth, extra_info), as in verl"),
     "openrlhf": (("queries", "prompts"), "f(queries, prompts, labels) -> list or dict, as in OpenRLHF"),
     "hone": (("problem", "rollouts"), "f(problem, rollouts) -> list"),
 }
-#: Answers of an `async` function that are waited for at the same time.
+#: Most calls of an `async` function in flight at the same time.
 CONCURRENT = 64
 
 Item = tuple[Problem, Rollout]
 
 
 class _Logged(NamedTuple):
-    """What a function said, and what it logged beside."""
+    """What a function returned, and what it logged."""
 
-    said: Any
+    returned: Any
     details: Mapping[str, Sequence[float]]
 
 
 class Exited(UserError):
-    """A function of the user's called `os._exit` in this process."""
+    """A user's function called `os._exit` in this process."""
 
 
 @contextlib.contextmanager
 def no_exit(target: str) -> Iterator[None]:
-    """`os._exit` in this process is an error for the duration: with code 0 an unfinished run would pass as finished.
+    """Makes `os._exit` raise in this process: with code 0 an unfinished run would pass as finished.
 
-    A parent process that watches for this would have to hand on signals, the terminal and standard input, to a
-    debugger too; and a function that is not trusted belongs into `reward.functions.isolate` anyway, where it can end
-    no run. Processes that the function forks, as multiprocessing does, end as ever.
+    A parent process that watches for this would have to forward signals, the terminal and standard input, also to a
+    debugger; and an untrusted function belongs in `reward.functions.isolate` anyway, where it cannot end the run.
+    Processes that the function forks, as multiprocessing does, exit as usual.
     """
     leave, me = os._exit, os.getpid()
 
@@ -83,7 +83,7 @@ def no_exit(target: str) -> Iterator[None]:
 
 
 class UserFunction(Part):
-    """One function of the user's. `label` is its name in metrics; `target` says where it is."""
+    """One of the user's functions. `label` is its name in metrics; `target` says where it is."""
 
     def __init__(self, config: RewardConfig, target: str, label: str) -> None:
         super().__init__(config)
@@ -91,10 +91,10 @@ class UserFunction(Part):
         source = read_target(target)
         self.function: Callable[..., Any] | None = None
         self.workers: Workers | None = None
-        self.told = False  # that a call takes long
+        self.warned = False  # that a call takes too long
         if self.settings.isolate:
-            given = self.settings
-            self.workers = Workers(target, count=given.workers, deadline=given.deadline, memory_mb=given.memory_mb)
+            limits = self.settings
+            self.workers = Workers(target, count=limits.workers, deadline=limits.deadline, memory_mb=limits.memory_mb)
             looks = self.workers.looks()
         else:
             try:
@@ -108,7 +108,7 @@ class UserFunction(Part):
         self.as_messages = self._as_messages(looks)
 
     def _as_messages(self, looks: Mapping[str, Any]) -> bool:
-        """TRL gives completions as text or as lists of messages, depending on the data set; the code tells which."""
+        """TRL passes completions as text or as messages, depending on the data set; infer which from the code."""
         if self.settings.completions != "auto":
             return self.settings.completions == "messages"
         hints = {name: hint for name, _, _, hint in looks["parameters"]}
@@ -117,7 +117,7 @@ class UserFunction(Part):
         return any(f"{opened}content{closed}" in looks["source"] for opened, closed in (('["', '"]'), ("['", "']")))
 
     def check(self, problems: Sequence[Problem]) -> None:
-        """Raises UserError if the function wants an argument that no problem has."""
+        """Raises UserError if the function requires an argument that no problem has."""
         missing = [name for name, required in self.parameters if required]
         offered: dict[str, Any] = {}
         for problem in problems:
@@ -140,13 +140,13 @@ class UserFunction(Part):
         single = self.signature == "verl" or (self.workers is not None and self.signature != "hone")
         calls = [[item] for group in items for item in group] if single else [group for group in items if group]
         results = self._call(calls)
-        flat = iter([score for call, got in zip(calls, results, strict=True) for score in self._scores(got, len(call))])
+        flat = iter([score for call, one in zip(calls, results, strict=True) for score in self._scores(one, len(call))])
         return [[next(flat) for _ in group] for group in items]
 
     # --- calling ---
 
     def _call(self, calls: Sequence[Sequence[Item]]) -> list[Any]:
-        """What the function says of each; a `Failure` where it raised, or took too long."""
+        """The function's result for each call; a `Failure` where it raised or took too long."""
         if self.workers is not None:
             return self.workers.map([()] * len(calls), [self._arguments(call) for call in calls])
         assert self.function is not None
@@ -154,31 +154,31 @@ class UserFunction(Part):
         for call in calls:
             details: dict[str, list[float]] = {}
             arguments = self._arguments(call, details)
-            watch = threading.Timer(self.settings.deadline, self._tell_that_it_hangs)
+            watch = threading.Timer(self.settings.deadline, self._warn_of_hang)
             watch.daemon = True
             watch.start()
             try:
                 with no_exit(self.target):
-                    said = self.function(**arguments)
+                    returned = self.function(**arguments)
             except Exited:
                 raise
-            except (Exception, SystemExit) as error:  # user code: this call has no score, the others have theirs
-                said = Failure("verifier_error", describe(error))
+            except (Exception, SystemExit) as error:  # user code: only this call is without a score
+                returned = Failure("verifier_error", describe(error))
             finally:
                 watch.cancel()
-            results.append(_Logged(said, details))
-        waiting = [i for i, result in enumerate(results) if hasattr(result.said, "__await__")]
-        if waiting:  # not before: a plain function may start a loop of its own
+            results.append(_Logged(returned, details))
+        waiting = [i for i, result in enumerate(results) if hasattr(result.returned, "__await__")]
+        if waiting:  # only if needed: a plain function may start its own event loop
             with no_exit(self.target):
-                answers = finished(self._await([results[i].said for i in waiting]))
-            for i, said in zip(waiting, answers, strict=True):
-                results[i] = results[i]._replace(said=said)
+                answers = finished(self._await([results[i].returned for i in waiting]))
+            for i, returned in zip(waiting, answers, strict=True):
+                results[i] = results[i]._replace(returned=returned)
         return results
 
-    def _tell_that_it_hangs(self) -> None:
-        """Once; nothing can stop a plain function in this process, but whoever waits should know for what."""
-        if not self.told:
-            self.told = True
+    def _warn_of_hang(self) -> None:
+        """Say once what the run is waiting for: a plain function in this process cannot be stopped."""
+        if not self.warned:
+            self.warned = True
             print(
                 f"reward {self.target}: no result after {self.settings.deadline:g} s (reward.functions.deadline), and "
                 "still waiting. With reward.functions.isolate: true such a call is stopped, and its sample left out",
@@ -206,10 +206,10 @@ class UserFunction(Part):
 
     def _arguments(self, call: Sequence[Item], details: dict[str, list[float]] | None = None) -> dict[str, Any]:
         offered = self._offered(call)
-        if details is not None and self.signature == "trl":  # what it logs becomes details of its score
+        if details is not None and self.signature == "trl":  # logged values become details of the score
             offered["log_metric"] = lambda name, value: _keep_numbers(details, name, value, len(call))
             offered["log_extra"] = lambda name, values: _keep_numbers(details, name, values, len(call))
-        if self.signature == "trl":  # a column that only other rows have: `check` has seen that there is one
+        if self.signature == "trl":  # columns that only other rows have; `check` made sure of that
             offered |= {
                 name: [None] * len(call) for name, required in self.parameters if required and name not in offered
             }
@@ -249,7 +249,7 @@ class UserFunction(Part):
     # --- reading ---
 
     def _scores(self, result: Any, count: int) -> list[Score]:
-        """`count` scores from what one call gave. Raises UserError for what cannot be a reward."""
+        """`count` scores from the result of one call. Raises UserError for a result that cannot be a reward."""
         logged: Mapping[str, Sequence[float]] = {}
         if isinstance(result, _Logged):
             result, logged = result
@@ -260,10 +260,10 @@ class UserFunction(Part):
             if "rewards" not in result:
                 raise self._wrong(f"gave a mapping without 'rewards': {', '.join(map(str, result))}")
             values = result["rewards"]
-            found: dict[str, list[float]] = {}
+            extra_logs: dict[str, list[float]] = {}
             for name, column in _mapping(result.get("extra_logs")).items():
-                _keep_numbers(found, name, column, count)
-            logged = found
+                _keep_numbers(extra_logs, name, column, count)
+            logged = extra_logs
         values = values.tolist() if hasattr(values, "tolist") else values  # an array or a tensor
         if not isinstance(values, (list, tuple)):
             raise self._wrong(f"gave {type(values).__name__}, not a list of {count} numbers")
@@ -290,7 +290,7 @@ class UserFunction(Part):
         value = value.item() if hasattr(value, "item") else value  # numpy and torch scalars
         if not isinstance(value, numbers.Real):
             raise self._wrong(f"gave {type(value).__name__} {_shown(value)}; a reward is a number, or None")
-        # A whole number beyond the range of floats compares, and does not convert.
+        # An integer beyond the range of floats can be compared, but not converted.
         if not bool(-LARGEST <= value <= LARGEST):  # type: ignore[operator]
             raise self._wrong(f"gave {_shown(value)}; {POSSIBLE}, or None where the function does not apply")
         return float(value)
@@ -300,7 +300,7 @@ class UserFunction(Part):
 
 
 def recognise(target: str, looks: Mapping[str, Any]) -> str:
-    """The key of `SIGNATURES` that a function has. Raises UserError if it is none, or more than one."""
+    """The key of `SIGNATURES` that fits a function. Raises UserError unless exactly one does."""
     names = [name for name, kind, _, _ in looks["parameters"] if "VAR" not in kind]
     if "completion_ids" in names:
         names.append("completions")  # TRL's own rewards take either
@@ -309,12 +309,12 @@ def recognise(target: str, looks: Mapping[str, Any]) -> str:
         return fits[0]
     kinds = "\n".join(f"  {shown}" for _, shown in SIGNATURES.values())
     which = f"fits {len(fits)} signatures" if fits else "fits no signature"
-    given = ", ".join(dict.fromkeys(names))
-    raise UserError(f"reward {target}: f({given}) {which}; name the parameters as in one of\n{kinds}")
+    parameters = ", ".join(dict.fromkeys(names))
+    raise UserError(f"reward {target}: f({parameters}) {which}; name the parameters as in one of\n{kinds}")
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:
-    """What a function can ask for by name: the row's own columns first, then what every problem has."""
+    """Arguments that a function can name: the fields of every problem, overridden by the row's own columns."""
     known = {
         "answer": problem.answer,
         "ground_truth": problem.answer,
@@ -336,14 +336,14 @@ def _is_number(value: Any) -> bool:
 
 
 def _shown(value: Any) -> str:
-    """A value as messages show it, in at most 60 characters."""
+    """A value as shown in messages, in at most 60 characters."""
     if isinstance(value, int) and not isinstance(value, bool) and abs(value) > LARGEST:  # may be too long to print
         return f"a whole number of {value.bit_length()} bits"
     return f"{value!r:.60}"
 
 
 def _keep_numbers(kept: dict[str, list[float]], name: str, values: Any, count: int) -> None:
-    """A logged column, if it is one number per sample; text that a function logs is not kept."""
+    """Keep a logged column if it holds one number per sample; logged text is dropped."""
     values = values.tolist() if hasattr(values, "tolist") else values
     values = [values] * count if _is_number(values) else values
     if isinstance(values, (list, tuple)) and len(values) == count and all(map(_is_number, values)):

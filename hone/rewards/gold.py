@@ -17,20 +17,20 @@ from hone.grade.parse import parse
 from hone.rewards.base import Part
 from hone.types import Problem
 
-#: A number as people write it: thousands separated by commas or not, a decimal point, no exponent.
+#: A number in everyday notation: optional thousands separators, a decimal point, no exponent.
 _UNSIGNED = r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|\.[0-9]+)"
 
-#: The same in a text, where a `-` is a sign unless it follows a letter, a digit or a bracket that closes.
+#: The same within a text, where `-` is a sign unless it follows a letter, a digit or a closing bracket.
 _IN_TEXT = re.compile(rf"(?:(?<![\w)\]}}])[-\u2212])?{_UNSIGNED}")
 
-MAX_DIGITS = 100  # a longer number is none: nobody's answer, and slow to compute with
+MAX_DIGITS = 100  # longer numbers are not read: no answer needs them, and they are slow to compute with
 
 
 def gold_text(problem: Problem) -> str:
-    """An answer that is right, as one would write it.
+    """The correct answer as text.
 
-    A problem whose answer is not plain text or a number has one if its worked solution ends in an answer block.
-    Raises UserError if there is none.
+    If the recorded answer is neither text nor a number, it is the answer block of the worked solution.
+    Raises UserError if the problem has neither.
     """
     answer = problem.answer
     if isinstance(answer, (str, int, float)) and not isinstance(answer, bool) and str(answer).strip():
@@ -45,7 +45,7 @@ def gold_text(problem: Problem) -> str:
 
 
 def number(text: str) -> Fraction | None:
-    """The value of a text that is one number, with a sign, `$` or `%` perhaps; None if it is not."""
+    """The value of a text that is a single number, optionally with a sign, `$` or `%`; else None."""
     plain = text.strip().strip("$%").strip()
     sign = -1 if plain[:1] in ("-", "\u2212") else 1
     plain = plain[1:] if plain[:1] in ("-", "\u2212", "+") else plain
@@ -57,12 +57,12 @@ def number(text: str) -> Fraction | None:
 
 
 def written_numbers(text: str) -> list[str]:
-    """Every number of a text, as it stands there: `["1,200", "-7"]`."""
+    """Every number of a text, as written: `["1,200", "-7"]`."""
     return _IN_TEXT.findall(text)
 
 
 class NeedsGold(Part):
-    """A reward that compares with the gold answer itself; `numeric`: which has to be a number."""
+    """A reward that compares with the gold answer; `numeric`: the answer must be a number."""
 
     numeric: ClassVar[bool] = False
 

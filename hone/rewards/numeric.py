@@ -22,45 +22,45 @@ _PLAIN = re.compile(r"-?(?:[0-9]+\.?[0-9]*|\.[0-9]+)")
 class BoxedNumeric(NeedsGold):
     r"""1 if the last `\boxed{...}` holds the gold number, else -1.
 
-    Of what is in the box, braces balanced, the characters 0-9 . - are kept and compared as a number: `\boxed{\$1,200}`
-    is 1200. So `\boxed{1/2}` reads as 12, as in the source of this rule; for fractions use a maths task.
+    The characters 0-9 . - of the box (with balanced braces) are kept and compared as a number: `\boxed{\$1,200}` is
+    1200. So `\boxed{1/2}` reads as 12, as in the source of this rule; for fractions use a maths task.
     """
 
     numeric = True
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
         gold = kept_number(gold_text(problem))
-        found = [boxed(one.rollout.text) for one in group]
-        values = [None if text is None else kept_number(text) for text in found]
+        boxes = [boxed(one.rollout.text) for one in group]
+        values = [None if text is None else kept_number(text) for text in boxes]
         return [
             Score(1.0 if value is not None and value == gold else -1.0, {"boxed": float(text is not None)})
-            for value, text in zip(values, found, strict=True)
+            for value, text in zip(values, boxes, strict=True)
         ]
 
 
 def boxed(text: str) -> str | None:
-    r"""What stands in the last complete `\boxed{...}` or `\box{...}`; None if there is none.
+    r"""The content of the last complete `\boxed{...}` or `\box{...}`; None without a box.
 
     >>> boxed(r"so \boxed{\frac{1}{2}}.")
     '\\frac{1}{2}'
     """
     starts = [match.end() for match in _BOX.finditer(text)]
     closes: dict[int, int] = {}  # where each brace that opens a box is closed
-    wanted = set(starts)
+    box_starts = set(starts)
     open_braces: list[int] = []
     for brace in re.finditer(r"(?<!\\)[{}]", text) if starts else ():
         if brace[0] == "{":
             open_braces.append(brace.end())
         elif open_braces:
             start = open_braces.pop()
-            if start in wanted:
+            if start in box_starts:
                 closes[start] = brace.start()
     last = max(closes, default=None)
     return None if last is None else text[last : closes[last]]
 
 
 def kept_number(text: str) -> Fraction | None:
-    """The number that is left of a text when only 0-9 . - are kept."""
+    """The number that remains of a text when only 0-9 . - are kept; None if it is not a number."""
     kept = "".join(c for c in text[: 10 * MAX_DIGITS] if c in "0123456789.-").rstrip(".")
     if len(text) > 10 * MAX_DIGITS or len(kept) > MAX_DIGITS or not _PLAIN.fullmatch(kept):
         return None
@@ -68,7 +68,7 @@ def kept_number(text: str) -> Fraction | None:
 
 
 class GSM8KStrict(NeedsGold):
-    """1 if the number after the last `####` is the gold one, else 0."""
+    """1 if the number after the last `####` equals the gold answer, else 0."""
 
     numeric = True
 
@@ -77,7 +77,7 @@ class GSM8KStrict(NeedsGold):
 
 
 class GSM8KFlexible(NeedsGold):
-    """1 if the last number of the text is the gold one, wherever it stands, else 0."""
+    """1 if the last number of the text equals the gold answer, else 0."""
 
     numeric = True
 
@@ -86,16 +86,16 @@ class GSM8KFlexible(NeedsGold):
 
 
 def after_hashes(text: str) -> Fraction | None:
-    """The number after the last `####`, as GSM8K writes its answers; None if there is none."""
+    """The number after the last `####`, the notation of GSM8K; None without one."""
     at = text.rfind("####")
     match = _HASHES.match(text, at) if at >= 0 else None
     return None if match is None else number(match[1].rstrip(".,;:!*"))
 
 
 def last_number(text: str) -> Fraction | None:
-    """The last number of a text; None if there is none, or if it is absurdly long."""
-    found = written_numbers(text)
-    return number(found[-1]) if found else None
+    """The last number of a text; None without one, or if it has more than MAX_DIGITS digits."""
+    numbers = written_numbers(text)
+    return number(numbers[-1]) if numbers else None
 
 
 def _compared(problem: Problem, values: Sequence[Fraction | None]) -> list[Score]:
@@ -104,12 +104,12 @@ def _compared(problem: Problem, values: Sequence[Fraction | None]) -> list[Score
 
 
 class SmallParts(Part):
-    """Many small rewards for an answer and for its shape (W. Brown's GRPO demo, 2025), with this project's tags.
+    """Many small rewards for an answer and its format (W. Brown's GRPO demo, 2025), with this project's tags.
 
-    Correct 2.0; a whole number in the answer block 0.5; strict format 0.5: the text is the four tags, each on a line of
-    its own, and what is between them; soft format 0.5: both blocks, one after the other, anywhere; 0.125 for each of
-    the four tags that occurs exactly once, less 0.001 for each character after the last `</answer>`, a final newline
-    excepted. At most 4.0. A known weakness: format alone is worth half as much as the right answer.
+    Correct 2.0; a whole number in the answer block 0.5; strict format 0.5: the text is the four tags, each on its own
+    line, and their contents; soft format 0.5: both blocks, one after the other, anywhere; 0.125 for each of the four
+    tags that occurs exactly once, minus 0.001 for each character after the last `</answer>`, a final newline excepted.
+    At most 4.0. A known weakness: format alone earns half as much as the right answer.
     """
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
@@ -128,7 +128,7 @@ class SmallParts(Part):
 
 
 def strict_format(text: str) -> bool:
-    r"""`<think>\n...\n</think>\n<answer>\n...\n</answer>`, perhaps a newline, and nothing else; each tag once."""
+    r"""`<think>\n...\n</think>\n<answer>\n...\n</answer>`, an optional newline, nothing else; each tag once."""
     if any(text.count(tag) != 1 for tag in TAGS):
         return False
     body = text.removesuffix("\n")

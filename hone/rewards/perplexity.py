@@ -1,4 +1,4 @@
-"""Perplexity rewards: how much a reasoning context helps a frozen model to say the gold answer.
+"""Perplexity rewards: how much a reasoning context helps a frozen model to predict the gold answer.
 
 The policy writes a context a for a question x; a frozen answerer reads it, then a cue, then the gold answer y.
 With PPL = exp(-mean log p(y_t)):
@@ -8,8 +8,8 @@ With PPL = exp(-mean log p(y_t)):
     hybrid     alpha * relative + (1 - alpha) * absolute
     vr_cli     0, 0.5, 0.9 or 1 for an improvement below 0.05 %, 1 %, 2 %, or more: Gurung & Lapata, arXiv:2503.22828
 
-The cue stands in both prompts: in one only, it would be paid for. No answer of the policy is graded, so any task with
-gold answers can be trained; the obvious way to be paid without reasoning is to write the answer down, see `leaks`.
+The cue is in both prompts: in one only, it would be rewarded itself. The policy's answer is not graded, so any task
+with gold answers can be trained; the obvious shortcut is to write the answer into the context, see `leaks`.
 """
 
 from __future__ import annotations
@@ -28,42 +28,42 @@ from hone.types import FloatArray, Problem
 
 
 class AnswererError(Exception):
-    """The answerer did not answer: a failure of the verifier, which says nothing about the sample."""
+    """The answerer failed: a failure of the verifier, not a score of 0."""
 
 
-class Asked(NamedTuple):
-    """What an answerer is asked about one group."""
+class AnswerRequest(NamedTuple):
+    """The contexts and the gold answer of one group, to be scored by an answerer."""
 
     problem: Problem
-    contexts: Sequence[str]  # [S]; "" is no context
-    answer: str  # the gold one
+    contexts: Sequence[str]  # [S]; "": without a context
+    answer: str  # the gold answer
 
 
 class Answerer(Protocol):
-    """A frozen model that reads question, context and cue, and is asked about the gold answer."""
+    """A frozen model that computes log-probs of the gold answer after question, context and cue."""
 
-    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
-        """[P][S] log-probs [Ly] of each token of the answer after each context; of a group that failed, why.
+    def logprobs_all(self, requests: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
+        """[P][S] log-probs [Ly] of the answer's tokens after each context; for a group that failed, the error.
 
-        Equal contexts of a group have equal results, to the bit.
+        Equal contexts within a group have bit-identical results.
         """
         ...
 
     def logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
-        """The same of one group. Raises AnswererError."""
-        (found,) = self.logprobs_all([Asked(problem, contexts, answer)], cue)
-        if isinstance(found, AnswererError):
-            raise found
-        return found
+        """`logprobs_all` for one group. Raises AnswererError."""
+        (result,) = self.logprobs_all([AnswerRequest(problem, contexts, answer)], cue)
+        if isinstance(result, AnswererError):
+            raise result
+        return result
 
 
 class Perplexity(NeedsGold):
-    """`reward.perplexity.kind` of the gold answer's perplexity; all of its ingredients are logged in detail.
+    """A function (`reward.perplexity.kind`) of the gold answer's perplexity; all ingredients are logged.
 
     `leak` is 1 if the context holds the gold answer; with `leak: zero` such a sample scores 0.
     """
 
-    offline = False  # asks a model
+    offline = False  # calls a model
 
     def __init__(self, config: RewardConfig, answerer: Answerer) -> None:
         super().__init__(config)
@@ -75,30 +75,29 @@ class Perplexity(NeedsGold):
     def score_all(self, groups: Sequence[tuple[Problem, Sequence[Judged]]]) -> list[list[Score]]:
         config = self.config.perplexity
         contexts = [[context_of(one, config.context).strip() for one in group] for _, group in groups]
-        asked = [Asked(p, ["", *given], gold_text(p)) for (p, _), given in zip(groups, contexts, strict=True)]
-        return [
-            self._group(one, said)
-            for one, said in zip(asked, self.answerer.logprobs_all(asked, config.cue), strict=True)
-        ]
+        pairs = zip(groups, contexts, strict=True)
+        requests = [AnswerRequest(problem, ["", *own], gold_text(problem)) for (problem, _), own in pairs]
+        results = self.answerer.logprobs_all(requests, config.cue)
+        return [self._group(request, result) for request, result in zip(requests, results, strict=True)]
 
-    def _group(self, asked: Asked, said: list[FloatArray] | AnswererError) -> list[Score]:
+    def _group(self, request: AnswerRequest, result: list[FloatArray] | AnswererError) -> list[Score]:
         try:
-            if isinstance(said, AnswererError):
-                raise said
-            base, *given = (perplexity(logprobs) for logprobs in said)
-        except AnswererError as error:  # a server, the network: every sample of the group goes without a score
-            return [Score(0.0, failure="verifier_error", note=str(error)) for _ in asked.contexts[1:]]
-        pairs = zip(given, asked.contexts[1:], strict=True)
-        return [score(ppl, base, leaks(context, asked.answer), self.config.perplexity) for ppl, context in pairs]
+            if isinstance(result, AnswererError):
+                raise result
+            base, *with_context = (perplexity(logprobs) for logprobs in result)
+        except AnswererError as error:  # a server, the network: no sample of the group gets a score
+            return [Score(0.0, failure="verifier_error", note=str(error)) for _ in request.contexts[1:]]
+        pairs = zip(with_context, request.contexts[1:], strict=True)
+        return [score(ppl, base, leaks(context, request.answer), self.config.perplexity) for ppl, context in pairs]
 
 
 def answer_prompt(question: str, context: str, cue: str) -> str:
-    """What stands before the gold answer; without a context it is the same but for the context."""
+    """The text before the gold answer; the context may be empty."""
     return f"{question}{context}\n{cue}" if context else f"{question}{cue}"
 
 
 def score(with_context: float, without: float, leak: bool, config: PerplexityReward) -> Score:
-    """The reward of one context from its two perplexities."""
+    """The score of one context, from the perplexities with and without it."""
     absolute, relative = 1.0 / with_context, relative_improvement(with_context, without)
     value = {
         "absolute": absolute,
@@ -117,7 +116,7 @@ def score(with_context: float, without: float, leak: bool, config: PerplexityRew
 
 
 def perplexity(logprobs: FloatArray) -> float:
-    """exp(-mean) of log-probs [Ly], at most exp(700), which is finite. Raises AnswererError if one is not a number."""
+    """exp(-mean) of log-probs [Ly], capped at exp(700) to stay finite. Raises AnswererError for NaN."""
     nll = -float(np.mean(logprobs, dtype=np.float64))
     if math.isnan(nll):
         raise AnswererError(f"{len(logprobs)} log-probs of the gold answer, not all of them numbers")
@@ -136,7 +135,7 @@ def vr_cli(with_context: float, without: float) -> float:
 
 
 def context_of(one: Judged, which: str) -> str:
-    """The part of what the policy said that the answerer reads: all, the thinking, or all before the last answer."""
+    """The text that the answerer reads: the whole output, the thinking, or all before the last answer block."""
     text = one.rollout.text
     if which == "thinking":
         return one.parsed.thinking or ""
@@ -153,24 +152,24 @@ def leaks(context: str, gold: str) -> bool:
     """Whether the context holds the gold answer word for word.
 
     A number leaks if the context holds a number of the same value: `1,000` gives away 1000, `$42.00` gives away 42, but
-    142, 42.5, 4200 and -42 do not. Other answers leak if they stand there as whole words, in any case and spacing; one
-    letter alone (a multiple choice) must be in its own case. Invisible characters are not looked at.
+    142, 42.5, 4200 and -42 do not. Other answers leak if they occur as whole words, in any case and spacing; a single
+    letter (multiple choice) must match in case. Invisible characters are ignored.
     """
-    text, wanted = _visible(context), _visible(gold)
-    value = number(wanted)
+    text, plain_gold = _visible(context), _visible(gold)
+    value = number(plain_gold)
     if value is not None:
-        return any(number(found) == value for found in set(written_numbers(text)))
-    words = wanted.split()
+        return any(number(written) == value for written in set(written_numbers(text)))
+    words = plain_gold.split()
     if not words:
         return False
-    if len(wanted) > 1:
-        text, words = text.casefold(), wanted.casefold().split()
+    if len(plain_gold) > 1:
+        text, words = text.casefold(), plain_gold.casefold().split()
     plain, needle = " ".join(text.split()), " ".join(words)
     return _stands_in(plain, needle)
 
 
 def _stands_in(text: str, needle: str) -> bool:
-    """As whole words: a needle that begins or ends with a letter or digit has no other beside it."""
+    """Whether the needle occurs as whole words, with no letter or digit attached to its ends."""
     at = text.find(needle)
     while at >= 0:
         end = at + len(needle)
@@ -183,7 +182,7 @@ def _stands_in(text: str, needle: str) -> bool:
 
 
 def _visible(text: str) -> str:
-    """Each character in its plainest form (fullwidth and other digits as 0-9), invisible ones gone.
+    """The text with each character in its plainest form (all digits as 0-9), without invisible characters.
 
     Character by character: normalising a whole text takes quadratic time for a pile of accents.
     """
@@ -195,4 +194,4 @@ def _plain(character: str) -> str:
         return ""
     digit = unicodedata.decimal(character, None)
     plain = unicodedata.normalize("NFKD", character) if digit is None else str(digit)
-    return plain if len(plain) <= 3 else character  # a ligature of eighteen letters is left alone
+    return plain if len(plain) <= 3 else character  # a ligature that expands to many letters is left alone

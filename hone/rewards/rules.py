@@ -1,4 +1,4 @@
-"""Rewards by rule. Each class states its scores; `hone.rewards.REWARDS` names them."""
+"""Rule-based rewards. Each class states its scores; `hone.rewards.REWARDS` lists them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Outcome(Part):
 
 
 class TaskScore(Part):
-    """The task's own score from 0 to 1, with part of the marks where it gives them; else as `outcome`."""
+    """The task's own score from 0 to 1, if it gives partial credit; else as `outcome`."""
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
         correct = (float(one.grade.verdict == "correct") for one in group)
@@ -64,12 +64,12 @@ class Countdown(Part):
 
 
 class Overlong(Part):
-    """Soft punishment of length (DAPO, arXiv:2503.14476, eq. 13), over |y| completion tokens.
+    """Soft length penalty (DAPO, arXiv:2503.14476, eq. 13), over |y| completion tokens.
 
     0 up to Lmax - Lc; ((Lmax - Lc) - |y|) / Lc up to Lmax; -1 beyond.
     """
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
         longest, buffer = self.config.overlong.max_tokens, self.config.overlong.buffer
-        assert longest is not None  # RewardConfig sees to it
+        assert longest is not None  # checked by RewardConfig
         return [Score(min(0.0, max(-1.0, (longest - buffer - one.rollout.num_tokens) / buffer))) for one in group]

@@ -1,6 +1,6 @@
-"""Guards of the quality of thinking: penalties for what reinforcement learning does to it when nobody looks.
+"""Guards of the quality of thinking: penalties for degenerate text that an outcome reward does not see.
 
-The documented collapse (a 1.5B model, knights and knaves): the format is learned, and every answer thinks
+A documented collapse (a 1.5B model, knights and knaves): the format is learned, and the thinking of every answer is
 "this is thinking process". See `hone.rewards.config.ThinkingReward` for the settings.
 """
 
@@ -14,7 +14,7 @@ from functools import lru_cache
 from hone.rewards.base import Judged, Part, Score
 from hone.types import Problem
 
-#: Words of which placeholders are made: "this is my thinking process", "reasoning goes here step by step".
+#: Words of placeholder thinking: "this is my thinking process", "reasoning goes here step by step".
 FILLERS = frozenset(
     """
     a an and am are be by for go goes going here i in is it let me my now of ok okay on our process reason
@@ -23,18 +23,18 @@ FILLERS = frozenset(
     """.split()  # noqa: SIM905
 )
 
-#: Scripts that any text may use: names and formulas.
+#: Scripts allowed in any text, for names and formulas.
 COMMON_SCRIPTS = frozenset({"LATIN", "GREEK"})
 
 _WORD = re.compile(r"\w+")
 
 
 class Thinking(Part):
-    """0 for thinking without fault; each fault that is found takes its penalty (1 unless set) off.
+    """0 for thinking without faults; each fault subtracts its penalty (1 by default).
 
-    `dummy`: no thinking block, or fewer than `min_words` different words in it that say something.
-    `foreign`: the text has letters of a script that neither the problem uses nor every text may (Latin, Greek).
-    `unmentioned`: someone of the puzzle never occurs in the thinking (tasks with `names` only).
+    `dummy`: no thinking block, or fewer than `min_words` distinct words in it, fillers aside.
+    `foreign`: letters of a script that the problem does not use (Latin and Greek are always allowed).
+    `unmentioned`: a person of the puzzle does not occur in the thinking (tasks with `names` only).
     `length_limit`: the answer was cut off. Logged in detail, each 0 or 1.
     """
 
@@ -52,35 +52,35 @@ class Thinking(Part):
             "unmentioned": any(not mentions(thinking, str(name)) for name in names),
             "length_limit": one.rollout.finish == "length",
         }
-        total = sum(getattr(penalty, name) for name, found in faults.items() if found)
-        return Score(0.0 - total, {name: float(found) for name, found in faults.items()})
+        total = sum(getattr(penalty, name) for name, present in faults.items() if present)
+        return Score(0.0 - total, {name: float(present) for name, present in faults.items()})
 
 
 def is_dummy(thinking: str, min_words: int) -> bool:
-    """Whether a text says nothing: too few different words, without fillers.
+    """Whether a text has too few distinct words, not counting fillers.
 
     >>> is_dummy("This is the thinking process. " * 50, 5)
     True
     """
-    said: set[str] = set()
+    words: set[str] = set()
     for match in _WORD.finditer(thinking):
         word = match[0].casefold()
         if word not in FILLERS:
-            said.add(word)
-            if len(said) >= min_words:
+            words.add(word)
+            if len(words) >= min_words:
                 return False
-    return len(said) < min_words or not thinking.strip()
+    return len(words) < min_words or not thinking.strip()
 
 
 def mentions(text: str, name: str) -> bool:
-    """The name as a whole word, in any case."""
+    """Whether the name occurs as a whole word, in any case."""
     return re.search(rf"(?<!\w){re.escape(name)}(?!\w)", text, re.IGNORECASE) is not None
 
 
 def scripts(text: str) -> frozenset[str]:
     """The scripts of the letters in a text, as Unicode names them: LATIN, CJK, CYRILLIC, ...
 
-    Letters that are forms of others (mathematical, fullwidth) count as those.
+    Variants of letters (mathematical, fullwidth) count as the letter itself.
     """
     return frozenset(script for c in set(text) if (script := _script(c)) is not None)
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from hone.base.http import Http, ServerError, Unreadable
 from hone.recipe.sections.prompt import PromptConfig
-from hone.rewards.perplexity import Answerer, AnswererError, Asked, answer_prompt
+from hone.rewards.perplexity import Answerer, AnswererError, AnswerRequest, answer_prompt
 from hone.types import FloatArray, Problem
 
 TIMEOUT = 120.0  # seconds for a request
@@ -31,10 +31,10 @@ class AnswerServer(Answerer):
         self.url = f"{self.http.url}/completions"
         self.model, self.prompt, self.system = model, prompt, system
 
-    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
+    def logprobs_all(self, asked: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
         """See `hone.rewards.perplexity.Answerer`."""
 
-        def one(group: Asked) -> list[FloatArray] | AnswererError:
+        def one(group: AnswerRequest) -> list[FloatArray] | AnswererError:
             try:
                 return self._logprobs(group.problem, group.contexts, cue, group.answer)
             except AnswererError as error:

@@ -19,7 +19,7 @@ from hone.model.load import load_model, load_tokenizer
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.sections.prompt import PromptConfig
 from hone.rewards.config import RewardConfig
-from hone.rewards.perplexity import Answerer, AnswererError, Asked, answer_prompt
+from hone.rewards.perplexity import Answerer, AnswererError, AnswerRequest, answer_prompt
 from hone.rollout.answer_server import AnswerServer
 from hone.rollout.prompts import Renderer
 from hone.types import FloatArray, IntArray, Problem, Sample
@@ -39,7 +39,7 @@ class LocalAnswerer(Answerer):
                 "stand in the text, so the answer cannot be told from the prompt; choose a model with a fast one"
             )
 
-    def logprobs_all(self, asked: Sequence[Asked], cue: str) -> list[list[FloatArray] | AnswererError]:
+    def logprobs_all(self, asked: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
         """See `hone.rewards.perplexity.Answerer`. The start that the sequences of a group share is computed once."""
         places: list[tuple[int, str]] = []  # of each sample: its group and context; equal contexts are one sample
         samples: list[Sample] = []

@@ -1,4 +1,4 @@
-"""Tasks: problems with checkable answers. A new one is a file, a line here and a test."""
+"""Tasks: problems with checkable answers. To add one: a file, a line here and a test."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from hone.tasks.rows.task import DatasetConfig, DatasetTask
 
 class Kind(NamedTuple):
     settings: type[Section]  # the `task:` section of a recipe
-    task: Any  # of (settings, seed of the recipe); imports heavy packages when it first needs them
+    task: Any  # called with (settings, seed of the recipe); imports heavy packages when first needed
 
 
-#: By the `task.name` of a recipe, up to a colon: `reasoning_gym:chain_sum` is of the kind reasoning_gym.
+#: Keys are the `task.name` of a recipe, up to a colon: `reasoning_gym:chain_sum` is of the kind reasoning_gym.
 TASKS: dict[str, Kind] = {
     "knights": Kind(KnightsConfig, KnightsTask),
     "countdown": Kind(CountdownConfig, CountdownTask),
@@ -37,19 +37,19 @@ TASKS: dict[str, Kind] = {
 
 Made = TypeVar("Made")
 
-#: What `once` has made within `keeping`; None outside of it.
+#: The cache of `once` within `keeping`; None outside of it.
 _kept: dict[Any, Any] | None = None
 
 
 def kind_of(name: str) -> str:
-    """The key of `TASKS` that a task's name stands for; not necessarily one that is there."""
+    """The key of `TASKS` for a task's name; it may not exist."""
     return name.partition(":")[0]
 
 
 @contextlib.contextmanager
 def keeping() -> Iterator[dict[Any, Any]]:
-    """Within this, `once` makes a thing once: the preflight and the stages of a run share problems that take seconds
-    to generate or to read. Yields what is kept, for whoever wants the memory back."""
+    """Caches the results of `once`: the preflight and the stages of a run share problems that take seconds to
+    generate or to read. Yields the cache, so that a caller can free it."""
     global _kept
     before, _kept = _kept, {} if _kept is None else _kept
     try:
@@ -59,7 +59,7 @@ def keeping() -> Iterator[dict[Any, Any]]:
 
 
 def once(key: Hashable, make: Callable[[], Made]) -> Made:
-    """What `make` returns; within `keeping`, what it returned the first time."""
+    """The result of `make`; within `keeping`, its first result for this key."""
     if _kept is None:
         return make()
     if key not in _kept:

@@ -1,10 +1,10 @@
-"""Tasks of installed packages: entry points of the group `hone.tasks`, by the `task.name` that no task of ours has.
+"""Tasks of installed packages: entry points of the group `hone.tasks`, named unlike any built-in task.
 
     [project.entry-points."hone.tasks"]
     riddles = "my_package.riddles:Riddles"
 
-The class has what `hone.tasks.base.Task` says, a `settings` class (a `hone.base.settings.Section` with a `name`), and
-is made from (settings, seed).
+The class implements `hone.tasks.base.Task`, has a `settings` class (a `hone.base.settings.Section` with a `name`), and
+is constructed with (settings, seed).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def registered() -> dict[str, EntryPoint]:
 
 
 class RegisteredConfig(Section):
-    """The `task:` section of such a task: checked by the package's own settings class."""
+    """The `task:` section of a registered task, validated by the package's own settings class."""
 
     model_config = ConfigDict(frozen=True, extra="allow", allow_inf_nan=False)
     name: str
@@ -42,13 +42,13 @@ class RegisteredConfig(Section):
         return self
 
     def own(self) -> Section:
-        """The settings as the package declares them."""
+        """The settings as an instance of the package's own class."""
         section: Section = load(self.name).settings(**self.model_dump())
         return section
 
 
 def load(name: str) -> Any:
-    """The class of a registered task. Raises UserError if it cannot be imported or is none."""
+    """The class of a registered task. Raises UserError if it cannot be imported or has no settings class."""
     point = registered()[name]
     try:
         task = point.load()

@@ -1,6 +1,6 @@
-"""Which split a puzzle belongs to: its canonical form decides, never a seed or a size.
+"""Assigns puzzles to splits by their canonical form, never by a seed or a size.
 
-Two runs with any settings can therefore not train on what the other tests on.
+So no run trains on a test problem of another run, whatever their settings.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping
 
 from hone.types import Split
 
-#: The share of all canonical forms that belongs to each split.
+#: The range of canonical forms in each split, as fractions of all.
 SHARES: dict[Split, tuple[float, float]] = {"train": (0.0, 0.5), "validation": (0.5, 0.6), "test": (0.6, 1.0)}
 
 
 def split_of(form: str) -> Split:
-    """The split of a canonical form, by the SHA-256 of its text."""
+    """The split of a canonical form, from the SHA-256 of its text."""
     position = int.from_bytes(hashlib.sha256(form.encode()).digest()[:8], "big") / 2**64
     return next(split for split, (low, high) in SHARES.items() if low <= position < high)
 
@@ -26,9 +26,9 @@ def warn_of_overlap(forms: Mapping[Split, set[str]], split: Split) -> None:
     for other, theirs in forms.items():
         shared = len(theirs & forms[split])
         if other != split and shared:
-            warnings.warn(f"{shared} problems of {split}_file are in essence also in {other}_file", stacklevel=4)
+            warnings.warn(f"{shared} problems of {split}_file have equivalents in {other}_file", stacklevel=4)
 
 
 def even_shares(total: int, levels: int) -> list[int]:
-    """`total` problems over so many levels, the first ones taking what is left over."""
+    """`total` problems divided evenly over `levels`; the remainder goes to the first ones."""
     return [total // levels + (k < total % levels) for k in range(levels)]

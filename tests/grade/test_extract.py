@@ -96,8 +96,8 @@ PIECES = (
 @given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
 def test_any_text_is_read(text):
     for strict in (False, True):
-        found = extract(text, strict)
-        assert found is None or (found and found == found.strip())
+        answer = extract(text, strict)
+        assert answer is None or (answer and answer == answer.strip())
     if extract(text, strict=True) is not None:
         assert extract(text) is not None
 

@@ -27,16 +27,16 @@ def two():
 
 
 def below(pid: int) -> list[psutil.Process]:
-    """Keepers, workers and what they started, zombies too; other tests of this process may have children of theirs."""
+    """Keepers, workers and their children, zombies too; other tests in this process may have their own children."""
     script = "child.py"
-    found = []
+    processes = []
     for process in psutil.Process(pid).children(recursive=True):
         try:
             if any(script in word for word in process.cmdline()) or process.status() == psutil.STATUS_ZOMBIE:
-                found.append(process)
+                processes.append(process)
         except psutil.Error:
             continue
-    return found
+    return processes
 
 
 def gone(pid: int, seconds: float = 5.0) -> bool:

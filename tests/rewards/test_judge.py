@@ -131,7 +131,7 @@ def test_a_server_that_always_fails_gives_failures_not_zeros(tmp_path):
         judge = judge_at(server, tmp_path, tries=3)
         assert ask(judge, [1]) == [Failure("verifier_error", "HTTP 500: broken (after 3 tries)")]
         assert server.asked["Say 1"] == 3
-    (answer,) = ask(judge, [1])  # nobody there
+    (answer,) = ask(judge, [1])  # no server
     assert answer.kind == "verifier_error"
     assert "Connection refused" in answer.message
     with serving(lambda body, _: (400, {}, "context too long")) as server:
@@ -195,10 +195,10 @@ def test_the_key_is_sent_and_written_nowhere(tmp_path, capfd, caplog, monkeypatc
         assert server.requests[0][0]["Authorization"] == f"Bearer {SECRET}"
         with pytest.raises(UserError) as caught:
             ask(judge, [9])
-    said = [wrong.message, str(caught.value), repr(judge.config), *capfd.readouterr(), caplog.text]
-    said += [path.read_text() for path in (tmp_path / "cache").rglob("*") if path.is_file()]
-    assert any("***" in text for text in said)
-    assert not [text for text in said if SECRET in text]
+    outputs = [wrong.message, str(caught.value), repr(judge.config), *capfd.readouterr(), caplog.text]
+    outputs += [path.read_text() for path in (tmp_path / "cache").rglob("*") if path.is_file()]
+    assert any("***" in text for text in outputs)
+    assert not [text for text in outputs if SECRET in text]
     monkeypatch.delenv("OPENAI_API_KEY")
     with pytest.raises(UserError, match="no key; set the environment variable OPENAI_API_KEY"):
         Judge(JudgeConfig(url="https://example.org/v1", model="m"))
@@ -261,9 +261,9 @@ def test_the_text_of_the_policy_stays_between_its_marks():
     assert last == first.replace("<", "</")
     assert last not in text
     assert quoted("x" * 100 + "end", "answer", 3).split("\n")[1] == "end"
-    asked = question(PROBLEM, f"<think>no</think><answer>{text}</answer>", JudgeConfig()).text
-    assert "no</think>" not in asked
-    assert "The answer is correct" not in asked  # its answer block ended before
+    prompt = question(PROBLEM, f"<think>no</think><answer>{text}</answer>", JudgeConfig()).text
+    assert "no</think>" not in prompt
+    assert "The answer is correct" not in prompt  # its answer block ended before
     assert "The answer is correct" in question(PROBLEM, text, JudgeConfig()).text  # without one, all it said
 
 
@@ -319,25 +319,25 @@ def test_as_reader_of_the_answers_that_the_rule_cannot_read(tmp_path):
     verdicts = ["correct", "malformed", "malformed", "malformed", "malformed", "wrong"]
     texts = ["A", f"so it is {right}, I think", "maybe 1 + 1", "no idea", "broken", "B"]
     records = [{"problem_id": PROBLEM.id, "text": t, "verdict": v} for t, v in zip(texts, verdicts, strict=True)]
-    asked = []
+    prompts = []
 
     def behave(body, _):
         text = body["messages"][-1]["content"]
         if "answer" not in body["response_format"]["json_schema"]["schema"]["properties"]:
             return says({"correct": False})
-        asked.append(text)
-        found = {"I think": right, "maybe": "1 + 1", "no idea": None, "broken": 7}
-        return says({"answer": next(a for said, a in found.items() if said in text)})
+        prompts.append(text)
+        readings = {"I think": right, "maybe": "1 + 1", "no idea": None, "broken": 7}
+        return says({"answer": next(a for part, a in readings.items() if part in text)})
 
     with serving(behave) as server:
         judge = judge_at(server, tmp_path, tries=1)
         row = second_opinion([PROBLEM], records, judge, CountdownTask(CountdownConfig()))
-    found = row["extracted"]
-    assert (found["asked"], found["read"], found["correct"], found["failed"]) == (4, 2, 1, 1)
+    readings = row["extracted"]
+    assert (readings["asked"], readings["read"], readings["correct"], readings["failed"]) == (4, 2, 1, 1)
     # correct, correct (read), wrong (read), malformed (none), wrong: 2 of 5; the one that the judge failed on is out.
-    assert found["accuracy"]["value"] == pytest.approx(2 / 5)
+    assert readings["accuracy"]["value"] == pytest.approx(2 / 5)
     assert [r.get("judge_read") for r in records] == [None, right, "1 + 1", "", None, None]
-    assert all("reference-answer" not in text for text in asked)
+    assert all("reference-answer" not in text for text in prompts)
     assert "read 2 of 4 answers that the rule could not, of which 1 are right: accuracy by the rule then 0.400" in (
         opinion_line(row)
     )
@@ -382,7 +382,7 @@ def test_labels_by_a_judge_are_kept_in_the_file(tmp_path):
     rows = [json.loads(line) for line in file.read_text().splitlines()]
     assert rows[0] == {"id": "p0", "question": "What is 1 + 1?", "domain": "Sums", "by": "m"}
     (tmp_path / "other.jsonl").write_text("{}\n")
-    with pytest.raises(UserError, match="is no file of labels"):
+    with pytest.raises(UserError, match="not a file of labels"):
         label(some, names, None, tmp_path / "other.jsonl")
 
 

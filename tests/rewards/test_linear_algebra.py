@@ -99,15 +99,15 @@ def test_thinking_pays_nothing_unless_set_and_then_little():
     ["[[1e30, 0], [0, 1e30]]", "[[-1e30, 1e-30], [0, 0]]", "1e25 [[1e5, 1e30], [1, 1]]", "[[1/1e30, 0], [0, 0]]"],
 )
 def test_extreme_answers_have_finite_scores(answer):
-    for asked in (INVERSE, problem("rref", "[[1, 2], [2, 4]]", "[[1, 2], [0, 0]]")):
-        total, _ = parts(asked, completion("hm", answer))
+    for question in (INVERSE, problem("rref", "[[1, 2], [2, 4]]", "[[1, 2], [0, 0]]")):
+        total, _ = parts(question, completion("hm", answer))
         assert math.isfinite(total)
         assert total <= 0.26
 
 
 def test_the_order_of_the_product_matters():
-    asked, true = parse_matrix("[[1, 0], [1, 1]]"), parse_matrix("[[1, 0], [-1, 1]]")
-    given = parse_matrix("[[1, 0], [-0.9, 1]]")  # P A - I = [[0, 0], [0.1, 0]]
-    assert graded("inverse", asked, true, given, 0.1)["product"] == pytest.approx(2 * math.exp(-1))
-    given = parse_matrix("[[1.1, 0], [-1, 1]]")  # P A - I = [[0.1, 0], [0, 0]]; A P - I would have 0.1 twice
-    assert graded("inverse", asked, true, given, 0.1)["product"] == pytest.approx(2 * math.exp(-1))
+    matrix, true = parse_matrix("[[1, 0], [1, 1]]"), parse_matrix("[[1, 0], [-1, 1]]")
+    answer = parse_matrix("[[1, 0], [-0.9, 1]]")  # P A - I = [[0, 0], [0.1, 0]]
+    assert graded("inverse", matrix, true, answer, 0.1)["product"] == pytest.approx(2 * math.exp(-1))
+    answer = parse_matrix("[[1.1, 0], [-1, 1]]")  # P A - I = [[0.1, 0], [0, 0]]; A P - I would have 0.1 twice
+    assert graded("inverse", matrix, true, answer, 0.1)["product"] == pytest.approx(2 * math.exp(-1))

@@ -174,19 +174,19 @@ STRICT = "<think>\nhm\n</think>\n<answer>\n1200\n</answer>\n"
     ],
 )
 def test_small_parts(text, correctness, integer, strict, soft, tags):
-    found = scored("small_parts", text)
+    reward = scored("small_parts", text)
     expected = {
         "correctness": correctness, "integer": integer, "strict_format": strict, "soft_format": soft, "tag_count": tags,
     }  # fmt: skip
-    assert {name: found.parts[name] for name in expected} == pytest.approx(expected)
-    assert found.total == pytest.approx(sum(expected.values()))
+    assert {name: reward.parts[name] for name in expected} == pytest.approx(expected)
+    assert reward.total == pytest.approx(sum(expected.values()))
 
 
 def test_small_parts_can_be_weighted():
     task = Sums()
     config = RewardConfig(parts={"small_parts": 1.0}, small_parts={"strict_format": 0, "tag": 0.25, "trailing": 0.01})
-    (found,) = make_reward(config, task)(task.problem, [rollout(STRICT + "x")])
-    assert found.total == pytest.approx(2.0 + 0.5 + 0.5 + 1.0 - 0.02)
+    (reward,) = make_reward(config, task)(task.problem, [rollout(STRICT + "x")])
+    assert reward.total == pytest.approx(2.0 + 0.5 + 0.5 + 1.0 - 0.02)
 
 
 def test_formats_at_their_edges():
@@ -222,7 +222,7 @@ def test_only_the_number_itself_is_paid(text):
 
 @pytest.mark.parametrize("name", ["boxed_numeric", "gsm8k_strict", "gsm8k_flexible"])
 def test_every_gold_answer_has_to_be_a_number(name):
-    """With one that is none, every answer to it would be wrong, and nothing would say so."""
+    """Otherwise every answer to such a problem would silently be wrong."""
     task = Sums("12")
     task.problems = lambda split: [task.problem, Problem("q", "sums", task.problem.messages, "x + 1")]
     with pytest.raises(UserError, match="q: the gold answer 'x \\+ 1' is not a number"):

@@ -22,7 +22,7 @@ from hone.recipe.sections.prompt import PromptConfig
 from hone.rewards import make_reward
 from hone.rewards.config import PerplexityReward, RewardConfig
 from hone.rewards.gold import gold_text
-from hone.rewards.perplexity import AnswererError, Asked, leaks, perplexity, relative_improvement, score, vr_cli
+from hone.rewards.perplexity import AnswererError, AnswerRequest, leaks, perplexity, relative_improvement, score, vr_cli
 from hone.rollout.answer_server import AnswerServer, tail
 from hone.rollout.answerer import LocalAnswerer, load_answerer
 from hone.rollout.prompts import Renderer
@@ -82,9 +82,9 @@ def test_perplexity_is_exp_of_the_mean_surprise():
     ],
 )
 def test_each_kind_by_hand(kind, value):
-    found = score(2.5, 4.0, False, PerplexityReward(kind=kind))
-    assert found.value == pytest.approx(value)
-    assert found.details == pytest.approx(
+    result = score(2.5, 4.0, False, PerplexityReward(kind=kind))
+    assert result.value == pytest.approx(value)
+    assert result.details == pytest.approx(
         {"gold_ppl": 2.5, "gold_ppl_without": 4.0, "absolute": 0.4, "relative": 0.375, "leak": 0.0}
     )
 
@@ -138,8 +138,8 @@ def test_one_pass_for_a_group_equals_one_pass_for_each(folder, answerer, cue):
     problem = KNIGHTS.problems("train")[0]
     gold = gold_text(problem)
     start = f"Puzzle: {problem.messages[-1]['content']}\n"
-    found = answerer.logprobs(problem, CONTEXTS, cue, gold)
-    for context, ours in zip(CONTEXTS, found, strict=True):
+    logprobs = answerer.logprobs(problem, CONTEXTS, cue, gold)
+    for context, ours in zip(CONTEXTS, logprobs, strict=True):
         text = f"{start}{context}\n{cue}" if context else f"{start}{cue}"
         theirs = plain_logprobs(folder, text, gold)
         assert len(ours) == len(theirs) > 5
@@ -165,12 +165,12 @@ def test_the_group_is_one_forward_pass(answerer, monkeypatch):
 def test_the_groups_of_a_step_are_one_forward_pass_and_equal_one_group_at_a_time(answerer, monkeypatch):
     """Packed together they are the same to 1e-5: no group sees another, not even one of the same problem."""
     problems = [*KNIGHTS.problems("train")[:3], KNIGHTS.problems("train")[0]]
-    asked = [Asked(p, CONTEXTS[n : n + 3], gold_text(p)) for n, p in enumerate(problems)]
-    alone = [answerer.logprobs(*one[:2], CUE, one.answer) for one in asked]
+    requests = [AnswerRequest(p, CONTEXTS[n : n + 3], gold_text(p)) for n, p in enumerate(problems)]
+    alone = [answerer.logprobs(*one[:2], CUE, one.answer) for one in requests]
     calls = []
     inner = answerer.model.base_model.forward
     monkeypatch.setattr(answerer.model.base_model, "forward", lambda *a, **k: calls.append(1) or inner(*a, **k))
-    together = answerer.logprobs_all(asked, CUE)
+    together = answerer.logprobs_all(requests, CUE)
     assert len(calls) == 1
     for ours, theirs in zip(together, alone, strict=True):
         for a, b in zip(ours, theirs, strict=True):
@@ -189,11 +189,11 @@ def test_the_boundary_is_that_of_the_whole_text(answerer):
 def test_the_relative_part_is_0_for_an_empty_context(answerer):
     reward = make_reward(RewardConfig(parts={"perplexity": 1.0}, perplexity={"context": "thinking"}), KNIGHTS, answerer)
     texts = ["<think></think><answer>x</answer>", "<think> \n </think>", "no thinking block", "<think>Suppose.</think>"]
-    found = reward(KNIGHTS.problems("train")[0], [rollout(t) for t in texts])
-    assert [r.parts["relative"] for r in found[:3]] == [0.0, 0.0, 0.0]
-    assert all(r.parts["gold_ppl"] == r.parts["gold_ppl_without"] for r in found[:3])
-    assert found[3].parts["gold_ppl"] != found[3].parts["gold_ppl_without"]
-    assert found[0].total == pytest.approx(0.5 / found[0].parts["gold_ppl"])
+    rewards = reward(KNIGHTS.problems("train")[0], [rollout(t) for t in texts])
+    assert [r.parts["relative"] for r in rewards[:3]] == [0.0, 0.0, 0.0]
+    assert all(r.parts["gold_ppl"] == r.parts["gold_ppl_without"] for r in rewards[:3])
+    assert rewards[3].parts["gold_ppl"] != rewards[3].parts["gold_ppl_without"]
+    assert rewards[0].total == pytest.approx(0.5 / rewards[0].parts["gold_ppl"])
 
 
 def test_the_cue_is_in_both_prompts(answerer, monkeypatch):
@@ -210,9 +210,9 @@ def test_what_of_the_text_is_read(answerer):
     problem = KNIGHTS.problems("train")[0]
     for which, context in [("text", text), ("thinking", "hm"), ("before_answer", "<think>hm</think>\nso")]:
         config = RewardConfig(parts={"perplexity": 1.0}, perplexity={"context": which})
-        (found,) = make_reward(config, KNIGHTS, answerer)(problem, [rollout(text)])
+        (result,) = make_reward(config, KNIGHTS, answerer)(problem, [rollout(text)])
         (expected,) = answerer.logprobs(problem, [context], CUE, gold_text(problem))
-        assert found.parts["gold_ppl"] == pytest.approx(perplexity(expected), rel=1e-6)
+        assert result.parts["gold_ppl"] == pytest.approx(perplexity(expected), rel=1e-6)
 
 
 def test_an_opening_tag_in_the_prompt_is_part_of_the_context(folder):
@@ -331,29 +331,29 @@ class Broken:
     def __init__(self, at=(0,)):
         self.at = at
 
-    def logprobs_all(self, asked, cue):
+    def logprobs_all(self, requests, cue):
         fine = np.full(1, -1.0, np.float32)
         return [
             AnswererError("no connection") if n in self.at else [fine for _ in one.contexts]
-            for n, one in enumerate(asked)
+            for n, one in enumerate(requests)
         ]
 
 
 def test_an_answerer_that_fails_is_a_verdict_and_never_a_zero():
     reward = make_reward(RewardConfig(parts={"perplexity": 1.0}), KNIGHTS, Broken())
-    found = reward(KNIGHTS.problems("train")[0], [rollout("a"), rollout("b")])
-    assert [r.note for r in found] == ["perplexity: no connection"] * 2
-    assert [r.verdict for r in found] == ["verifier_error"] * 2
-    assert [r.parts for r in found] == [{}, {}]
+    rewards = reward(KNIGHTS.problems("train")[0], [rollout("a"), rollout("b")])
+    assert [r.note for r in rewards] == ["perplexity: no connection"] * 2
+    assert [r.verdict for r in rewards] == ["verifier_error"] * 2
+    assert [r.parts for r in rewards] == [{}, {}]
 
 
 def test_a_group_that_fails_does_not_take_the_others_of_the_step_with_it():
     reward = make_reward(RewardConfig(parts={"perplexity": 1.0}), KNIGHTS, Broken(at=(1,)))
-    found = reward.score_all(KNIGHTS.problems("train")[:3], [[rollout("a"), rollout("b")]] * 3)
-    assert [[r.verdict for r in group] for group in found] == [
+    results = reward.score_all(KNIGHTS.problems("train")[:3], [[rollout("a"), rollout("b")]] * 3)
+    assert [[r.verdict for r in group] for group in results] == [
         ["malformed"] * 2, ["verifier_error"] * 2, ["malformed"] * 2
     ]  # fmt: skip
-    assert found[0][0].total == pytest.approx(0.5 / math.e)  # PPL e with and without: nothing relative, 1/e absolute
+    assert results[0][0].total == pytest.approx(0.5 / math.e)  # PPL e with and without: nothing relative, 1/e absolute
 
 
 def test_gold_answers_are_text():
@@ -439,22 +439,22 @@ def server(monkeypatch):
 
 
 def test_a_server_is_asked_once_for_a_group_and_the_answer_is_at_the_end(server):
-    found = server.logprobs(question(), ["", "é so", ""], "A: ", "42")
+    logprobs = server.logprobs(question(), ["", "é so", ""], "A: ", "42")
     n = len("Puzzle: What is 6 * 7?\nA: ")
     m = n + len("é so\n")
-    np.testing.assert_allclose(found[0], [-n / 100, -(n + 1) / 100], rtol=1e-6)
-    np.testing.assert_allclose(found[1], [-m / 100, -(m + 1) / 100], rtol=1e-6)
-    assert found[2] is found[0]
+    np.testing.assert_allclose(logprobs[0], [-n / 100, -(n + 1) / 100], rtol=1e-6)
+    np.testing.assert_allclose(logprobs[1], [-m / 100, -(m + 1) / 100], rtol=1e-6)
+    assert logprobs[2] is logprobs[0]
     (wish,) = Echo.wishes
     assert (len(wish["prompt"]), wish["echo"], wish["max_tokens"]) == (2, True, 0)
 
 
 def test_groups_are_sent_to_a_server_at_the_same_time_and_come_back_in_order(server):
     Echo.failures = [400]
-    groups = [Asked(question("4" * n), ["x" * n], "4" * n) for n in range(1, 30)]
-    found = server.logprobs_all(groups, "A: ")
-    assert [type(f) for f in found].count(AnswererError) == 1
-    assert all(isinstance(f, AnswererError) or len(f[0]) == n for n, f in enumerate(found, start=1))
+    groups = [AnswerRequest(question("4" * n), ["x" * n], "4" * n) for n in range(1, 30)]
+    results = server.logprobs_all(groups, "A: ")
+    assert [type(f) for f in results].count(AnswererError) == 1
+    assert all(isinstance(f, AnswererError) or len(f[0]) == n for n, f in enumerate(results, start=1))
     assert Echo.most > 1
 
 

@@ -71,7 +71,7 @@ def test_logic_rl_totals(text, total, shape, answer, verdict):
     [
         (RIGHT.upper(), "correct"),
         ("Oliver is a knave, and Zoey is a knight.", "correct"),  # in any order
-        ("Zoey is a knight and Zoey is a knave", "malformed"),  # both roles for one, nobody else
+        ("Zoey is a knight and Zoey is a knave", "malformed"),  # two roles for one person, none for the other
         ("Zoey is a knight and Zoey is a knave, Oliver is a knave", "malformed"),
         ("Zoey is a knight or a knave, Oliver is a knave", "malformed"),
         ("Zoey is a knight\nOliver is a knave\nEmma is a knave", "malformed"),  # an extra person

@@ -25,8 +25,8 @@ def scored(thinking, finish="stop", problem=TWO, **settings):
     turn = Turn(ids, ids, np.zeros(5, dtype=np.float32), finish, 0)
     config = RewardConfig(parts={"thinking": 1.0}, **({"thinking": settings} if settings else {}))
     text = thinking if thinking.startswith("raw:") else f"<think>{thinking}</think>{ANSWER}"
-    (found,) = make_reward(config, KNIGHTS)(problem, [Rollout("p", 0, (turn,), text.removeprefix("raw:"))])
-    return found
+    (reward,) = make_reward(config, KNIGHTS)(problem, [Rollout("p", 0, (turn,), text.removeprefix("raw:"))])
+    return reward
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def scored(thinking, finish="stop", problem=TWO, **settings):
     ],
 )
 def test_each_fault_takes_one_off(thinking, finish, faults):
-    found = scored(thinking, finish)
-    assert {n for n in ("dummy", "foreign", "unmentioned", "length_limit") if found.parts[n]} == faults
-    assert found.total == -len(faults)
+    reward = scored(thinking, finish)
+    assert {n for n in ("dummy", "foreign", "unmentioned", "length_limit") if reward.parts[n]} == faults
+    assert reward.total == -len(faults)
 
 
 def test_penalties_can_be_set():
@@ -72,7 +72,7 @@ def test_a_problem_in_another_script_may_be_answered_in_it():
     )
     assert scored(GOOD + " \u0438\u0442\u0430\u043a", problem=problem).parts["foreign"] == 0.0
     assert scored(GOOD + " \u6240\u4ee5", problem=problem).parts["foreign"] == 1.0
-    assert scored(GOOD, problem=problem).parts["unmentioned"] == 0.0  # nobody has to be mentioned
+    assert scored(GOOD, problem=problem).parts["unmentioned"] == 0.0  # no names to mention
 
 
 def test_worked_answers_are_without_fault():
@@ -80,8 +80,8 @@ def test_worked_answers_are_without_fault():
     ids = np.zeros(5, dtype=np.int64)
     turn = Turn(ids, ids, np.zeros(5, dtype=np.float32), "stop", 0)
     for problem in KNIGHTS.problems("train"):
-        (found,) = reward(problem, [Rollout("p", 0, (turn,), str(problem.reference))])
-        assert found.total == 0.0, problem.reference
+        (result,) = reward(problem, [Rollout("p", 0, (turn,), str(problem.reference))])
+        assert result.total == 0.0, problem.reference
 
 
 def test_words_and_scripts():

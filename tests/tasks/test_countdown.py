@@ -203,10 +203,10 @@ def test_the_careful_trace_computes_and_tries_again():
     made = CountdownTask(CountdownConfig(numbers=(3,), train=20, tries=4))
     failures = 0
     for problem in made.problems("train"):
-        *tried, found = parse(made.trace(problem, "careful", seed=0).text).thinking.splitlines()
+        *tried, solution = parse(made.trace(problem, "careful", seed=0).text).thinking.splitlines()
         target = problem.answer["target"]
-        assert found.endswith(f"= {target}. Found it.")
-        for line in [*tried, found]:
+        assert solution.endswith(f"= {target}. Found it.")
+        for line in [*tried, solution]:
             for left, right in re.findall(r"(?:: |, )(\d+ [-+*/] \d+) = (\d+)", line):
                 assert arithmetic.compute(arithmetic.parse(left)) == int(right)
         assert all(line.endswith(f", not {target}, try again.") for line in tried)
@@ -222,15 +222,17 @@ def test_the_terse_trace_is_the_careful_one_in_other_words():
     failures = 0
     for problem in made.problems("train"):
         text = made.trace(problem, "terse", seed=0).text
-        *tried, found = parse(text).thinking.splitlines()
-        for line in [*tried, found]:
-            *steps, versus, target, said = line.split(" ")
+        *tried, solution = parse(text).thinking.splitlines()
+        for line in [*tried, solution]:
+            *steps, versus, target, verdict = line.split(" ")
             assert (versus, target) == ("vs", str(problem.answer["target"]))
             assert len(steps) == len(problem.answer["nums"]) - 1
             for step in steps:
                 left, right = step.split("=")
                 assert arithmetic.compute(arithmetic.parse(left)) == int(right)
-            assert (int(steps[-1].split("=")[1]) == problem.answer["target"]) is (said == "yes") is (line is found)
+            assert (
+                (int(steps[-1].split("=")[1]) == problem.answer["target"]) is (verdict == "yes") is (line is solution)
+            )
         assert made.grade(problem, text).verdict == "correct"
         failures += len(tried)
     assert 15 < failures < 45  # 0 to 3 each, evenly
@@ -268,8 +270,8 @@ def test_the_same_settings_give_the_same_problems():
 @given(st.lists(st.integers(1, 20), min_size=2, max_size=4), st.integers(0, 10**9))
 def test_the_search_finds_what_can_be_made(nums, seed):
     target = random_term(random.Random(seed), nums).value
-    found = find_term(nums, int(target))
-    assert arithmetic.compute(arithmetic.parse(found.text)) == target
+    solution = find_term(nums, int(target))
+    assert arithmetic.compute(arithmetic.parse(solution.text)) == target
     assert find_term([1, 1], 7) is None
 
 

@@ -59,9 +59,9 @@ def test_the_same_problems_in_every_process():
 def test_splits_are_disjoint_whatever_the_seed():
     def forms(split, count, seed):
         (entries,) = gym_package.request("chain_sum", {"max_digits": 2, "max_terms": 2}, (), split, [count], seed)
-        found = {gym_package.canonical_form(entry["question"]) for entry in entries}
-        assert len(found) == count
-        return found
+        distinct = {gym_package.canonical_form(entry["question"]) for entry in entries}
+        assert len(distinct) == count
+        return distinct
 
     train = forms("train", 400, "0/0") | forms("train", 400, "3/7")
     assert not train & (forms("validation", 60, "0") | forms("test", 300, "0") | forms("test", 300, "1"))
@@ -93,9 +93,11 @@ def test_splits_are_disjoint_whatever_the_seed():
 )
 def test_what_cannot_be_is_said(name, config, words):
     """The message of the process that makes problems; that it arrives is tested below."""
-    asked = GymConfig(name=f"reasoning_gym:{name}", **config)
+    settings = GymConfig(name=f"reasoning_gym:{name}", **config)
     with pytest.raises(gym_package.Unusable, match=words):
-        gym_package.request(name, dict(asked.config), asked.levels, "train", [1] * max(1, len(asked.levels)), "0")
+        gym_package.request(
+            name, dict(settings.config), settings.levels, "train", [1] * max(1, len(settings.levels)), "0"
+        )
 
 
 def test_errors_reach_the_user(monkeypatch):
@@ -156,9 +158,9 @@ def test_the_tasks_that_evaluate_are_all_known():
     for name in sorted(package.factory.DATASETS):
         module = sys.modules[package.factory.DATASETS[name][0].__module__]
         source = inspect.getsource(module)
-        found = gym_package.names_used(compile(source, name, "exec")) & {"eval", "exec", "sympify"}
-        if found or ("sympy" in source and "parse_expr" in source):
-            used[name] = found
+        evaluators = gym_package.names_used(compile(source, name, "exec")) & {"eval", "exec", "sympify"}
+        if evaluators or ("sympy" in source and "parse_expr" in source):
+            used[name] = evaluators
     assert used.keys() == {*gym_package.READABLE, *gym_package.LITERAL, *gym_package.OWN_TEXT}
     assert used.keys() >= EVALUATING.keys()
 

@@ -67,8 +67,11 @@ def test_only_the_given_operators_are_drawn():
     made = task(people=(3,), train=60, operators=("and", "->"), depth=3)
     drawn = {tree[0] for p in made.problems("train") for tree in _parts(puzzle_of_problem(p).statements)}
     assert drawn == {"and", "->", *LEAVES}
-    plain, given = task(people=(3,), train=20), task(people=(3,), train=20, operators=("not", "and", "or", "->", "<=>"))
-    assert plain.problems("train") == given.problems("train")
+    plain, explicit = (
+        task(people=(3,), train=20),
+        task(people=(3,), train=20, operators=("not", "and", "or", "->", "<=>")),
+    )
+    assert plain.problems("train") == explicit.problems("train")
 
 
 def _parts(trees):

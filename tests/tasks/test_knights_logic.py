@@ -69,7 +69,7 @@ def test_tables_agree_with_evaluation(people, seed):
     [
         "",
         "()",
-        "(('lying', 2), ('lying', 0))",  # nobody has number 2
+        "(('lying', 2), ('lying', 0))",  # there is no person 2
         "(('lying', -1), ('lying', 0))",
         "(('lying', True), ('lying', 0))",
         "(('xor', ('lying', 0), ('lying', 1)),)",
@@ -164,7 +164,7 @@ def test_canonical_form_of_symmetric_puzzles_is_quick(partner):
 @pytest.mark.parametrize(
     "statements",
     [
-        # a ring of three and one of five: everybody looks alike, not everybody is
+        # rings of three and of five: all people look alike, but not all are
         tuple(("lying", partner) for partner in (1, 2, 0, 4, 5, 6, 7, 3)),
         # seven people, and seven more who each speak of two of them: a triangle and a square
         (

@@ -22,7 +22,7 @@ PUZZLES = [(puzzle_of_problem(p), p.messages[-1]["content"]) for p in TASK.probl
 
 
 def solutions(puzzle):
-    """By trying everything: everybody tells the truth iff what they say is true."""
+    """By brute force: each person is a knight iff their statement is true."""
     return [
         roles
         for roles in itertools.product((True, False), repeat=len(puzzle.names))
@@ -32,9 +32,9 @@ def solutions(puzzle):
 
 def having(kind):
     """Puzzles that have such a neighbour: all but a few."""
-    found = [(puzzle, quiz) for puzzle, quiz in PUZZLES if perturb(puzzle, quiz, kind, random.Random(0))]
-    assert len(found) >= (20 if kind == "leaf" else 30)
-    return found
+    pairs = [(puzzle, quiz) for puzzle, quiz in PUZZLES if perturb(puzzle, quiz, kind, random.Random(0))]
+    assert len(pairs) >= (20 if kind == "leaf" else 30)
+    return pairs
 
 
 @pytest.mark.parametrize("kind", PERTURBATIONS)
@@ -93,7 +93,7 @@ def test_swapped():
 
 
 def test_none_is_said_where_there_is_no_neighbour():
-    """Against all replacements of one leaf, tried one by one; nobody says `I am a knave`."""
+    """Against all replacements of one leaf, tried one by one, except `I am a knave`."""
 
     def replaced(tree, speaker):
         if tree[0] in ("telling-truth", "lying"):
@@ -106,8 +106,8 @@ def test_none_is_said_where_there_is_no_neighbour():
     for puzzle in map(puzzle_of_problem, two):
         first, second = puzzle.statements
         near = [(new, second) for new in replaced(first, 0)] + [(first, new) for new in replaced(second, 1)]
-        found = [solutions(replace(puzzle, statements=statements)) for statements in near]
-        possible = any(len(answer) == 1 and answer[0] != puzzle.solution for answer in found)
+        answers = [solutions(replace(puzzle, statements=statements)) for statements in near]
+        possible = any(len(answer) == 1 and answer[0] != puzzle.solution for answer in answers)
         made = perturb(puzzle, "?", "leaf", random.Random(0))
         assert (made is not None) == possible
         missing += made is None
@@ -136,8 +136,8 @@ def test_rows_come_back_with_the_right_answer(tmp_path, kind, quiz):
         if kind == "roles":  # read from the texts alone: the truthful are called knaves
             assert problem.messages[0]["content"].count("knaves, who always tell the truth") == 1
             assert list(problem.answer["solution"]) == [not truthful for truthful in row["solution"]]
-            said = in_words(parse_statements(row["statements"])[0], row["names"])
-            assert swapped(said) in row["quiz"] or swapped(said[0].upper() + said[1:]) in row["quiz"]
+            words = in_words(parse_statements(row["statements"])[0], row["names"])
+            assert swapped(words) in row["quiz"] or swapped(words[0].upper() + words[1:]) in row["quiz"]
 
 
 def test_the_command(tmp_path):
@@ -157,11 +157,11 @@ def test_the_command(tmp_path):
 
 
 def test_memorization_by_hand():
-    found = memorization([1, 1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 1, 0, 0, 0])
-    assert (found.accuracy.value, found.perturbed.value) == (0.5, 0.25)
-    assert (found.consistency.value, found.consistency.n) == (0.25, 4)
-    assert found.score.value == 0.5 * (1 - 0.25)  # Acc * (1 - CR)
-    assert 0 < found.score.low < 0.375 < found.score.high < 1
+    result = memorization([1, 1, 1, 1, 0, 0, 0, 0], [1, 0, 0, 0, 1, 0, 0, 0])
+    assert (result.accuracy.value, result.perturbed.value) == (0.5, 0.25)
+    assert (result.consistency.value, result.consistency.n) == (0.25, 4)
+    assert result.score.value == 0.5 * (1 - 0.25)  # Acc * (1 - CR)
+    assert 0 < result.score.low < 0.375 < result.score.high < 1
     assert memorization([1, 1], [1, 1]).score.value == 0.0  # knows
     assert memorization([1, 1], [0, 0]).score.value == 1.0  # recites
     nothing = memorization([0, 0], [1, 0])

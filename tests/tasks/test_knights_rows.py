@@ -81,7 +81,7 @@ def test_files_that_overlap_give_a_warning(tmp_path):
     a, b = str(tmp_path / "a.jsonl"), str(tmp_path / "b.jsonl")
     write_rows(a, [ROW])
     write_rows(b, [ROW, ROW])
-    with pytest.warns(UserWarning, match="1 problems of test_file are in essence also in train_file"):
+    with pytest.warns(UserWarning, match="1 problems of test_file have equivalents in train_file"):
         problems = task(train_file=a, test_file=b).problems("test")
     assert len({p.id for p in problems}) == 2
 

@@ -44,13 +44,13 @@ def test_rungs_take_turns_and_share_the_sizes():
 
 def test_answers_against_numpy():
     for problem in TRAIN:
-        asked, value = (np.array(exact(problem.answer[key]), dtype=float) for key in ("matrix", "value"))
+        matrix, value = (np.array(exact(problem.answer[key]), dtype=float) for key in ("matrix", "value"))
         if problem.answer["kind"] == "addition":
-            assert value.item() == asked.sum()
+            assert value.item() == matrix.sum()
         elif problem.answer["kind"] == "inverse":
-            np.testing.assert_allclose(asked @ value, np.eye(len(asked)), atol=1e-9)
+            np.testing.assert_allclose(matrix @ value, np.eye(len(matrix)), atol=1e-9)
         else:  # the same row space; that it is reduced is tested with `matrices.rref`
-            ranks = [np.linalg.matrix_rank(m) for m in (asked, value, np.vstack([asked, value]))]
+            ranks = [np.linalg.matrix_rank(m) for m in (matrix, value, np.vstack([matrix, value]))]
             assert len(set(ranks)) == 1
 
 
@@ -160,8 +160,8 @@ def test_grades():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"rungs": ("inverse_11",)}, "'inverse_11' is none; give addition_DIGITS"),
-        ({"rungs": ("rref_3",)}, "'rref_3' is none"),
+        ({"rungs": ("inverse_11",)}, "'inverse_11' is no rung; give addition_DIGITS"),
+        ({"rungs": ("rref_3",)}, "'rref_3' is no rung"),
         ({"rungs": ("rref_3x1",)}, "at least 2 columns"),
         ({"rungs": ("addition_0",)}, "1 to 18"),
         ({"rungs": ("inverse_2", "inverse_2")}, "a rung is named twice"),

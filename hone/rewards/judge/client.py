@@ -3,10 +3,10 @@
     judge = Judge(JudgeConfig(url="http://127.0.0.1:8000/v1", model="Qwen/Qwen3-8B"))
     judge.ask([Question("Is 7 prime?", YES_NO)])        # [True]
 
-Many at the same time; each is tried again after what may pass (see `hone.base.http`), and after an answer that is not
-the JSON asked for. Answers that could be read are kept on disk by the content of the question: an interrupted run loses
-none, and pays for none twice. Every wait is bounded, the whole by `seconds`.
-The key is read from the environment when it is sent, and taken out of whatever the server says.
+Questions are sent concurrently. Each is retried after transient errors (see `hone.base.http`), and after an answer that
+is not the requested JSON. Readable answers are cached on disk by the content of the question: an interrupted run keeps
+them, and pays for none of them twice. Every wait is bounded, the whole by `seconds`.
+The key is read from the environment when it is sent, and removed from the server's messages.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ from hone.base.settings import UserError
 from hone.grade.workers import Failure
 from hone.rewards.judge.config import JudgeConfig
 
-#: The whole judge is unusable: the key, the address or the model's name is wrong.
+#: Statuses that make the whole judge unusable: the key, the address or the model's name is wrong.
 REFUSED = (401, 403, 404)
-MOST_TOKENS = 1 << 30  # that one call can have used
+MOST_TOKENS = 1 << 30  # larger token counts of one call are not believed
 
 
 @dataclass(frozen=True)
 class Schema:
-    """The object that an answer must be, as JSON schema, and what it means."""
+    """The JSON object expected as answer, and how to read it."""
 
     name: str
     properties: Mapping[str, Any]  # all required, no others
-    read: Callable[[dict[str, Any]], Any]  # of an object with exactly these keys; raises ValueError
+    read: Callable[[dict[str, Any]], Any]  # takes an object with exactly these keys; raises ValueError
 
 
 @dataclass(frozen=True)
@@ -57,22 +57,22 @@ class Judge:
             raise UserError("judge: no endpoint; set judge.url and judge.model, as in https://api.openai.com/v1")
         self.config = config
         self._lock = threading.Lock()
-        self.counts: Counter[str] = Counter()  # since the beginning: calls, tokens, cached, failed, retries
+        self.counts: Counter[str] = Counter()  # since the start: calls, tokens, cached, failed, retries
         self._told: Counter[str] = Counter()
         if config.key_env and not config.is_local and not os.environ.get(config.key_env):
             raise UserError(f"judge: no key; set the environment variable {config.key_env}")
 
     def costs(self) -> dict[str, float]:
-        """What was used since the last call of this."""
+        """Usage since the last call of this method."""
         new = {name: float(self.counts[name] - self._told[name]) for name in sorted(self.counts)}
         self._told = Counter(self.counts)
         return new
 
     def ask(self, questions: Sequence[Question]) -> list[Any]:
-        """What `schema.read` makes of each answer, in order; a `Failure` where there is none in time.
+        """The result of `schema.read` for each answer, in order; a `Failure` for each question without one in time.
 
-        Raises UserError if the endpoint refuses every question (wrong key, address or model), or if the budget was
-        used up before.
+        Raises UserError if the endpoint refuses every question (wrong key, address or model), or if the budget is
+        already used up.
         """
         different = list(dict.fromkeys(self._key(question) for question in questions))
         first = {self._key(question): question for question in reversed(questions)}
@@ -101,13 +101,13 @@ class Judge:
             answers = {futures[future]: future.result() for future in done}
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
-            http.hang_up()  # ends what is late, in the middle of a pause too
+            http.hang_up()  # ends late requests, also during a pause between retries
             pool.shutdown()
         why = Failure("verifier_timeout", f"no answer within {config.seconds:g} s (judge.seconds)")
         return {key: answers.get(key, why) for key in questions}
 
     def _answer(self, http: Http, key: str, question: Question) -> Any:
-        """What the answer means, or a Failure. Raises UserError if the judge is unusable."""
+        """The answer as read by the schema, or a Failure. Raises UserError if the judge is unusable."""
 
         def ask() -> Any:
             if over := self._spend_call():
@@ -140,7 +140,7 @@ class Judge:
             self.counts[name] += more
 
     def _spend_call(self) -> str | None:
-        """Counts a call; returns why there may be none."""
+        """Counts a call; returns a reason instead if the budget is used up."""
         with self._lock:
             over = self._over_budget()
             self.counts["calls"] += over is None
@@ -171,7 +171,7 @@ class Judge:
         return {name: value for name, value in body.items() if value is not None}
 
     def _read(self, key: str, question: Question, reply: Any) -> Any:
-        """The meaning of a reply, which is kept; raises ValueError if it is not what was asked for."""
+        """Read and cache a reply; raises ValueError if it does not match the schema."""
         try:
             content = reply["choices"][0]["message"]["content"]
             usage = reply.get("usage")
@@ -192,7 +192,7 @@ class Judge:
     # --- keeping ---
 
     def _key(self, question: Question) -> str:
-        """Everything that decides an answer; the key of the endpoint is no part of it."""
+        """Hash of everything that determines an answer; the API key is not part of it."""
         what = json.dumps([self.config.url, self._body(question)], sort_keys=True)
         return hashlib.sha256(what.encode()).hexdigest()
 
@@ -203,11 +203,11 @@ class Judge:
         path = self._path(key)
         try:
             return None if path is None else (read_object(json.loads(path.read_text())["content"], question.schema),)
-        except (OSError, ValueError, LookupError, TypeError):  # not there, or damaged: asked (again)
+        except (OSError, ValueError, LookupError, TypeError):  # missing or damaged: ask (again)
             return None
 
     def _keep(self, key: str, content: str) -> None:
-        """Written aside and renamed: two runs may share the folder, and a kill leaves nothing half written."""
+        """Write to a temporary file and rename: runs may share the folder, and a kill leaves no partial file."""
         path = self._path(key)
         if path is None:
             return
@@ -219,20 +219,20 @@ class Judge:
 
 
 def _tokens_used(usage: Any, characters: int) -> int:
-    """As the server counts. One that does not, or says what cannot be, is counted for, at four characters a token."""
+    """The server's count; if it is missing or implausible, an estimate of four characters per token."""
     used = usage.get("total_tokens") if isinstance(usage, Mapping) else None
     return used if type(used) is int and 0 < used < MOST_TOKENS else characters // 4 + 1
 
 
 def read_object(content: Any, schema: Schema) -> Any:
-    """What one answer means. It must be a JSON object with exactly the asked keys; thinking may stand before it."""
+    """Read one answer: a JSON object with exactly the requested keys, optionally after thinking."""
     if not isinstance(content, str):
-        raise ValueError(f"the answer is no text: {content!r}")
+        raise ValueError(f"the answer is not text: {content!r}")
     text = content.rpartition("</think>")[2].strip()
 
     def exact(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len({name for name, _ in pairs}) < len(pairs):
-            raise ValueError(f"a key is given twice: {text}")
+            raise ValueError(f"a key occurs twice: {text}")
         return dict(pairs)
 
     try:
@@ -245,7 +245,7 @@ def read_object(content: Any, schema: Schema) -> Any:
 
 
 def quoted(text: str, what: str, max_chars: int) -> str:
-    """Text of another model as data: between marks that it cannot contain, since they are made from its content."""
+    """Untrusted text as data, between marks that it cannot contain, since they are a hash of its content."""
     text = text[-max_chars:]
     mark = hashlib.sha256(text.encode("utf-8", "replace")).hexdigest()[:16]
     return f"<{what} {mark}>\n{text}\n</{what} {mark}>"

@@ -14,20 +14,20 @@ LOOPBACK = ("127.0.0.1", "localhost", "::1")
 
 
 class JudgeConfig(Section):
-    """Where the judge is, and what it may cost. The key is read from the environment, never from a recipe."""
+    """The judge's endpoint and budget. The key is read from the environment, never from a recipe."""
 
     url: str | None = None  # up to /v1, as in https://api.openai.com/v1
     model: str | None = None  # its name at the endpoint
-    key_env: str | None = "OPENAI_API_KEY"  # the environment variable that holds the key; null: none is sent
-    format: Literal["schema", "object", "text"] = "schema"  # the response_format asked for; text: none
-    body: dict[str, Any] = {}  # more fields of the request; null takes one away, as in {temperature: null}
-    answer_tokens: PositiveInt = 512  # most tokens of an answer, thinking included
-    max_chars: PositiveInt = 20_000  # of a text that is judged, its end
-    cache: str | None = "~/.cache/hone/judge"  # a folder of answers by content of the question; null: none
-    concurrency: PositiveInt = 16  # requests at the same time
+    key_env: str | None = "OPENAI_API_KEY"  # the environment variable that holds the key; null: send no key
+    format: Literal["schema", "object", "text"] = "schema"  # the response_format to request; text: not sent
+    body: dict[str, Any] = {}  # extra fields of the request; null removes one, as in {temperature: null}
+    answer_tokens: PositiveInt = 512  # max_tokens of an answer, thinking included
+    max_chars: PositiveInt = 20_000  # a longer text is cut at its beginning
+    cache: str | None = "~/.cache/hone/judge"  # folder of answers by content of the question; null: no cache
+    concurrency: PositiveInt = 16  # concurrent requests
     timeout: PositiveFloat = 60.0  # seconds for one request
-    tries: PositiveInt = 6  # for one question
-    seconds: PositiveFloat = 600.0  # for all questions of a step; those without an answer by then have none
+    tries: PositiveInt = 6  # attempts per question
+    seconds: PositiveFloat = 600.0  # for all questions of a step; then the rest fail
     max_calls: NonNegativeInt | None = None  # budget of the whole run, requests
     max_tokens: NonNegativeInt | None = None  # budget of the whole run, prompt and answer tokens
 

@@ -1,11 +1,11 @@
-"""Subjects for problems that have none: `hone data label TASK --out labels.jsonl`.
+"""Subjects for unlabelled problems: `hone data label TASK --out labels.jsonl`.
 
-A judge chooses from a fixed list; without one, words in the problem do. A row of the file, which is also what the
-`domain_file` of a task over rows reads:
+A judge chooses from a fixed list; without a judge, keywords in the problem decide. The `domain_file` of a task over
+rows reads the same file. A row of it:
 
     {"id": "gsm8k-train-0", "question": "Natalia sold clips ...", "domain": "Arithmetic", "by": "gpt-4.1-mini"}
 
-Rows that are in the file already are kept, and those by words are asked again when there is a judge.
+Rows already in the file are kept; with a judge, those labelled by keywords are labelled again.
 """
 
 from __future__ import annotations
@@ -23,8 +23,7 @@ from hone.grade.workers import Failure
 from hone.rewards.judge.client import Judge, Question, Schema, quoted
 from hone.types import Problem
 
-#: The usual list, and the words that speak for each subject: whole words, in any case, or the beginnings of words if
-#: they end with a star.
+#: The default subjects and their keywords: whole words in any case, or prefixes if they end with a star.
 SUBJECTS: dict[str, tuple[str, ...]] = {
     "Algebra": ("equation*", "polynomial*", "solve for", "variable*", "quadratic", "linear", "function*", "root*"),
     "Arithmetic": (
@@ -51,9 +50,9 @@ OTHER = "Other"
 def label(
     problems: Sequence[Problem], labels: Sequence[str], judge: Judge | None, file: Path
 ) -> tuple[Counter[str], Counter[str]]:
-    """Label every problem in `file`; returns how many have each label, and how many were labelled by whom.
+    """Label every problem in `file`; returns counts by label, and counts by labeller.
 
-    Problems for which the judge has no answer are labelled by words, and counted as such.
+    Problems that the judge failed on are labelled by keywords, and counted as such.
     """
     there = {row["id"]: row for row in _rows(file)}
     kept = {id for id, row in there.items() if row["domain"] in labels and (judge is None or row["by"] != "words")}
@@ -77,7 +76,7 @@ def label(
 
 
 def by_words(text: str, labels: Sequence[str]) -> str:
-    """The label whose words occur most often; of several the first; `Other` if none does."""
+    """The label whose keywords occur most often (the first of a tie); `Other` without any keyword."""
     counts = {name: len(_pattern(SUBJECTS[name]).findall(text)) for name in labels if name in SUBJECTS}
     best = max(counts, key=lambda name: counts[name], default=OTHER)
     return best if counts.get(best) else OTHER
@@ -88,9 +87,9 @@ def text_of(problem: Problem) -> str:
 
 
 def choose(text: str | None) -> tuple[str, ...]:
-    """Labels from a comma-separated list; the usual ones for None. Raises UserError if there are fewer than two."""
-    given = [name.strip() for name in (text or "").split(",") if name.strip()]
-    names = tuple(SUBJECTS) if text is None else tuple(dict.fromkeys(given))
+    """Labels from a comma-separated list; the default ones for None. Raises UserError for fewer than two."""
+    listed = [name.strip() for name in (text or "").split(",") if name.strip()]
+    names = tuple(SUBJECTS) if text is None else tuple(dict.fromkeys(listed))
     if len(names) < 2:
         raise UserError(f"--labels {text}: give at least two, as in Algebra,Geometry")
     return (*names, OTHER) if OTHER not in names else names
@@ -126,4 +125,4 @@ def _rows(file: Path) -> list[dict[str, Any]]:
         rows = [json.loads(line) for line in file.read_text(encoding="utf-8").split("\n") if line.strip()]
         return [{name: row[name] for name in ("id", "question", "domain", "by")} for row in rows]
     except (OSError, ValueError, LookupError, TypeError) as error:
-        raise UserError(f"{file}: is no file of labels ({error}); give another, or move it away") from None
+        raise UserError(f"{file}: not a file of labels ({error}); give another, or move it away") from None

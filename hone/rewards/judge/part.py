@@ -1,11 +1,11 @@
-"""A language model as judge: is this answer the reference answer? See `hone.rewards.judge.client` for how it is asked.
+"""A language model as judge: is this answer the reference answer? See `hone.rewards.judge.client` for requests.
 
     reward:
       parts: {outcome: 1.0, judge: 0.5}
       judge: {url: https://api.openai.com/v1, model: gpt-4.1-mini, max_calls: 10000}
 
-1 if the judge says correct, else 0. Never the only measure: how often it agrees with the task's rule is logged, as
-`judge_agrees`. What the policy wrote is data to the judge, between marks, and only its answer is shown.
+1 if the judge says correct, else 0. Its agreement with the task's rule is logged as `judge_agrees`. The policy's text
+is shown to the judge as data, between marks, and only its answer.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ CORRECT = Schema("verdict", {"correct": {"type": "boolean"}}, _correct)
 
 
 def question(problem: Problem, text: str, config: JudgeConfig) -> Question:
-    """Whether `text`, all that the policy said, ends in the right answer. Its answer block is shown, else its end."""
-    asked = "\n\n".join(message["content"] for message in problem.messages)
+    """Ask whether `text`, the policy's output, gives the right answer. Shows its answer block, else its end."""
+    prompt = "\n\n".join(message["content"] for message in problem.messages)
     answer = parse(text).answer
     shown = [
-        quoted(asked, "problem", config.max_chars),
+        quoted(prompt, "problem", config.max_chars),
         quoted(str(problem.answer), "reference-answer", config.max_chars),
         quoted(text if answer is None else answer, "answer", config.max_chars),
     ]
@@ -62,19 +62,19 @@ EXTRACT = (
 
 
 def _answer(value: Mapping[str, Any]) -> str:
-    found = value["answer"]
-    if found is not None and not isinstance(found, str):
-        raise ValueError(f'"answer" is {found!r:.60}, not text or null')
-    return (found or "").strip()
+    answer = value["answer"]
+    if answer is not None and not isinstance(answer, str):
+        raise ValueError(f'"answer" is {answer!r:.60}, not text or null')
+    return (answer or "").strip()
 
 
 ANSWER = Schema("answer", {"answer": {"type": ["string", "null"]}}, _answer)
 
 
 def extraction(problem: Problem, text: str, config: JudgeConfig) -> Question:
-    """What `text` gives as the final answer. The reference answer is not shown, so it cannot be copied."""
-    asked = "\n\n".join(message["content"] for message in problem.messages)
-    shown = [quoted(asked, "problem", config.max_chars), quoted(text, "text", config.max_chars)]
+    """Ask for the final answer of `text`. The reference answer is not shown, so it cannot be copied."""
+    prompt = "\n\n".join(message["content"] for message in problem.messages)
+    shown = [quoted(prompt, "problem", config.max_chars), quoted(text, "text", config.max_chars)]
     return Question("\n\n".join(shown), ANSWER, EXTRACT)
 
 
@@ -100,7 +100,7 @@ class JudgePart(Part):
 
 
 def score(answer: bool | Failure, one: Judged) -> Score:
-    """The judge's word on one sample, and whether the task's rule says the same."""
+    """The score of one sample by the judge, and whether the task's rule agrees."""
     if isinstance(answer, Failure):
         return Score(0.0, failure=answer.kind, note=answer.message)
     rule = one.grade.verdict
@@ -113,23 +113,23 @@ def extracted(
 ) -> dict[str, Any]:
     """The rule's accuracy where the judge reads the answers that the rule could not (verdict `malformed`).
 
-    Adds what it read as `judge_read` to those records. Returns how many were asked about, were read and are then
-    correct by the rule, on how many the judge failed, and the accuracy with them; failures are left out of it.
+    Adds the extracted answer as `judge_read` to those records. Returns how many were asked about, how many were read,
+    how many of these are correct by the rule, on how many the judge failed, and the accuracy without those failures.
     """
     unread = [r for r in records if r["verdict"] == "malformed"]
     answers = judge.ask([extraction(problems[r["problem_id"]], r["text"], judge.config) for r in unread])
-    found = [(r, a) for r, a in zip(unread, answers, strict=True) if isinstance(a, str)]
-    grades = grade_all(task, [(problems[r["problem_id"]], f"<answer>{a}</answer>" if a else "") for r, a in found])
+    readable = [(r, a) for r, a in zip(unread, answers, strict=True) if isinstance(a, str)]
+    grades = grade_all(task, [(problems[r["problem_id"]], f"<answer>{a}</answer>" if a else "") for r, a in readable])
     verdicts: dict[int, str] = {id(r): "verifier_error" for r in unread}
-    for (record, answer), grade in zip(found, grades, strict=True):
+    for (record, answer), grade in zip(readable, grades, strict=True):
         record["judge_read"], verdicts[id(record)] = answer, grade.verdict
     rows = [{"problem_id": r["problem_id"], "verdict": verdicts.get(id(r), r["verdict"])} for r in records]
     groups = list(stats.outcomes([row for row in rows if row["verdict"] not in VERIFIER_FAILURES]).values())
     return {
         "asked": len(unread),
-        "read": sum(bool(answer) for _, answer in found),
+        "read": sum(bool(answer) for _, answer in readable),
         "correct": sum(grade.verdict == "correct" for grade in grades),
-        "failed": len(unread) - len(found),
+        "failed": len(unread) - len(readable),
         "accuracy": asdict(stats.accuracy(groups)) if groups else None,
     }
 
@@ -137,11 +137,11 @@ def extracted(
 def second_opinion(
     problems: Sequence[Problem], records: Sequence[dict[str, Any]], judge: Judge, task: Task | None = None
 ) -> dict[str, Any]:
-    """For an evaluation: asks the judge of every record (its `problem_id` and `text`) and adds its word as `judge`.
+    """For an evaluation: ask the judge about every record (`problem_id` and `text`) and add its verdict as `judge`.
 
-    Returns the accuracy by the judge with its 95 % interval, how often it agrees with the rule, the samples on which
-    they differ, how many it failed on, and what it used. A sample that it failed on is left out. With the task it also
-    reads the answers that the rule could not; see `extracted`.
+    Returns the accuracy by the judge with its 95 % interval, its agreement with the rule, the samples on which they
+    differ, the number of failures, and the costs. Samples on which the judge failed are left out. Given the task, the
+    judge also extracts answers that the rule could not read; see `extracted`.
     """
     by_id = {problem.id: problem for problem in problems}
     answers = judge.ask([question(by_id[r["problem_id"]], r["text"], judge.config) for r in records])
@@ -170,7 +170,7 @@ def second_opinion(
 
 
 def opinion_line(opinion: Mapping[str, Any]) -> str:
-    """The result of `second_opinion` in a line."""
+    """The result of `second_opinion` as text."""
     a, agreement = opinion["accuracy"], opinion["agreement"]
     accuracy = "none" if a is None else f"{a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]  n {a['n']}"
     agrees = "" if agreement is None else f", agrees with the rule on {100 * agreement:.1f}% of the answers"
@@ -179,8 +179,8 @@ def opinion_line(opinion: Mapping[str, Any]) -> str:
     read = opinion.get("extracted")
     if not read or not read["asked"] or read["accuracy"] is None:
         return line
-    said = (
+    summary = (
         f"read {read['read']} of {read['asked']} answers that the rule could not, of which {read['correct']} are right"
     )
     a = read["accuracy"]
-    return f"{line}\n  {said}: accuracy by the rule then {a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]"
+    return f"{line}\n  {summary}: accuracy by the rule then {a['value']:.3f}  95% [{a['low']:.3f}, {a['high']:.3f}]"

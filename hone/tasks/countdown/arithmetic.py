@@ -21,7 +21,7 @@ Postfix = list[int | str]
 
 
 def parse(text: str) -> Postfix:
-    """Numbers and operators in postfix order. Raises ValueError saying what is not arithmetic."""
+    """Numbers and operators in postfix order. Raises ValueError naming what is not arithmetic."""
     if len(text) > MAX_LENGTH:
         raise ValueError(f"{len(text)} characters, at most {MAX_LENGTH} are read")
     text = text.rstrip()
@@ -31,7 +31,7 @@ def parse(text: str) -> Postfix:
     while place < len(text):
         match = _TOKEN.match(text, place)
         if match is None:
-            raise ValueError(f"{text[place:].strip()[0]!r} is no integer, operator or parenthesis")
+            raise ValueError(f"{text[place:].strip()[0]!r} is not an integer, operator or parenthesis")
         place = match.end()
         number, symbol = match.groups()
         if operand_next != (number is not None or symbol == "(") and not (operand_next and symbol in ("+", "-")):
@@ -67,7 +67,7 @@ def _close(output: Postfix, waiting: list[str]) -> None:
 
 
 def numbers(postfix: Postfix) -> list[int]:
-    """The numbers written, in order, repeats included."""
+    """The numbers of the expression, in order, repeats included."""
     return [token for token in postfix if isinstance(token, int)]
 
 

@@ -1,6 +1,6 @@
-"""Countdown: reach a target with + - * / and every given number exactly once.
+"""Countdown: reach a target with + - * /, using each of the numbers exactly once.
 
-One problem in the brief wording is `3 7 2 make 20`, an answer to it `(3 + 7) * 2`. The wording
+A problem in the brief wording is `3 7 2 make 20`, an answer to it `(3 + 7) * 2`. The wording
 `full`, the rows (`nums`, `target`) and the scores follow TinyZero's countdown task.
 """
 
@@ -29,27 +29,27 @@ SYSTEM = (
     "answer inside <answer> </answer>, for example <answer> (1 + 2) / 3 </answer>."
 )
 
-#: Consecutive tries without a new problem after which a split is taken to be exhausted.
+#: Consecutive tries without a new problem after which a split counts as exhausted.
 MAX_TRIES = 50_000
 
-#: Combinations that a search for the solution of a row from a file may look at.
+#: Most combinations tried when searching a solution for a row of a file.
 MAX_SEARCH = 500_000
 
 
 class CountdownConfig(Section):
-    """Sizes are totals, shared evenly between the counts in `numbers`. A split given as a file is
-    that file's rows, all of them."""
+    """Sizes are totals, divided evenly between the counts in `numbers`. A split with a file
+    consists of all rows of that file."""
 
     name: Literal["countdown"] = "countdown"
-    numbers: tuple[int, ...] = Field(default=(3, 4), min_length=1)  # how many numbers are given
+    numbers: tuple[int, ...] = Field(default=(3, 4), min_length=1)  # how many numbers a problem has
     max_number: int = Field(default=99, ge=3)
     max_target: int = Field(default=100, ge=1)
     train: NonNegativeInt = 1000
     validation: NonNegativeInt = 100
     test: NonNegativeInt = 100
-    seed: NonNegativeInt = 0  # training problems also depend on the recipe's seed, the others do not
+    seed: NonNegativeInt = 0  # training problems also depend on the recipe's seed, other splits do not
     quiz: Literal["full", "brief"] = "full"
-    tries: PositiveInt = 4  # most failed combinations in a careful trace
+    tries: PositiveInt = 4  # most failed attempts in a careful trace
     train_file: str | None = None
     validation_file: str | None = None
     test_file: str | None = None
@@ -57,7 +57,7 @@ class CountdownConfig(Section):
     @model_validator(mode="after")
     def _possible(self) -> CountdownConfig:
         if not all(3 <= n <= 6 for n in self.numbers) or len(set(self.numbers)) < len(self.numbers):
-            raise ValueError(f"numbers: {self.numbers}: distinct counts from 3 to 6 are possible")
+            raise ValueError(f"numbers: {self.numbers}: must be distinct, from 3 to 6")
         for split in SHARES:
             if getattr(self, f"{split}_file") and split in self.model_fields_set:
                 raise ValueError(f"{split}: has no effect beside {split}_file, whose rows are all used; remove one")
@@ -66,7 +66,7 @@ class CountdownConfig(Section):
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """An expression, its value, and the steps that compute it."""
+    """An expression with its value and the steps that compute it."""
 
     value: Fraction
     text: str
@@ -75,7 +75,7 @@ class Term:
 
 
 def combine(operator: str, left: Term, right: Term) -> Term:
-    """`left operator right` with no more parentheses than it needs. Raises ZeroDivisionError."""
+    """`left operator right` with as few parentheses as possible. Raises ZeroDivisionError."""
     binding = 1 if operator in "+-" else 2
     a = left.text if left.binding >= binding else f"({left.text})"
     loose = right.binding > binding or (right.binding == binding and operator in "+*")
@@ -86,7 +86,7 @@ def combine(operator: str, left: Term, right: Term) -> Term:
 
 
 def random_term(rng: random.Random, nums: Sequence[int]) -> Term:
-    """An expression of all the numbers whose every intermediate result is a positive integer."""
+    """A random expression of all the numbers, with positive integers as intermediate results."""
     terms = [Term(Fraction(n), str(n)) for n in nums]
     while len(terms) > 1:
         left, right = (terms.pop(rng.randrange(len(terms))) for _ in range(2))
@@ -100,18 +100,18 @@ def random_term(rng: random.Random, nums: Sequence[int]) -> Term:
 
 
 def canonical_form(nums: Sequence[int], target: int) -> str:
-    """Two problems are the same if they give the same numbers, in any order, and the same target."""
+    """Problems with the same numbers, in any order, and the same target have the same form."""
     return f"{sorted(nums)} {target}"
 
 
 def find_term(nums: Sequence[int], target: int, most: int = MAX_SEARCH) -> Term | None:
-    """A solution found by trying combinations of two numbers until one is left, or None."""
-    left = [most]
+    """A solution by exhaustive search, combining two numbers at a time; None if `most` tries find none."""
+    budget = [most]
     seen: set[tuple[Fraction, ...]] = set()
 
     def search(terms: list[Term]) -> Term | None:
         key = tuple(sorted(term.value for term in terms))
-        if key in seen or left[0] <= 0:
+        if key in seen or budget[0] <= 0:
             return None
         seen.add(key)
         if len(terms) == 1:
@@ -124,17 +124,17 @@ def find_term(nums: Sequence[int], target: int, most: int = MAX_SEARCH) -> Term 
                 for operator in "+*-/":
                     if (operator in "+*" and i > j) or (operator == "/" and b.value == 0):
                         continue
-                    left[0] -= 1
-                    found = search([*rest, combine(operator, a, b)])
-                    if found is not None:
-                        return found
+                    budget[0] -= 1
+                    solution = search([*rest, combine(operator, a, b)])
+                    if solution is not None:
+                        return solution
         return None
 
     return search([Term(Fraction(n), str(n)) for n in nums])
 
 
 def careful(nums: Sequence[int], target: int, solution: Term, rng: random.Random, tries: int) -> str:
-    """Some combinations that fail, each computed step by step, then the solution."""
+    """Some failed attempts, each computed step by step, then the solution."""
     lines = []
     for _ in range(rng.randint(0, tries)):
         term = random_term(rng, nums)
@@ -145,9 +145,9 @@ def careful(nums: Sequence[int], target: int, solution: Term, rng: random.Random
 
 
 def terse(nums: Sequence[int], target: int, solution: Term, rng: random.Random, tries: int) -> str:
-    """The same in half the tokens, for very small models: `3+7=10 10-2=8 vs 20 no`, a line for each combination.
+    """`careful` in half the tokens, for very small models: `3+7=10 10-2=8 vs 20 no`, a line for each attempt.
 
-    The target stands beside each result: to compare it with one far away is learned much later.
+    The target is repeated beside each result: comparing over a long distance is learned much later.
     """
     failed = [random_term(rng, nums) for _ in range(rng.randint(0, tries))]
     lines = [f"{' '.join(term.steps)} vs {target} no" for term in failed if term.value != target]
@@ -166,7 +166,7 @@ class CountdownTask:
     def __init__(self, config: CountdownConfig, seed: int = 0) -> None:
         self.config, self.seed = config, seed
         self._problems: dict[Split, list[Problem]] = {}
-        self._solutions: dict[str, Term] = {}  # how generated problems were made
+        self._solutions: dict[str, Term] = {}  # of generated problems
 
     def problems(self, split: Split) -> Sequence[Problem]:
         """Generated (or read) once. Raises UserError if there are not enough distinct problems."""
@@ -175,7 +175,7 @@ class CountdownTask:
         return self._problems[split]
 
     def grade(self, problem: Problem, text: str) -> Grade:
-        """`malformed` if the answer block is missing or holds no arithmetic; text left of `=` counts."""
+        """`malformed` if the answer block is missing or holds no arithmetic; only the text before `=` counts."""
         answer = parse(text).answer
         if not answer:
             return Grade("malformed")
@@ -194,7 +194,7 @@ class CountdownTask:
         return Grade("correct" if value == problem.answer["target"] else "wrong", shown)
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
-        """A worked answer. Raises UserError for an unknown style, or a row without a solution."""
+        """A worked answer. Raises UserError for an unknown style, and for a row without a solution."""
         nums, target = problem.answer["nums"], problem.answer["target"]
         rng = random.Random(f"{style}/{seed}/{problem.id}")
         if style in ("careful", "terse"):
@@ -215,7 +215,7 @@ class CountdownTask:
 
     @cached_property
     def _files(self) -> dict[Split, list[Problem]]:
-        """The splits that are files."""
+        """The problems of splits that are read from files."""
         paths: dict[Split, str | None] = {split: getattr(self.config, f"{split}_file") for split in SHARES}
         return {split: self._read(path) for split, path in paths.items() if path}
 
@@ -224,13 +224,13 @@ class CountdownTask:
         for number, row in enumerate(read_rows(path), start=1):
             try:
                 problems.append(self.problem_of(*numbers_of(row), suffix=f"-{number}", messages=row.get("messages")))
-            except (ValueError, KeyError, TypeError) as error:  # columns that are missing or of another kind
+            except (ValueError, KeyError, TypeError) as error:  # missing columns, or wrong types
                 raise UserError(f"{path}: row {number}: {error}") from error
         return problems
 
     @cached_property
     def _file_forms(self) -> dict[Split, set[str]]:
-        """Canonical forms of the files; generated splits keep clear of them."""
+        """Canonical forms of the files; generated splits avoid them."""
         return {split: {canonical_form(**p.answer) for p in problems} for split, problems in self._files.items()}
 
     def _from_file(self, split: Split) -> list[Problem]:
@@ -273,7 +273,7 @@ class CountdownTask:
     def problem_of(
         self, nums: list[int], target: int, suffix: str = "", messages: Any = None, solution: Term | None = None
     ) -> Problem:
-        """The record of one problem, in the wording of the settings unless messages are given."""
+        """The record of one problem; its prompt is `messages`, or worded as the settings say."""
         quiz = (
             f"Use the numbers {', '.join(map(str, nums))} to make {target}. Write one expression with + - * / and "
             "parentheses in which every number is used exactly once."
@@ -281,13 +281,13 @@ class CountdownTask:
         if self.config.quiz == "brief":
             quiz = f"{' '.join(map(str, nums))} make {target}"
         if messages:
-            given = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
+            prompt = tuple({"role": str(m["role"]), "content": str(m["content"])} for m in messages)
         else:
-            given = ({"role": "user", "content": quiz},)
+            prompt = ({"role": "user", "content": quiz},)
         return Problem(
             id=f"countdown-{'-'.join(map(str, nums))}-to-{target}{suffix}",
             task="countdown",
-            messages=given,
+            messages=prompt,
             answer={"nums": nums, "target": target},
             level=str(len(nums)),
             reference=careful(nums, target, solution, random.Random(0), tries=0) if solution else None,

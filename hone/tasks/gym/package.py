@@ -1,13 +1,12 @@
-"""The only module that imports `reasoning_gym`; it runs in processes of its own, never in the trainer's.
+"""The only module that imports `reasoning_gym`; it runs in separate processes, never in the trainer's.
 
 `python -m hone.tasks.gym.package < request.json > reply.pickle` makes problems (see `request`), with a fixed hash seed:
-several of the package's generators walk over sets, so that the same seed gives other problems in another process.
-`score` is what the workers call that grade (`hone.tasks.gym.worker`).
+several of the package's generators iterate over sets, so that without it one seed gives different problems in each
+process. The grading workers (`hone.tasks.gym.worker`) call `score`.
 
-The package's scorers are its own code, but four of them `eval` the model's text and five give it to sympy's
-`parse_expr`, which does so too. Here those four get `ast.literal_eval` under that name, and the five only see text that
-matches `READABLE`: numbers, operators, a few functions. A scorer of a later version that is not in these tables and
-can evaluate text is refused.
+Four of the package's scorers `eval` the model's text, and five pass it to sympy's `parse_expr`, which evaluates it too.
+Here the four get `ast.literal_eval` under that name, and the five only get text that matches `READABLE`: numbers,
+operators, a few functions. Scorers of later versions that can evaluate text and are not in these tables are refused.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ from hone.types import Split
 
 Entry = dict[str, Any]  # question, answer (may be None), metadata
 
-#: Consecutive draws without a new problem after which a level is taken to be exhausted.
+#: Consecutive draws without a new problem after which a level counts as exhausted.
 MAX_TRIES = 1_000
 CHUNK = 100
 
@@ -42,7 +41,7 @@ _SYMBOLIC = re.compile(
     rf"(?:{_FUNCTIONS}|(?<![a-zA-Z])[a-zA-Z](?![a-zA-Z])|(?<!\d)\d{{1,12}}(?:\.\d{{1,12}})?|[\s+\-*/^(),])*"
 )
 
-#: What an answer must look like (all of it) before the scorer is asked; anything else is malformed.
+#: What the whole answer must match before the scorer sees it; other answers are malformed.
 READABLE = {
     "countdown": _INTEGERS,
     "puzzle24": _INTEGERS,
@@ -50,12 +49,12 @@ READABLE = {
     "intermediate_integration": _SYMBOLIC,
     "polynomial_multiplication": _SYMBOLIC,
 }
-#: Scorers that `eval` an answer; they are given `ast.literal_eval` instead.
+#: Scorers that `eval` an answer; they get `ast.literal_eval` instead.
 LITERAL = ("binary_matrix", "n_queens", "spiral_matrix", "string_insertion")
-#: These evaluate only text that the package has written itself.
+#: Scorers that evaluate only text that the package itself wrote.
 OWN_TEXT = ("basic_arithmetic", "bitwise_arithmetic", "codeio", "number_sorting")
 EVALUATORS = {"eval", "exec", "__import__", "sympify", "parse_expr", "parse_latex", "parse_mathematica"}
-#: Where a known solution is, for tasks whose `answer` is None.
+#: Metadata keys of a known solution, for tasks whose `answer` is None.
 EXAMPLES = ("example_answer", "example_correct_answer", "possible_answer")
 
 REFUSED = {
@@ -66,7 +65,7 @@ REFUSED = {
 
 
 class Unusable(Exception):
-    """A name, a level or a setting that cannot be; the message is for the user."""
+    """An invalid name, level or setting; the message is for the user."""
 
 
 # --- making problems -------------------------------------------------------------------------------------------------
@@ -75,9 +74,9 @@ class Unusable(Exception):
 def request(
     name: str, config: dict[str, Any], levels: Sequence[int], split: Split, counts: Sequence[int], seed: str
 ) -> list[list[Entry]]:
-    """`counts[k]` distinct problems of `levels[k]` (no level: the package's defaults) whose form is of that split.
+    """`counts[k]` distinct problems of `levels[k]` (no levels: the package's defaults) whose form is in that split.
 
-    An entry gains `gold`: an answer that its scorer gives full marks, or None. Raises Unusable.
+    Each entry gets `gold`: an answer with full marks from its scorer, or None. Raises Unusable.
     """
     return [list(_level(name, config, level, split, n, seed)) for level, n in zip(levels or (None,), counts)]
 
@@ -114,35 +113,35 @@ def _stream(name: str, settings: str, source: str) -> Iterator[Entry]:
     rng = random.Random(f"reasoning_gym/{source}")
     while True:
         start = rng.getrandbits(31)
-        random.seed(start)  # some generators use the global one
+        random.seed(start)  # some generators use the global RNG
         problems = dataset(name, settings, start, CHUNK)
         yield from (problems[index] for index in range(CHUNK))
 
 
 def canonical_form(question: str) -> str:
-    """Two problems are the same if their questions are, but for blanks and case."""
+    """Problems have the same form if their questions differ only in white space and case."""
     return " ".join(question.casefold().split())
 
 
 def gold_of(name: str, settings: str, entry: Entry) -> str | None:
-    """An answer that is known to be right, by the task's own scorer; an empty one cannot be given."""
+    """A non-empty answer that gets full marks from the task's own scorer, or None."""
     metadata = entry["metadata"]
-    given = entry["answer"]
-    if given is None:
-        given = next((metadata[key] for key in EXAMPLES if metadata.get(key) is not None), None)
-    if given is None:
+    answer = entry["answer"]
+    if answer is None:
+        answer = next((metadata[key] for key in EXAMPLES if metadata.get(key) is not None), None)
+    if answer is None:
         return None
-    gold = (given if isinstance(given, str) else json.dumps(given)).strip()  # as an answer is parsed
+    gold = (answer if isinstance(answer, str) else json.dumps(answer)).strip()  # as parsed answers are
     full = score(name, settings, entry, gold) if gold else None
     return gold if full is not None and full >= FULL_MARKS else None
 
 
-#: Scores are from 0 to 1; from here an answer is correct.
+#: Scores are from 0 to 1; an answer is correct from this score on.
 FULL_MARKS = 1.0 - 1e-9
 
 
 def settings_of(name: str, config: dict[str, Any], level: int | None) -> dict[str, Any]:
-    """The arguments of the package's config class: those of the curriculum's level, and the user's."""
+    """Arguments for the package's config class: those of the curriculum's level and the user's."""
     package = reasoning_gym_package()
     if name in REFUSED:
         raise Unusable(f"it cannot be used: {REFUSED[name]}")
@@ -170,7 +169,7 @@ def settings_of(name: str, config: dict[str, Any], level: int | None) -> dict[st
 
 
 def _curriculum(name: str, level: int) -> dict[str, Any]:
-    """What a level of the package's curriculum sets."""
+    """The settings of one level of the package's curriculum."""
     package = reasoning_gym_package()
     if not package.factory.has_curriculum(name):
         raise Unusable(f"levels: the package has no curriculum for {name}; remove them and use config")
@@ -202,7 +201,7 @@ def score(name: str, settings: str, entry: Entry, answer: str) -> float | None:
         value = float(scorer_of(name, settings).score_answer(answer, entry))
         return min(1.0, max(0.0, value)) if math.isfinite(value) else None
     except (ValueError, TypeError, LookupError, ArithmeticError, AttributeError, SyntaxError):
-        return None  # several scorers raise on text that they do not expect
+        return None  # several scorers raise on unexpected text
 
 
 @cache
@@ -211,7 +210,7 @@ def scorer_of(name: str, settings: str) -> Any:
 
 
 def dataset(name: str, settings: str, seed: int, size: int) -> Any:
-    """A dataset of the package, whose scorer evaluates no text. Raises Unusable for settings that it refuses."""
+    """A dataset of the package, with a scorer that evaluates no text. Raises Unusable for invalid settings."""
     package = reasoning_gym_package()
     refuse_evaluators(name)
     config = {key: _tuples(value) for key, value in json.loads(settings).items()}
@@ -225,27 +224,27 @@ def dataset(name: str, settings: str, seed: int, size: int) -> Any:
 
 
 def _tuples(value: Any) -> Any:
-    """Lists as they came from JSON; most of the package's defaults are tuples, and either is accepted."""
+    """Lists (from JSON) as tuples, like most of the package's defaults."""
     return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def refuse_evaluators(name: str) -> None:
-    """Raise Unusable if the task's code can evaluate text and is not known to be safe here."""
+    """Raises Unusable if the task's code can evaluate text and is not known to be safe."""
     if name in LITERAL or name in OWN_TEXT or name in READABLE:
         return
     cls = reasoning_gym_package().factory.DATASETS[name][0]
     source = inspect.getsource(sys.modules[cls.__module__])
     defined = {node.name for node in ast.walk(ast.parse(source)) if isinstance(node, ast.FunctionDef)}
-    found = (names_used(compile(source, cls.__module__, "exec")) & EVALUATORS) - defined
-    if found:
+    evaluators = (names_used(compile(source, cls.__module__, "exec")) & EVALUATORS) - defined
+    if evaluators:
         raise Unusable(
-            f"it cannot be used: its code calls {', '.join(sorted(found))}, in this version "
+            f"it cannot be used: its code calls {', '.join(sorted(evaluators))}, in this version "
             f"({package_version()}) perhaps on what the model wrote; hone knows no safe way"
         )
 
 
 def names_used(code: CodeType) -> set[str]:
-    """Every global name and attribute that code mentions, nested functions too."""
+    """Every global name and attribute in code, including nested functions."""
     inner = (names_used(constant) for constant in code.co_consts if isinstance(constant, CodeType))
     return set(code.co_names).union(*inner)
 
@@ -258,7 +257,7 @@ def package_version() -> str:
 
 @cache
 def reasoning_gym_package() -> ModuleType:
-    """The package, imported only here."""
+    """The package, imported on first use."""
     try:
         import reasoning_gym
         import reasoning_gym.factory
@@ -269,9 +268,9 @@ def reasoning_gym_package() -> ModuleType:
 
 
 def main() -> None:
-    """One request on stdin, its reply, or the text of what is wrong with it, on stdout."""
+    """Read a request from stdin; write the reply, or an error message as text, to stdout."""
     reply = sys.stdout.buffer
-    sys.stdout = sys.stderr  # what the package prints is no reply
+    sys.stdout = sys.stderr  # output of the package must not mix with the reply
     try:
         result: Any = request(**json.load(sys.stdin))
     except Unusable as error:

@@ -2,8 +2,8 @@
 
     task: {name: "reasoning_gym:chain_sum", levels: [0, 1, 2], config: {allow_negation: true}}
 
-Problems and scores are the package's own. Its code runs in processes apart from the trainer: problems are made in one
-with a fixed hash seed, answers are graded in workers with a deadline (`hone.tasks.gym.package`).
+Problems and scores are the package's own. Its code never runs in the trainer's process: problems are made in one with a
+fixed hash seed, answers are graded in workers with a deadline (`hone.tasks.gym.package`).
 """
 
 from __future__ import annotations
@@ -33,33 +33,33 @@ SYSTEM = (
     "answer, and nothing else, inside <answer> </answer>, in the form that the problem asks for."
 )
 
-#: Characters of an answer that are graded.
+#: Longer answers are not graded.
 MAX_ANSWER = 20_000
 
-#: Seconds to start and for each problem: several tasks take a third of a second, and one in ten is a validation one.
+#: Time limits to start and per problem: several tasks take 0.3 s, and one form in ten is a validation problem.
 START_SECONDS, SECONDS_PER_PROBLEM = 120.0, 10.0
 
 WORKERS = 2
 
 
 class GymConfig(Section):
-    """Sizes are totals, shared evenly between the levels, which take turns in the order of the problems."""
+    """Sizes are totals, divided evenly between the levels, which alternate in the order of problems."""
 
     name_prefix: ClassVar[str] = "reasoning_gym"
 
     name: str  # reasoning_gym:NAME
-    levels: tuple[NonNegativeInt, ...] = ()  # of the package's curriculum, from 0; none: the package's defaults
+    levels: tuple[NonNegativeInt, ...] = ()  # of the package's curriculum, from 0; empty: the package's defaults
     config: dict[str, JsonValue] = {}  # settings of the package's task
     train: NonNegativeInt = 1000
     validation: NonNegativeInt = 100
     test: NonNegativeInt = 100
-    seed: NonNegativeInt = 0  # training problems also depend on the recipe's seed, the others do not
+    seed: NonNegativeInt = 0  # training problems also depend on the recipe's seed, other splits do not
     deadline: PositiveFloat = 5.0  # seconds to grade one answer
 
     @model_validator(mode="after")
     def _possible(self) -> GymConfig:
         if not re.fullmatch(r"reasoning_gym:\w+", self.name):
-            raise ValueError(f"name: {self.name!r} names no task of the package; write reasoning_gym:chain_sum or such")
+            raise ValueError(f"name: {self.name!r} names no task of the package; write reasoning_gym:NAME")
         if len(set(self.levels)) < len(self.levels):
             raise ValueError(f"levels: {self.levels}: a level is named twice; remove one")
         return self
@@ -77,7 +77,7 @@ class GymTask:
         self._problems: dict[Split, list[Problem]] = {}
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Made once. Raises UserError without the package, and for names, levels and settings that it does not have."""
+        """Made once. Raises UserError without the package, and for unknown names, levels and settings."""
         if split not in self._problems:
             levels = self.config.levels or (None,)
             shares = even_shares(getattr(self.config, split), len(levels))
@@ -90,12 +90,12 @@ class GymTask:
         return self.grade_all([(problem, text)])[0]
 
     def grade_all(self, items: Sequence[tuple[Problem, str]]) -> list[Grade]:
-        """`correct` for full marks of the package's scorer, `malformed` for what it cannot read."""
+        """`correct` for full marks from the package's scorer, `malformed` if it cannot read the answer."""
         answers = [parse(text).answer for _, text in items]
-        asked = [i for i, answer in enumerate(answers) if answer and len(answer) <= MAX_ANSWER]
-        rows = [items[i][0].extra for i in asked]
-        calls = [(self._own, row["settings"], row["entry"], answers[i]) for i, row in zip(asked, rows, strict=True)]
-        scores = dict(zip(asked, self._workers.map(calls), strict=True)) if calls else {}
+        gradable = [i for i, answer in enumerate(answers) if answer and len(answer) <= MAX_ANSWER]
+        rows = [items[i][0].extra for i in gradable]
+        calls = [(self._own, row["settings"], row["entry"], answers[i]) for i, row in zip(gradable, rows, strict=True)]
+        scores = dict(zip(gradable, self._workers.map(calls), strict=True)) if calls else {}
         return [_grade(answer, scores.get(i)) for i, answer in enumerate(answers)]
 
     @cached_property
@@ -103,7 +103,7 @@ class GymTask:
         return Workers("hone.tasks.gym.worker:score", count=WORKERS, deadline=self.config.deadline)
 
     def _made(self, split: Split, counts: Sequence[int]) -> list[list[dict[str, Any]]]:
-        """The package's entries of each level, from a process whose sets have the same order every time."""
+        """The package's entries of each level, from a process with a fixed hash seed."""
         source = f"{self.config.seed}/{self.seed}" if split == "train" else f"{self.config.seed}"
         request = {
             "name": self._own,
@@ -123,7 +123,7 @@ class GymTask:
                 timeout=seconds,
             )
         except subprocess.TimeoutExpired as error:
-            message = f"{sum(counts)} problems of the {split} split are not made after {seconds:.0f} s; ask for fewer"
+            message = f"{sum(counts)} problems of the {split} split took longer than {seconds:.0f} s; ask for fewer"
             raise UserError(f"task: {self.name}: {message}, or of lower levels") from error
         if done.returncode:
             raise UserError(f"task: {self.name}: the package failed:\n{done.stderr.decode(errors='replace')[-2000:]}")
@@ -147,7 +147,7 @@ class GymTask:
 
 
 def _grade(answer: str | None, score: float | Failure | None) -> Grade:
-    """From what the worker said; None: no answer, one that is too long, or one that the scorer cannot read."""
+    """The grade from the worker's result; None: no answer, too long, or not readable by the scorer."""
     shown = answer[:200] if answer else None
     if isinstance(score, Failure):
         return Grade(score.kind, shown, note=score.message)

@@ -1,4 +1,4 @@
-"""What the workers that grade reasoning-gym answers import: the package with it, before any deadline runs."""
+"""The target of the workers that grade reasoning-gym answers; imports the package before any deadline starts."""
 
 from __future__ import annotations
 

@@ -7,8 +7,8 @@ A statement is a nested tuple in the notation of the public rows (K-and-K, Xie e
     ("->", ("telling-truth", 1), ("lying", 2))              if ... then
     ("and" | "or", s, s, ...)   ("<=>", s, s)
 
-Its truth table over the 2**n assignments is one Python int: bit a is its value where person i
-is a knight iff bit i of a is set. A puzzle of n people is then solved with a few big-int operations.
+Its truth table over the 2**n assignments is one Python int: bit a is its value in the assignment
+where person i is a knight iff bit i of a is set. Solving a puzzle takes a few big-int operations.
 """
 
 from __future__ import annotations
@@ -27,23 +27,23 @@ Operator = Literal["not", "and", "or", "->", "<=>"]
 OPERATORS: tuple[Operator, ...] = ("not", "and", "or", "->", "<=>")
 COMMUTATIVE = ("and", "or", "<=>")
 MAX_PEOPLE = 16  # 2**16 assignments; a table of 8 KiB per statement
-MAX_LITERAL = 20_000  # characters of a `statements` literal that are worth parsing
+MAX_LITERAL = 20_000  # characters of a `statements` literal
 
 
 @dataclass(frozen=True, slots=True)
 class Puzzle:
-    """Who says what, and the one assignment that is consistent (True: knight, who tells the truth)."""
+    """Who says what, and the one consistent assignment (True: knight, who tells the truth)."""
 
     names: tuple[str, ...]  # [n]
-    statements: tuple[Statement, ...]  # [n], made by the person of the same index
-    solution: tuple[bool, ...]  # [n]; of a flipped puzzle: who tells the truth, and is called a knave
-    flipped: bool = False  # the words knight and knave are exchanged wherever the puzzle is told
+    statements: tuple[Statement, ...]  # [n], by speaker
+    solution: tuple[bool, ...]  # [n]; who tells the truth (in a flipped puzzle: is called a knave)
+    flipped: bool = False  # the words knight and knave are swapped in the text
 
 
 def parse_statements(literal: Any) -> tuple[Statement, ...]:
-    """Read the `statements` column: the text of a tuple, or nested lists.
+    """Read the `statements` column: a tuple literal as text, or nested lists.
 
-    Raises ValueError for a text that is too long, is no literal or holds an unknown operator.
+    Raises ValueError for a text that is too long, not a literal, or has an unknown operator.
     """
     if isinstance(literal, str):
         if len(literal) > MAX_LITERAL:
@@ -74,7 +74,7 @@ def _checked(tree: Any, people: int, depth: int) -> Statement:
 
 @cache
 def _columns(people: int) -> tuple[tuple[int, ...], int]:
-    """Truth table of `person i is a knight` for every i, and the table of `true`."""
+    """Truth tables of `person i is a knight` for every i, and of `true`."""
     if not 1 <= people <= MAX_PEOPLE:
         raise ValueError(f"knights: {people} people, 1 to {MAX_PEOPLE} are possible")
     rows = 1 << people
@@ -108,28 +108,28 @@ def _table(tree: Statement, columns: tuple[int, ...], true: int) -> int:
 
 
 def consistent(statements: Sequence[Statement]) -> int:
-    """Assignments in which every person is a knight iff their statement is true, as a table."""
+    """Truth table of the assignments in which each person is a knight iff their statement is true."""
     columns, true = _columns(len(statements))
-    left = true
+    assignments = true
     for person, tree in enumerate(statements):
-        left &= true ^ columns[person] ^ _table(tree, columns, true)
-        if not left:
+        assignments &= true ^ columns[person] ^ _table(tree, columns, true)
+        if not assignments:
             break
-    return left
+    return assignments
 
 
 def solve(statements: Sequence[Statement]) -> list[tuple[bool, ...]]:
-    """Every consistent assignment; a puzzle has exactly one."""
-    left, people, found = consistent(statements), len(statements), []
-    while left:
-        assignment = (left & -left).bit_length() - 1
-        found.append(tuple(bool(assignment >> i & 1) for i in range(people)))
-        left &= left - 1
-    return found
+    """All consistent assignments; a puzzle has exactly one."""
+    remaining, people, solutions = consistent(statements), len(statements), []
+    while remaining:
+        assignment = (remaining & -remaining).bit_length() - 1
+        solutions.append(tuple(bool(assignment >> i & 1) for i in range(people)))
+        remaining &= remaining - 1
+    return solutions
 
 
 def holds(tree: Statement, roles: Sequence[bool]) -> bool:
-    """Truth of one statement when everybody it mentions has a role."""
+    """Truth of a statement, given the roles of the people that it mentions."""
     op = tree[0]
     if op in LEAVES:
         return roles[tree[1]] is (op == "telling-truth")
@@ -143,7 +143,7 @@ def holds(tree: Statement, roles: Sequence[bool]) -> bool:
 
 
 def mentioned(tree: Statement) -> set[int]:
-    """People that a statement speaks of."""
+    """The people that a statement mentions."""
     if tree[0] in LEAVES:
         return {tree[1]}
     return set().union(*(mentioned(arg) for arg in tree[1:]))
@@ -153,13 +153,13 @@ def mentioned(tree: Statement) -> set[int]:
 
 
 def canonical_form(statements: Sequence[Statement], ordered: bool = False) -> str:
-    """A text that two puzzles share iff renaming and reordering people maps one to the other.
+    """A text that is equal for two puzzles iff renaming and reordering people maps one to the other.
 
-    The order of the operands of `and`, `or` and `<=>` does not count either, unless `ordered`;
-    nothing else of the meaning is folded ("X is not a knave" differs from "X is a knight").
-    Splits use the coarser form. Method: colour refinement, then individualisation of one
-    person of an ambiguous class at a time (McKay & Piperno, arXiv:1301.1493), the least
-    relabelled text winning; people who can be swapped freely are tried once.
+    The order of the operands of `and`, `or` and `<=>` is ignored too, unless `ordered`; other
+    equivalences are not ("X is not a knave" differs from "X is a knight"). Splits use the form
+    that ignores order. Method: colour refinement, then individualisation of one person of an
+    ambiguous class at a time (McKay & Piperno, arXiv:1301.1493), keeping the least relabelled
+    text; of people who can be swapped freely only one is tried.
     """
     people = tuple(statements)
     return repr(_search(people, [0] * len(people), ordered))
@@ -176,7 +176,7 @@ def _relabel(tree: Statement, label: Sequence[int], ordered: bool) -> Statement:
 
 
 def _refine(people: tuple[Statement, ...], colours: list[int], ordered: bool) -> list[int]:
-    """Split classes of people by what they say of whom, and who says what of them, until stable."""
+    """Split classes of people by their statements and the statements about them, until stable."""
     n = len(people)
     said_of = [[j for j in range(n) if i != j and i in mentioned(people[j])] for i in range(n)]
     classes = len(set(colours))
@@ -220,7 +220,7 @@ def _search(people: tuple[Statement, ...], colours: list[int], ordered: bool) ->
 
 
 def _swappable(people: tuple[Statement, ...], i: int, j: int, ordered: bool) -> bool:
-    """Whether exchanging two people leaves the puzzle as it is."""
+    """Whether swapping two people leaves the puzzle unchanged."""
     same = list(range(len(people)))
     swap = same.copy()
     swap[i], swap[j] = j, i
@@ -235,7 +235,7 @@ def _swappable(people: tuple[Statement, ...], i: int, j: int, ordered: bool) -> 
 def random_statement(
     rng: random.Random, speaker: int, people: int, depth: int, width: int, operators: Sequence[str] = OPERATORS
 ) -> Statement:
-    """A statement of at most `depth` levels (a leaf is one); nobody says `I am a knave` anywhere in it."""
+    """A statement of at most `depth` levels (a leaf is one), without `I am a knave` anywhere in it."""
     op = "leaf" if depth == 1 else rng.choice(("leaf", *operators))
     if op == "leaf":
         leaf = rng.randrange(2 * people - 1)  # the excluded one is moved past the end
@@ -249,8 +249,8 @@ def random_statement(
 def random_puzzles(
     rng: random.Random, people: int, depth: int, width: int, operators: Sequence[str] = OPERATORS
 ) -> Iterator[tuple[Statement, ...] | None]:
-    """Endless tries: the statements of a puzzle with exactly one solution, or None for a try that failed."""
+    """Infinite attempts: the statements of a puzzle with exactly one solution, or None for a failed attempt."""
     while True:
         statements = tuple(random_statement(rng, i, people, depth, width, operators) for i in range(people))
-        left = consistent(statements)
-        yield statements if left and not left & (left - 1) else None
+        assignments = consistent(statements)
+        yield statements if assignments and not assignments & (assignments - 1) else None

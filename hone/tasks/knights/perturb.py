@@ -1,10 +1,10 @@
-"""Perturbed puzzles: small changes that a solver does not mind and a memory does.
+"""Perturbed puzzles: small changes that mislead a model that memorised, not one that reasons.
 
     perturb(puzzle, quiz, "leaf", random.Random(0))    # Perturbed, or None if no such puzzle was found
 
-The changes are those of Xie et al., arXiv:2410.23123, section 2: of the logic (`statement`, `leaf`: solved again,
-kept only with exactly one solution, and that another one than before), and of the words alone (`roles`, `names`,
-`order`: the same logic, so the same people tell the truth).
+The changes are those of Xie et al., arXiv:2410.23123, section 2: of the logic (`statement`, `leaf`: solved again, kept
+only if there is exactly one solution, different from the old one), and of the words alone (`roles`, `names`, `order`:
+the same logic, so the same people tell the truth).
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ UNCOMMON_NAMES: tuple[str, ...] = (
 )
 # fmt: on
 
-#: Statements tried before a puzzle is given up: of two people, many have no neighbour with one, and another, solution.
+#: Statements tried per puzzle: many puzzles of two people have no neighbour with a single, different solution.
 MAX_TRIES = 2000
 
 
@@ -45,12 +45,12 @@ class Perturbed(NamedTuple):
 def perturb(
     puzzle: Puzzle, quiz: str, kind: Perturbation, rng: random.Random, depth: int = 2, width: int = 2
 ) -> Perturbed | None:
-    """The puzzle with one change of this kind, its words otherwise those of `quiz`.
+    """The puzzle with one change of this kind, otherwise worded as `quiz`.
 
-    `statement`: what one person says is replaced by a random statement of so much depth and width; `leaf`: one claim
-    `X is a knight` within it by another. Both are another logic with one solution, another one; None if none was found
-    in MAX_TRIES. `roles`: knave is the word for who tells the truth; `names`: people have uncommon names; `order`:
-    what they say is told in another order. Raises ValueError for another kind, and for more people than names.
+    `statement`: one person's statement is replaced by a random one of at most this depth and width; `leaf`: one claim
+    `X is a knight` in it is replaced. Both give a puzzle with one solution, a different one; None if MAX_TRIES attempts
+    find none. `roles`: truth-tellers are called knaves; `names`: people get uncommon names; `order`: the statements are
+    told in another order. Raises ValueError for another kind, and if there are not enough names.
     """
     if kind not in PERTURBATIONS:
         raise ValueError(f"perturbation {kind!r}: there are {', '.join(PERTURBATIONS)}")
@@ -80,9 +80,9 @@ def _other_logic(puzzle: Puzzle, kind: str, rng: random.Random, depth: int, widt
         else:
             new = _with_other_leaf(old, rng.randrange(_leaves(old)), speaker, people, rng)
         statements = (*puzzle.statements[:speaker], new, *puzzle.statements[speaker + 1 :])
-        found = solve(statements)
-        if new != old and len(found) == 1 and found[0] != puzzle.solution:
-            return replace(puzzle, statements=statements, solution=found[0])
+        solutions = solve(statements)
+        if new != old and len(solutions) == 1 and solutions[0] != puzzle.solution:
+            return replace(puzzle, statements=statements, solution=solutions[0])
     return None
 
 
@@ -91,7 +91,7 @@ def _leaves(tree: Statement) -> int:
 
 
 def _with_other_leaf(tree: Statement, place: int, speaker: int, people: int, rng: random.Random) -> Statement:
-    """`tree` with its leaf number `place`, from 0, replaced by a random one."""
+    """`tree` with leaf number `place` (from 0) replaced by a random one."""
     if tree[0] in LEAVES:
         return random_statement(rng, speaker, people, depth=1, width=2)
     parts = []
@@ -106,24 +106,24 @@ def _with_other_leaf(tree: Statement, place: int, speaker: int, people: int, rng
 
 
 def sentences(quiz: str, puzzle: Puzzle) -> list[str] | None:
-    """What each person is reported to say, word for word; None if a sentence is not found once."""
-    found: list[str] = []
+    """The sentence that reports each statement, verbatim; None unless each occurs exactly once."""
+    reported: list[str] = []
     for person in range(len(puzzle.names)):
         here = {text for text in _tellings(puzzle, person) if quiz.count(text) == 1}
         if len(here) != 1:
             return None
-        found += here
-    return found
+        reported += here
+    return reported
 
 
 def _tellings(puzzle: Puzzle, person: int) -> Iterator[str]:
-    """Every way in which a quiz may tell what one person says; public rows have `said that If` as well."""
+    """All wordings of one person's statement in a quiz; public rows also have `said that If`."""
     sayings = (BRIEF_SAYING, *SAYINGS)
     return (telling(form, puzzle, person) for saying in sayings for form in (saying, saying.replace("{s}", "{S}")))
 
 
 def _retold(quiz: str, old: Puzzle, new: Puzzle, rng: random.Random) -> str:
-    """`quiz` with what has changed; told anew if its words are not known."""
+    """`quiz` with the changed statements; written anew if its wording is unknown."""
     told = sentences(quiz, old)
     if told is None:
         return full_quiz(new, rng)
@@ -135,7 +135,7 @@ def _retold(quiz: str, old: Puzzle, new: Puzzle, rng: random.Random) -> str:
 
 
 def _reordered(quiz: str, puzzle: Puzzle, rng: random.Random) -> str:
-    """`quiz` with its sentences in another order; they are told anew if its words are not known."""
+    """`quiz` with its sentences in another order; written anew if its wording is unknown."""
     told = sentences(quiz, puzzle)
     if told is None:
         quiz = full_quiz(puzzle, rng)
@@ -153,9 +153,9 @@ def _reordered(quiz: str, puzzle: Puzzle, rng: random.Random) -> str:
 
 
 def perturbed_rows(puzzles: Iterable[tuple[Puzzle, str]], kind: Perturbation | None, seed: int) -> list[Row]:
-    """Public rows of perturbed (puzzle, quiz) pairs, None leaving them as they are; `index` is the place of the pair.
+    """Public rows of perturbed (puzzle, quiz) pairs; kind None leaves them unchanged; `index` is that of the pair.
 
-    Pairs without such a perturbation are left out. Depth and width of a new statement are those of the puzzle's.
+    Pairs without such a perturbation are left out. New statements have at most the puzzle's depth and width.
     """
     rows = []
     for index, (puzzle, quiz) in enumerate(puzzles):

@@ -17,7 +17,7 @@ from hone.tasks.rows.store import Row
 
 
 def puzzle_of(row: Mapping[str, Any]) -> Puzzle:
-    """The puzzle of a row. Raises ValueError naming the column that is missing or does not fit."""
+    """The puzzle of a row. Raises ValueError naming the missing or invalid column."""
     for column in ("names", "solution", "statements", "quiz"):
         if row.get(column) is None:
             raise ValueError(f"knights row: no column {column!r}; found {', '.join(map(str, row))}")
@@ -36,15 +36,15 @@ def puzzle_of(row: Mapping[str, Any]) -> Puzzle:
 
 
 def roles_said(puzzle: Puzzle) -> tuple[bool, ...]:
-    """Who has to be called a knight in the answer."""
+    """For each person, whether the answer must call them a knight."""
     return tuple(role != puzzle.flipped for role in puzzle.solution)
 
 
 def row_of(puzzle: Puzzle, quiz: str, steps: Sequence[str], index: int) -> Row:
     """A puzzle as a public row; `steps` are those of a worked solution.
 
-    Of a flipped puzzle `solution` says who tells the truth, `knight_knave` what they are called, and the texts call
-    them so.
+    In a flipped puzzle, `solution` says who tells the truth, `knight_knave` maps the words, and the texts use the
+    swapped words.
     """
     called = swapped if puzzle.flipped else str
     return {
@@ -71,13 +71,13 @@ def row_of(puzzle: Puzzle, quiz: str, steps: Sequence[str], index: int) -> Row:
 
 @dataclass(frozen=True, slots=True)
 class Overlap:
-    """How many rows of `a` occur in `b` but for names and order, for one number of people."""
+    """How many rows of `a` occur in `b` up to names and order, for one number of people."""
 
     people: int
     rows_a: int
     rows_b: int
     shared: int  # rows of a whose canonical form is in b
-    shared_exactly: int  # the same when the order of the operands of and, or, <=> counts too
+    shared_exactly: int  # the same, with the order of the operands of and, or, <=>
 
 
 def overlap(rows_a: Iterable[Mapping[str, Any]], rows_b: Iterable[Mapping[str, Any]]) -> list[Overlap]:
@@ -96,10 +96,10 @@ def overlap(rows_a: Iterable[Mapping[str, Any]], rows_b: Iterable[Mapping[str, A
 
 
 def check_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """What is wrong with each faulty row; empty if every row can be used.
+    """A message for each faulty row; empty if every row is usable.
 
-    A row must load, have exactly one solution, and that one must be the recorded one, in
-    `solution` and in `solution_text_format`.
+    A row must load and have exactly one solution, the recorded one, both in `solution` and
+    in `solution_text_format`.
     """
     faults = []
     for number, row in enumerate(rows, start=1):
@@ -108,9 +108,9 @@ def check_rows(rows: Sequence[Mapping[str, Any]]) -> list[str]:
         except ValueError as error:
             faults.append(f"row {number}: {error}")
             continue
-        found = solve(puzzle.statements)
-        if found != [puzzle.solution]:
-            faults.append(f"row {number}: {len(found)} solutions {found[:2]}, recorded {puzzle.solution}")
+        solutions = solve(puzzle.statements)
+        if solutions != [puzzle.solution]:
+            faults.append(f"row {number}: {len(solutions)} solutions {solutions[:2]}, recorded {puzzle.solution}")
         elif read_roles(row.get("solution_text_format") or "", puzzle.names) != roles_said(puzzle):
             faults.append(f"row {number}: solution_text_format does not say what solution does")
     return faults

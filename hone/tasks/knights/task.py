@@ -1,6 +1,6 @@
 """Knights and knaves: who tells the truth? Generated puzzles with exactly one solution.
 
-One problem in the brief wording::
+A problem in the brief wording::
 
     Zoey says: Oliver is a knave.
     Oliver says: Zoey is a knight and Oliver is a knight.
@@ -50,27 +50,27 @@ SYSTEM = (
 
 _JOINING = ", ".join(OPERATORS[1:])
 
-#: Consecutive tries without a new puzzle after which a split is taken to be exhausted.
+#: Consecutive tries without a new puzzle after which a split counts as exhausted.
 MAX_TRIES = 50_000
 
 
 class KnightsConfig(Section):
-    """Sizes are totals, shared evenly between the numbers in `people`, which take turns in the order of
-    the problems. A split given as a file of public rows is that file's rows, all of them."""
+    """Sizes are totals, divided evenly between the numbers in `people`, which alternate in the order of
+    problems. A split with a file of public rows consists of all its rows."""
 
     name: Literal["knights"] = "knights"
     people: tuple[int, ...] = Field(default=(3,), min_length=1)
     train: NonNegativeInt = 1000
     validation: NonNegativeInt = 100
     test: NonNegativeInt = 100
-    seed: NonNegativeInt = 0  # training puzzles also depend on the recipe's seed, the others do not
-    names: PositiveInt | tuple[str, ...] = len(NAMES)  # so many of the built-in ones, or a list
+    seed: NonNegativeInt = 0  # training puzzles also depend on the recipe's seed, other splits do not
+    names: PositiveInt | tuple[str, ...] = len(NAMES)  # the number of built-in names to use, or a list
     depth: PositiveInt = 2  # levels of a statement; a plain "X is a knight" is one
     width: int = Field(default=2, ge=2)  # most operands of `and` and `or`
     operators: tuple[Operator, ...] = OPERATORS  # each is drawn as often as a plain claim
     quiz: Literal["full", "brief"] = "full"  # the public wording, or one bare line per person
-    search: Search = "depth_first"  # of the careful worked answers; exhaustive: longer, of simpler steps
-    repeats: bool = False  # training only: a form may come again with other names and wording
+    search: Search = "depth_first"  # in careful worked answers; exhaustive: longer, with simpler steps
+    repeats: bool = False  # training only: a form may occur again with other names and wording
     train_file: str | None = None
     validation_file: str | None = None
     test_file: str | None = None
@@ -78,7 +78,7 @@ class KnightsConfig(Section):
     @model_validator(mode="after")
     def _possible(self) -> KnightsConfig:
         if not all(2 <= n <= MAX_PEOPLE for n in self.people) or len(set(self.people)) < len(self.people):
-            raise ValueError(f"people: {self.people}: distinct numbers from 2 to {MAX_PEOPLE} are possible")
+            raise ValueError(f"people: {self.people}: must be distinct, from 2 to {MAX_PEOPLE}")
         pool = self.name_pool
         if len(pool) < max(self.people) or (isinstance(self.names, int) and self.names > len(NAMES)):
             raise ValueError(
@@ -92,7 +92,7 @@ class KnightsConfig(Section):
         if len(set(self.operators)) < len(self.operators) or not set(self.operators) - {"not"}:
             raise ValueError(
                 f"operators: {list(self.operators)}: give distinct ones, and one that joins claims ({_JOINING}): from "
-                "single claims alone, everybody's role could be exchanged, so no puzzle would have just one solution"
+                "single claims alone, all roles could be swapped, so no puzzle would have just one solution"
             )
         if "width" in self.model_fields_set and not {"and", "or"} & set(self.operators):
             raise ValueError("width: has no effect without the operators `and` and `or`; remove it")
@@ -148,13 +148,13 @@ class KnightsTask:
 
     @cached_property
     def _files(self) -> dict[Split, list[tuple[Puzzle, str]]]:
-        """Puzzles and quizzes of the splits that are files."""
+        """Puzzles and quizzes of splits that are read from files."""
         paths: dict[Split, str | None] = {split: getattr(self.config, f"{split}_file") for split in SHARES}
         return {split: _read(path) for split, path in paths.items() if path}
 
     @cached_property
     def _file_forms(self) -> dict[Split, set[str]]:
-        """Canonical forms of the files; generated splits keep clear of them."""
+        """Canonical forms of the files; generated splits avoid them."""
         return {s: {canonical_form(puzzle.statements) for puzzle, _ in rows} for s, rows in self._files.items()}
 
     def _from_file(self, split: Split) -> list[Problem]:
@@ -202,7 +202,7 @@ class KnightsTask:
 
 
 def _read(path: str) -> list[tuple[Puzzle, str]]:
-    """Rows of a file, each with the one solution that its statements lead to."""
+    """Puzzles and quizzes of a file. Raises UserError unless the recorded solution of each is its only one."""
     result = []
     for number, row in enumerate(read_rows(path), start=1):
         try:
@@ -215,16 +215,16 @@ def _read(path: str) -> list[tuple[Puzzle, str]]:
     return result
 
 
-def _exhausted(split: Split, people: int, wanted: int, found: int) -> str:
+def _exhausted(split: Split, people: int, wanted: int, generated: int) -> str:
     repeats = " or set repeats: true" if split == "train" else ""
     return (
-        f"knights: found {found} distinct puzzles of {people} people for the {split} split, {wanted} were asked for "
-        f"(no new one in {MAX_TRIES} tries). Ask for at most {found}, allow more depth or width{repeats}."
+        f"knights: found {generated} distinct puzzles of {people} people for the {split} split, {wanted} were asked "
+        f"for (no new one in {MAX_TRIES} tries). Ask for at most {generated}, allow more depth or width{repeats}."
     )
 
 
 def problem_of(puzzle: Puzzle, quiz: str, search: Search = "depth_first") -> Problem:
-    """The record of one puzzle; its id is a digest of the quiz, the same in every run."""
+    """The record of one puzzle; its id is a digest of the quiz, so equal in every run."""
     people = len(puzzle.names)
     digest = hashlib.sha256(quiz.encode()).hexdigest()[:12]
     answer: dict[str, Any] = {"names": list(puzzle.names), "solution": list(roles_said(puzzle))}
@@ -242,7 +242,7 @@ def problem_of(puzzle: Puzzle, quiz: str, search: Search = "depth_first") -> Pro
 
 
 def worked(puzzle: Puzzle, search: Search = "depth_first") -> str:
-    """The careful answer, in the puzzle's own words."""
+    """The careful answer; of a flipped puzzle, with the words swapped."""
     return swapped(careful(puzzle, search)) if puzzle.flipped else careful(puzzle, search)
 
 
@@ -261,7 +261,7 @@ def puzzle_of_problem(problem: Problem) -> Puzzle:
 
 
 def _distinct_ids(problems: Iterable[Problem]) -> list[Problem]:
-    """A file may hold a row twice; ids stay unique."""
+    """Make ids unique: a file may hold a row twice."""
     seen: dict[str, int] = {}
     result = []
     for problem in problems:

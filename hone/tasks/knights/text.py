@@ -1,4 +1,4 @@
-"""Knights and knaves in words: statements, quizzes, answers, and how an answer is read back."""
+"""Knights and knaves in words: statements, quizzes and answers, and the reader of answers."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ SAYINGS = (
 
 BRIEF_SAYING = "{name} says: {s}."
 
-MAX_ANSWER = 10_000  # characters; a longer answer is no list of roles and is not searched
+MAX_ANSWER = 10_000  # characters; longer answers are not searched
 
 ROLES = ("knave", "knight")
 _ROLE_WORD = re.compile(r"\b(?:knight|knave)\b", re.IGNORECASE)
@@ -58,7 +58,7 @@ _WORDS = re.compile(rf"\b({'|'.join(_OTHER_WORD)})(?=s?\b)")
 
 
 def in_words(tree: Statement, names: Sequence[str], roles: Sequence[bool] | None = None) -> str:
-    """A statement as English; with `roles`, each claim in it is asked, word for word, and answered.
+    """A statement in English; with `roles`, each claim in it is posed as a question and answered.
 
     Oliver is a knave? Oliver knight, no, or Zoey is a knight? Zoey knight, yes
     """
@@ -86,12 +86,12 @@ def _phrase(tree: Statement, names: Sequence[str], roles: Sequence[bool] | None,
 
 
 def swapped(text: str) -> str:
-    """`text` with the words knight and knave exchanged."""
+    """`text` with the words knight and knave swapped."""
     return _WORDS.sub(lambda match: _OTHER_WORD[match[0]], text)
 
 
 def telling(saying: str, puzzle: Puzzle, person: int) -> str:
-    """What one person says, as one of SAYINGS tells it."""
+    """One person's statement, worded by a template of SAYINGS."""
     name, words = puzzle.names[person], in_words(puzzle.statements[person], puzzle.names)
     start = words[0].upper() + words[1:] if words.startswith(("if ", "it ")) else words
     told = saying.format(name=name, s=words, S=start)
@@ -99,12 +99,12 @@ def telling(saying: str, puzzle: Puzzle, person: int) -> str:
 
 
 def full_quiz(puzzle: Puzzle, rng: random.Random) -> str:
-    """The public wording, with ways of saying drawn from SAYINGS."""
+    """The public wording, with templates drawn from SAYINGS."""
     names = puzzle.names
-    said = [telling(rng.choice(SAYINGS), puzzle, person) for person in range(len(names))]
+    sayings = [telling(rng.choice(SAYINGS), puzzle, person) for person in range(len(names))]
     meet = f"You meet {len(names)} inhabitants: {_listed(names)}."
     island = swapped(ISLAND) if puzzle.flipped else ISLAND
-    return " ".join([island, meet, *said, swapped(QUESTION) if puzzle.flipped else QUESTION])
+    return " ".join([island, meet, *sayings, swapped(QUESTION) if puzzle.flipped else QUESTION])
 
 
 def brief_quiz(puzzle: Puzzle) -> str:
@@ -117,13 +117,13 @@ def brief_quiz(puzzle: Puzzle) -> str:
 
 
 def is_brief(quiz: str, puzzle: Puzzle) -> bool:
-    """Whether a quiz is the brief one, in any order of its sentences."""
+    """Whether a quiz has the brief wording, with its sentences in any order."""
     told = [telling(BRIEF_SAYING, puzzle, person) for person in range(len(puzzle.names))]
     return len(quiz) == len(" ".join(told)) and all(sentence in quiz for sentence in told)
 
 
 def _listed(items: Sequence[str]) -> str:
-    """`a, and b`; `a, b, and c`: the public rows have the comma for two as well."""
+    """`a, and b`; `a, b, and c`: the public rows use the comma for two items as well."""
     return f"{', '.join(items[:-1])}, and {items[-1]}"
 
 
@@ -133,27 +133,27 @@ def answer_text(names: Sequence[str], roles: Sequence[bool]) -> str:
 
 
 def solution_sentence(names: Sequence[str], roles: Sequence[bool]) -> str:
-    """`Zoey is a knight, and Oliver is a knave.` as the public rows have it."""
+    """`Zoey is a knight, and Oliver is a knave.`, as in the public rows."""
     return _listed([f"{name} is a {ROLES[role]}" for name, role in zip(names, roles)]) + "."
 
 
 def read_roles(answer: str, names: Sequence[str]) -> tuple[bool, ...] | None:
-    """The roles that an answer gives, or None if it does not give each person exactly one.
+    """The roles that an answer states, or None unless it states exactly one for each person.
 
     The number of role words must equal the number of people, and every name must be followed
     by `is a knight` or `is a knave` exactly once, in any case and with any white space between
-    the words (Logic-RL, arXiv:2502.14768). An answer of more than MAX_ANSWER characters is None.
-    Both roles for one person, an extra, a missing or a repeated person therefore read as None.
+    the words (Logic-RL, arXiv:2502.14768). So two roles for one person, an extra, missing or
+    repeated person, or more than MAX_ANSWER characters give None.
     """
     if len(answer) > MAX_ANSWER or len(_ROLE_WORD.findall(answer)) != len(names):
         return None
-    # Longest first, so that a name is never found inside a longer one ("Ann" in "Mary Ann").
+    # Longest first, so that a name does not match inside a longer one ("Ann" in "Mary Ann").
     pattern = "|".join(re.escape(name) for name in sorted(names, key=len, reverse=True))
-    found: dict[str, bool] = {}
+    roles: dict[str, bool] = {}
     for name, role in re.findall(rf"(?<!\w)({pattern})\s+is\s+a\s+(knight|knave)\b", answer, re.IGNORECASE):
         person, role = name.casefold(), role.casefold()
-        if role not in ROLES:  # an undotted i matches in any case, but is another letter
+        if role not in ROLES:  # a dotless i matches case-insensitively, but is another letter
             return None
-        found[person] = role == "knight"
-    keys = [name.casefold() for name in names]  # as many as role words: all found means none twice
-    return tuple(found[key] for key in keys) if found.keys() == set(keys) else None
+        roles[person] = role == "knight"
+    keys = [name.casefold() for name in names]  # as many as role words: if all are there, none occurs twice
+    return tuple(roles[key] for key in keys) if roles.keys() == set(keys) else None

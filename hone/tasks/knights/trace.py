@@ -1,7 +1,7 @@
-"""Worked solutions of knights and knaves, to teach a model from scratch.
+"""Worked solutions of knights and knaves, to train a model from scratch.
 
-`careful` assumes, checks, meets a contradiction and goes back; `hasty` guesses. The wording is
-plain data for the learner: change it here and nowhere else.
+`careful` assumes, checks, and backtracks at a contradiction; `hasty` guesses. The wording is
+training data: it is defined here only.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ Search = Literal["depth_first", "exhaustive"]
 
 
 def careful(puzzle: Puzzle, search: Search = "depth_first") -> str:
-    """The steps of a search as thinking, then the answer."""
+    """A completion: the steps of a search as thinking, then the answer."""
     steps = {"depth_first": careful_steps, "exhaustive": exhaustive_steps}[search](puzzle)
     return completion(" ".join(steps), answer_text(puzzle.names, puzzle.solution))
 
 
 def careful_steps(puzzle: Puzzle) -> list[str]:
-    """A depth-first search over the people in order, said aloud; the last supposition is the solution.
+    """A depth-first search over the people in order, in words; the last supposition is the solution.
 
-    What was said is repeated word for word, and every claim is followed by the role that the person is
-    supposed to have: a reader needs nothing from further away than the last mention. A statement is checked as soon as
-    everybody it mentions, and its speaker, has a role. Raises ValueError if nothing is consistent.
+    Statements are repeated verbatim, and every claim is followed by the role that the person is supposed to
+    have, so that no step depends on anything further back than the last mention. A statement is checked once
+    its speaker and all people it mentions have roles. Raises ValueError if there is no solution.
     """
     last = [max(mentioned(tree) | {i}) for i, tree in enumerate(puzzle.statements)]
     steps: list[str] = []
@@ -37,7 +37,7 @@ def careful_steps(puzzle: Puzzle) -> list[str]:
     back = ""
     while True:
         fits = True
-        if len(roles) - 1 in last:  # else there is nothing to check yet, and the next supposition says this one too
+        if len(roles) - 1 in last:  # else nothing can be checked yet, and the next supposition repeats this one
             steps.append(f"{back}Suppose {_assumed(puzzle, roles)}.")
             back = ""
             fits = _check(puzzle, roles, last, steps)
@@ -55,12 +55,11 @@ def careful_steps(puzzle: Puzzle) -> list[str]:
 
 
 def exhaustive_steps(puzzle: Puzzle) -> list[str]:
-    """Every assignment in order until one fits, said aloud.
+    """Every assignment in order until one fits, in words.
 
     Longer than `careful_steps`, but each step is the same for any number of people, so that a small model learns it
-    from fewer examples: everybody has a role from the start, statements are checked in the order they were made, up to
-    the first that does not fit, and the next assignment follows from the last one alone. Raises ValueError if nothing
-    is consistent.
+    from fewer examples: all people have roles from the start, statements are checked in order up to the first that does
+    not fit, and the next assignment depends only on the last one. Raises ValueError if there is no solution.
     """
     steps: list[str] = []
     for roles in product((True, False), repeat=len(puzzle.names)):
@@ -71,7 +70,7 @@ def exhaustive_steps(puzzle: Puzzle) -> list[str]:
 
 
 def _fits(puzzle: Puzzle, speaker: int, roles: Sequence[bool], steps: list[str]) -> bool:
-    """Check one statement as far as its truth is open, appending to `steps`."""
+    """Check one statement, up to the operand that decides it; appends to `steps`."""
     tree, name = puzzle.statements[speaker], puzzle.names[speaker]
     fits = holds(tree, roles) is roles[speaker]
     words = in_words(_enough(tree, roles), puzzle.names, roles)
@@ -81,7 +80,7 @@ def _fits(puzzle: Puzzle, speaker: int, roles: Sequence[bool], steps: list[str])
 
 
 def _enough(tree: Statement, roles: Sequence[bool]) -> Statement:
-    """The operands of an `and` up to the first false one, of an `or` up to the first true one; else the whole."""
+    """An `and` up to its first false operand, an `or` up to its first true one; others unchanged."""
     op, *operands = tree
     if op not in ("and", "or"):
         return tree
@@ -94,16 +93,16 @@ def _assumed(puzzle: Puzzle, roles: Sequence[bool]) -> str:
 
 
 def _check(puzzle: Puzzle, roles: list[bool], last: list[int], steps: list[str]) -> bool:
-    """Check the statements decided by the newest role, appending to `steps`; False on a contradiction."""
+    """Check the statements decided by the newest role; appends to `steps`; False on a contradiction."""
     for speaker in _decided(last, len(roles) - 1):
         tree, name = puzzle.statements[speaker], puzzle.names[speaker]
         true = holds(tree, roles)
         words, role = in_words(tree, puzzle.names, roles), ROLES[roles[speaker]]
-        said = f"{name} says: {words}: {'true' if true else 'false'}, {name} {role}"
+        claim = f"{name} says: {words}: {'true' if true else 'false'}, {name} {role}"
         if true is not roles[speaker]:
-            steps.append(f"{said}. Contradiction.")
+            steps.append(f"{claim}. Contradiction.")
             return False
-        steps.append(f"{said} fits.")
+        steps.append(f"{claim} fits.")
     return True
 
 
@@ -112,6 +111,6 @@ def _decided(last: list[int], person: int) -> Iterator[int]:
 
 
 def hasty(puzzle: Puzzle, rng: random.Random) -> str:
-    """A uniformly random guess with no checking."""
+    """A completion with a uniformly random guess."""
     roles = [rng.random() < 0.5 for _ in puzzle.names]
     return completion("I will just guess.", answer_text(puzzle.names, roles))

@@ -1,10 +1,10 @@
-"""Matrices of exact fractions: read from model text, reduced, inverted, written.
+"""Matrices of exact fractions: parsing model text, row reduction, inverse, formatting.
 
     >>> inverse(parse_matrix("[[2, 1], [1, 1]]"))
     ((Fraction(1, 1), Fraction(-1, 1)), (Fraction(-1, 1), Fraction(2, 1)))
 
-Text is parsed by patterns and never evaluated; its length, the size of a matrix and the digits of a number are
-bounded, and every pass over the text is linear.
+Text is matched against patterns and never evaluated; its length, the size of a matrix and the digits of a number are
+bounded, and every pass over the text takes linear time.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ MAX_LENGTH = 5000  # characters of a matrix
 MAX_SIDE = 20  # rows or columns
 MAX_DIGITS = 25  # of the whole part, of the fractional part, of a denominator
 MAX_EXPONENT = 30
-MAX_VALUE = Fraction(10) ** MAX_EXPONENT  # of an entry; sums of squares of such are still floats
+MAX_VALUE = Fraction(10) ** MAX_EXPONENT  # of an entry; sums of their squares still fit a float
 
 _PART = rf"\d{{1,{MAX_DIGITS}}}(?:\.\d{{0,{MAX_DIGITS}}})?|\.\d{{1,{MAX_DIGITS}}}"
 _NUMBER = re.compile(rf"([+-]?)(?:({_PART})(?:[eE]([+-]?\d{{1,3}}))?)(?:/([+-]?)({_PART}))?")
 _LATEX_FRACTION = re.compile(r"\\frac ?(?:\{ ?([+-]?[\d.]{1,60}) ?\} ?\{ ?([+-]?[\d.]{1,60}) ?\}|(\d) ?(\d))")
 _ENVIRONMENT = re.compile(r"\\begin ?\{([a-zA-Z]{0,6}matrix|array)\*?\}")
-#: LaTeX and typography that does not change what is written.
+#: LaTeX and typography without meaning, and its replacement.
 _REPLACED = (
     *((sign, "-") for sign in "−–—\u2010\u2011"),
     *((space, " ") for space in ("\u00a0", "\u2009", "\r", "\t", "\\,", "\\;", "\\!", "\\:", "\\ ", "~", "\\quad")),
@@ -42,16 +42,16 @@ _REPLACED = (
 def parse_number(text: str) -> Fraction:
     """An integer, a decimal (`-0.5`, `1e-3`) or a fraction (`-1/3`, `\\frac{1}{3}`).
 
-    Raises ValueError saying what is not one.
+    Raises ValueError naming what is not one.
     """
     return _number(_plain(text).strip())
 
 
 def parse_matrix(text: str) -> Matrix:
-    """The last matrix of a text. Raises ValueError saying what is missing or wrong.
+    """The last matrix of a text. Raises ValueError naming what is missing or wrong.
 
     Notations: `[[1, 2], [3, 4]]` with commas or blanks, one `[1, 2]` per row, `[1 2; 3 4]`, bare rows on lines,
-    LaTeX `bmatrix`, `pmatrix`, `array`; a scalar may stand before it, as in `1/5 [[1, 2], [3, 4]]`.
+    LaTeX `bmatrix`, `pmatrix`, `array`; optionally preceded by a scalar, as in `1/5 [[1, 2], [3, 4]]`.
     """
     text = _plain(text)
     scale, rows = _latex_rows(text) if "\\begin" in text else _bracket_rows(text) if "[" in text else (None, None)
@@ -83,7 +83,7 @@ def _plain(text: str) -> str:
 def _number(text: str) -> Fraction:
     match = _NUMBER.fullmatch(text.replace("- ", "-", 1) if text.startswith("- ") else text)
     if match is None:
-        raise ValueError(f"{text[:40]!r} is no number that is read here")
+        raise ValueError(f"{text[:40]!r} is not a readable number")
     sign, value, exponent, sign_below, below = match.groups()
     number = Fraction(value)
     if exponent:
@@ -100,26 +100,26 @@ def _number(text: str) -> Fraction:
 
 
 def _latex_rows(text: str) -> tuple[str | None, list[list[str]] | None]:
-    """Scalar before the last environment, and its cells."""
-    found = next(reversed(list(_ENVIRONMENT.finditer(text))), None)
-    end = text.find("\\end", found.end()) if found else -1
-    if found is None or end < 0:
+    """The scalar before the last environment, and the cells of the environment."""
+    opening = next(reversed(list(_ENVIRONMENT.finditer(text))), None)
+    end = text.find("\\end", opening.end()) if opening else -1
+    if opening is None or end < 0:
         raise ValueError("a LaTeX matrix that is not closed")
-    body = text[found.end() : end]
-    if found[1] == "array":
+    body = text[opening.end() : end]
+    if opening[1] == "array":
         body = re.sub(r"^ ?\{[clr| ]{0,60}\}", "", body)
     rows = [row.strip() for row in body.split("\x00")]
-    return _scalar_at_end(text[: found.start()].rstrip("[( ")), [_cells(row, "&") for row in rows if row]
+    return _scalar_at_end(text[: opening.start()].rstrip("[( ")), [_cells(row, "&") for row in rows if row]
 
 
 def _bracket_rows(text: str) -> tuple[str | None, list[list[str]] | None]:
-    """Scalar before the last matrix in brackets, and its cells."""
+    """The scalar before the last matrix in brackets, and the cells of the matrix."""
     groups = list(_groups(text))
     if not groups:
         raise ValueError("a bracket that is not closed")
     first = last = len(groups) - 1
     nested = "[" in text[groups[last][0] + 1 : groups[last][1]]
-    if not nested:  # rows that follow each other, each in brackets
+    if not nested:  # consecutive rows, each in brackets
         while first and not text[groups[first - 1][1] + 1 : groups[first][0]].strip(" ,;\n\x00"):
             first -= 1
     start, end = groups[first][0], groups[last][1]
@@ -130,14 +130,14 @@ def _bracket_rows(text: str) -> tuple[str | None, list[list[str]] | None]:
     if nested:
         outside = re.sub(r"\[[^\[\]]*\]", "", body).strip(" ,;\n\x00")
         if outside:
-            raise ValueError(f"{outside[:40]!r} stands between the rows")
+            raise ValueError(f"{outside[:40]!r} occurs between the rows")
     if len(inner) == 1 and not nested:  # [1 2; 3 4]
         inner = [row for row in re.split(r"[;\n\x00]", inner[0]) if row.strip()]
     return _scalar_at_end(text[:start]), [_cells(row, ",") for row in inner]
 
 
 def _groups(text: str) -> Iterator[tuple[int, int]]:
-    """Places of the outermost bracket pairs, in order."""
+    """Positions of the outermost bracket pairs, in order."""
     depth = start = 0
     for place, symbol in enumerate(text):
         if symbol == "[":
@@ -150,7 +150,7 @@ def _groups(text: str) -> Iterator[tuple[int, int]]:
 
 
 def _bare_rows(text: str) -> Iterator[list[str]]:
-    """The last lines that hold only numbers."""
+    """The last consecutive lines that hold only numbers."""
     rows: list[list[str]] = []
     for line in reversed(re.split(r"[\n;\x00]", text.strip())):
         cells = _cells(line.strip(" |").replace("&", ","), ",")
@@ -166,7 +166,7 @@ def _cells(row: str, separator: str) -> list[str]:
 
 
 def _scalar_at_end(text: str) -> str | None:
-    """The number that multiplies a matrix: what stands before it, up to a blank or an equals sign."""
+    """The number at the end of the text before a matrix, after a blank or an equals sign; it scales the matrix."""
     text = text.rstrip("* ")
     match = re.search(r"[-+\d./]{1,80}$", text)
     return match[0] if match and _NUMBER.fullmatch(match[0]) else None
@@ -176,7 +176,7 @@ def _scalar_at_end(text: str) -> str | None:
 
 
 def text_of(matrix: Sequence[Sequence[Fraction]], places: int | None = None) -> str:
-    """`[[1, 1/2], [0, 3]]`, or with so many decimal places `[[1, 0.5], [0, 3]]`."""
+    """`[[1, 1/2], [0, 3]]`, or with that many decimal `places` `[[1, 0.5], [0, 3]]`."""
     return f"[{', '.join(row_text(row, places) for row in matrix)}]"
 
 
@@ -193,18 +193,18 @@ def number_text(value: Fraction, places: int | None = None) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One row operation of an elimination, with the row that it leaves."""
+    """One row operation of an elimination, with the matrix before and after."""
 
     text: str  # `swap R1 R2`, `R1 / 2`, `R2 - 3 R1`; rows are counted from 1
-    row: int  # which row changed, from 0; of a swap the upper one
+    row: int  # index of the changed row; for a swap, of the upper one
     before: Matrix
     after: Matrix
 
 
 def eliminate(matrix: Matrix, pivot_columns: int | None = None) -> Iterator[Step]:
-    """Gauss-Jordan elimination, column by column; pivots among the first `pivot_columns` columns (all).
+    """Gauss-Jordan elimination, column by column; pivots in the first `pivot_columns` columns (default: all).
 
-    Rows are swapped only where they must be, then with the nearest row below that has an entry.
+    Rows are swapped only where necessary, with the nearest row below that has a nonzero entry.
     """
     columns = len(matrix[0]) if pivot_columns is None else pivot_columns
     top = 0
@@ -236,7 +236,7 @@ def _factor(value: Fraction) -> str:
 
 
 def _with(matrix: Matrix, row: int, scale: Fraction, other: int, factor: Fraction | int) -> Matrix:
-    """`matrix` with `scale * row + factor * other` as its row."""
+    """`matrix` with its `row` replaced by `scale * row + factor * other`."""
     new = tuple(scale * a + factor * b for a, b in zip(matrix[row], matrix[other], strict=True))
     return (*matrix[:row], new, *matrix[row + 1 :])
 

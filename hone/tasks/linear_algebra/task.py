@@ -1,6 +1,6 @@
 """Linear algebra, a ladder of generated rungs with exact answers: addition, row reduction, inverses.
 
-One problem of the rung `inverse_2` in the brief wording is `inverse [[2, 1], [1, 1]]`, its answer
+A problem of the rung `inverse_2` in the brief wording is `inverse [[2, 1], [1, 1]]`, its answer
 `[[1, -1], [-1, 2]]`. The rungs, each a level of the task:
 
     addition_5          the sum of two numbers of 5 digits
@@ -9,7 +9,7 @@ One problem of the rung `inverse_2` in the brief wording is `inverse [[2, 1], [1
     inverse_3           the inverse of an integer matrix, 3 x 3
 
 A sum and a reduced form must be exact. An inverse may be given in decimals: it is correct if the absolute errors of
-its entries add up to less than `tolerance`. No fixed guess, such as the identity or zero, is ever that close.
+its entries add up to less than `tolerance`. No fixed guess, such as the identity or zero, is that close.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ SYSTEM = (
     "answer inside <answer> </answer>: a number, or a matrix such as <answer>[[1, 0], [1/2, 3]]</answer>."
 )
 
-#: Consecutive tries without a new problem after which a rung is taken to be exhausted.
+#: Consecutive tries without a new problem after which a rung counts as exhausted.
 MAX_TRIES = 2_000
 
 MAX_SIDE = 10
@@ -46,7 +46,7 @@ _SUM = re.compile(r"[-+]?\d[\d,]*(?:\.\d+)?")
 
 
 class LinearAlgebraConfig(Section):
-    """Sizes are totals, shared evenly between the rungs, which take turns in the order of the problems."""
+    """Sizes are totals, divided evenly between the rungs, which alternate in the order of problems."""
 
     name: Literal["linear_algebra"] = "linear_algebra"
     rungs: tuple[str, ...] = Field(
@@ -57,7 +57,7 @@ class LinearAlgebraConfig(Section):
     train: NonNegativeInt = 1000
     validation: NonNegativeInt = 100
     test: NonNegativeInt = 100
-    seed: NonNegativeInt = 0  # training problems also depend on the recipe's seed, the others do not
+    seed: NonNegativeInt = 0  # training problems also depend on the recipe's seed, other splits do not
     quiz: Literal["full", "brief"] = "full"
 
     @model_validator(mode="after")
@@ -70,15 +70,15 @@ class LinearAlgebraConfig(Section):
 
 
 def parse_rung(name: str) -> tuple[str, tuple[int, ...]]:
-    """`rref_3x4` -> ("rref", (3, 4)). Raises ValueError saying which rungs there are."""
+    """`rref_3x4` -> ("rref", (3, 4)). Raises ValueError listing the possible rungs."""
     match = _RUNG.fullmatch(name)
     kind, *sizes = [group for group in match.groups() if group] if match else ("", "0")
     numbers = tuple(map(int, sizes))
     low, high = {"addition": (1, 18), "rref": (1, MAX_SIDE)}.get(kind, (2, MAX_SIDE))
     if match is None or not all(low <= n <= high for n in numbers) or (kind == "rref" and numbers[1] < 2):
         raise ValueError(
-            f"rungs: {name!r} is none; give addition_DIGITS (1 to 18), rref_ROWSxCOLUMNS (up to {MAX_SIDE}x{MAX_SIDE}, "
-            f"at least 2 columns), near_identity_SIZE or inverse_SIZE (2 to {MAX_SIDE})"
+            f"rungs: {name!r} is no rung; give addition_DIGITS (1 to 18), rref_ROWSxCOLUMNS "
+            f"(up to {MAX_SIDE}x{MAX_SIDE}, at least 2 columns), near_identity_SIZE or inverse_SIZE (2 to {MAX_SIDE})"
         )
     return kind, numbers
 
@@ -87,13 +87,13 @@ def parse_rung(name: str) -> tuple[str, tuple[int, ...]]:
 
 
 def random_addends(rng: random.Random, digits: int) -> Matrix:
-    """Two numbers of exactly so many digits, as a 1 x 2 matrix."""
+    """Two numbers of exactly `digits` digits, as a 1 x 2 matrix."""
     return (tuple(Fraction(rng.randint(10 ** (digits - 1), 10**digits - 1)) for _ in range(2)),)
 
 
 def random_reducible(rng: random.Random, rows: int, columns: int, max_entry: int) -> Matrix | None:
-    """An integer matrix; None if this try failed. A random reduced form of small integers, multiplied from the left
-    by a random integer matrix: the reduced form of a uniform one has large denominators, and often is the identity."""
+    """An integer matrix; None if this try failed. A random reduced form of small integers, multiplied on the left by a
+    random integer matrix: the reduced form of a uniform matrix has large denominators, and often is the identity."""
     most = min(rows, columns - 1)
     rank = rng.randint(max(1, most - 1), most)
     pivots = sorted(rng.sample(range(columns), rank))
@@ -127,7 +127,7 @@ def random_invertible(rng: random.Random, size: int, max_entry: int) -> Matrix |
 
 
 def exact(matrix: Sequence[Sequence[Any]]) -> Matrix:
-    """Integers, or fractions as text, to fractions."""
+    """Convert integers, or fractions as text, to fractions."""
     return tuple(tuple(Fraction(value) for value in row) for row in matrix)
 
 
@@ -139,7 +139,7 @@ def answer_of(kind: str, matrix: Matrix) -> Matrix | None:
 
 
 def worth_asking(kind: str, matrix: Matrix, answer: Matrix, tolerance: float) -> bool:
-    """Whether nothing is correct without work: no fixed guess, such as zero or the identity, and no copy."""
+    """Whether the answer takes work: no fixed guess (zero, the identity) and no copy of the matrix is correct."""
     if kind == "addition":
         return True
     if kind == "rref":
@@ -152,10 +152,10 @@ def worth_asking(kind: str, matrix: Matrix, answer: Matrix, tolerance: float) ->
 
 
 def canonical_form(kind: str, matrix: Matrix) -> str:
-    """Problems that are the same in essence have the same form.
+    """A text that is equal for equivalent problems.
 
-    Sums: in either order. Reduced forms: rows in any order and scaled. Inverses: rows and columns in any order,
-    transposed, negated (a few others share a form as well, and are then never used together).
+    Equivalent are: sums in either order; matrices to reduce, up to the order and scale of rows; matrices to invert, up
+    to the order of rows and columns, transposition and sign (a few others collide, and are then never used together).
     """
     if kind == "addition":
         return f"addition {sorted(map(int, matrix[0]))}"
@@ -171,7 +171,7 @@ def canonical_form(kind: str, matrix: Matrix) -> str:
 
 
 def _primitive(row: Sequence[Fraction]) -> list[int]:
-    """An integer row divided by the common divisor, the first entry that is not 0 made positive."""
+    """An integer row divided by its greatest common divisor, with its first nonzero entry made positive."""
     divisor = math.gcd(*map(int, row)) or 1
     sign = next((-1 if value < 0 else 1 for value in row if value), 1)
     return [sign * int(value) // divisor for value in row]
@@ -181,7 +181,7 @@ def _primitive(row: Sequence[Fraction]) -> list[int]:
 
 
 def read_answer(problem: Problem, answer: str) -> Matrix:
-    """The matrix (of a sum: the last number, as 1 x 1) that an answer block states. Raises ValueError."""
+    """The matrix (for a sum: the last number, as 1 x 1) of an answer block. Raises ValueError."""
     if problem.answer["kind"] != "addition":
         return matrices.parse_matrix(answer)
     if len(answer) > matrices.MAX_LENGTH:
@@ -192,18 +192,18 @@ def read_answer(problem: Problem, answer: str) -> Matrix:
     return ((matrices.parse_number(written[-1].replace(",", "")),),)
 
 
-def is_correct(problem: Problem, given: Matrix) -> bool:
+def is_correct(problem: Problem, answer: Matrix) -> bool:
     """Within the tolerance for an inverse, exact for everything else."""
     true = exact(problem.answer["value"])
-    if matrices.shape(given) != matrices.shape(true):
+    if matrices.shape(answer) != matrices.shape(true):
         return False
     if problem.answer["kind"] == "inverse":
-        return within(matrices.norm_1(matrices.difference(given, true)), problem.answer["tolerance"])
-    return given == true
+        return within(matrices.norm_1(matrices.difference(answer, true)), problem.answer["tolerance"])
+    return answer == true
 
 
 def within(distance: Fraction, tolerance: float) -> bool:
-    """`distance < tolerance`, the tolerance as it is written: 1/10 is not below 0.1."""
+    """`distance < tolerance`, with the tolerance as an exact decimal: 1/10 is not below 0.1."""
     return distance < Fraction(str(tolerance))
 
 
@@ -211,7 +211,7 @@ def within(distance: Fraction, tolerance: float) -> bool:
 
 
 def careful(kind: str, matrix: Matrix, answer: str) -> str:
-    """Column addition, or elimination with every entry computed."""
+    """A completion: column addition, or elimination with every entry computed."""
     if kind == "addition":
         steps = list(_column_addition(*map(int, matrix[0])))
     elif kind == "rref":
@@ -247,7 +247,7 @@ def _elimination(matrix: Matrix, pivot_columns: int | None) -> Iterator[str]:
 
 
 def _entries(step: matrices.Step, operator: str, rest: Sequence[str]) -> Iterator[str]:
-    """`3 - 2*1 = 1` for each entry of a row operation, given as `R2`, `-`, [`2`,] `R1`."""
+    """`3 - 2*1 = 1` for each entry of a row operation such as `R2`, `-`, [`2`,] `R1`."""
 
     def inner(value: Fraction) -> str:
         return str(value) if value.denominator == 1 and value >= 0 else f"({value})"
@@ -264,7 +264,7 @@ def _entries(step: matrices.Step, operator: str, rest: Sequence[str]) -> Iterato
 
 
 def hasty(problem: Problem, rng: random.Random) -> str:
-    """A random answer of the right shape."""
+    """A completion with a random answer of the right shape."""
     value = exact(problem.answer["value"])
     if problem.answer["kind"] == "addition":
         highest = 2 * 10 ** len(problem.answer["matrix"][0][0])
@@ -301,11 +301,11 @@ class LinearAlgebraTask:
         if not answer:
             return Grade("malformed")
         try:
-            given = read_answer(problem, answer)
+            value = read_answer(problem, answer)
         except ValueError:  # the model wrote something else
             return Grade("malformed", answer[:200])
-        correct = is_correct(problem, given)
-        return Grade("correct" if correct else "wrong", matrices.text_of(given)[:500])
+        correct = is_correct(problem, value)
+        return Grade("correct" if correct else "wrong", matrices.text_of(value)[:500])
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
         """A worked answer. Raises UserError for an unknown style."""
@@ -351,7 +351,7 @@ class LinearAlgebraTask:
 
     def _problem(self, rung: str, kind: str, matrix: Matrix, answer: Matrix) -> Problem:
         quiz = quiz_of(kind, matrix, self.config.quiz == "brief", self.config.tolerance)
-        said = str(answer[0][0]) if kind == "addition" else matrices.text_of(answer)
+        answer_text = str(answer[0][0]) if kind == "addition" else matrices.text_of(answer)
         record: dict[str, Any] = {
             "kind": "inverse" if kind == "near_identity" else kind,
             "matrix": [[str(value) for value in row] for row in matrix],
@@ -365,18 +365,18 @@ class LinearAlgebraTask:
             messages=({"role": "user", "content": quiz},),
             answer=record,
             level=rung,
-            reference=careful(kind, matrix, said),
+            reference=careful(kind, matrix, answer_text),
         )
 
 
 def quiz_of(kind: str, matrix: Matrix, brief: bool, tolerance: float) -> str:
-    """What is asked, in one line."""
+    """The question, in one line."""
     if kind == "addition":
         total = f"{matrix[0][0]} + {matrix[0][1]}"
         return total if brief else f"What is {total}?"
     written = matrices.text_of(matrix, 1 if kind == "near_identity" else None)
     if kind == "rref":
-        asked = "Find the reduced row echelon form of the matrix"
-        return f"rref {written}" if brief else f"{asked} {written}. Write it as a list of rows, fractions as 1/3."
+        instruction = "Find the reduced row echelon form of the matrix"
+        return f"rref {written}" if brief else f"{instruction} {written}. Write it as a list of rows, fractions as 1/3."
     how = f"fractions as 1/3 or decimals; the absolute errors must add up to less than {tolerance:g}"
     return f"inverse {written}" if brief else f"Find the inverse of {written}. Write it as a list of rows, {how}."
