@@ -181,10 +181,6 @@ class World:
             done.set()
             thread.join()
 
-    def any(self, flag: bool, what: str = "a decision") -> bool:
-        """Whether the flag is set on any process."""
-        return any(self.gather([flag], what))
-
     def barrier(self, name: str) -> None:
         """Wait until every process is here. Raises ProcessLost, which names `name` and the missing process."""
         if self.size > 1:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -228,19 +228,6 @@ def cut_as(p: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor:
     )
 
 
-def part_of(whole: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a whole tensor that is cut as the parameter is: by `tensor` first, then by `shard`."""
-    if not isinstance(p, DTensor):
-        return whole
-    dims = list(zip(p.device_mesh.mesh_dim_names or (), p.placements, strict=True))
-    for dim, placement in reversed(dims):
-        if not isinstance(placement, Replicate):
-            size, rank = p.device_mesh[dim].size(), p.device_mesh[dim].get_local_rank()
-            chunks = whole.chunk(size, placement.dim)  # type: ignore[attr-defined]
-            whole = chunks[rank] if rank < len(chunks) else whole.narrow(placement.dim, 0, 0)  # type: ignore[attr-defined]
-    return whole
-
-
 def assemble(model: PreTrainedModel, cut: Cut, into: PreTrainedModel | None = None) -> PreTrainedModel:
     """An ordinary model with the weights as they are now, gathered one parameter at a time; `into`: an earlier one."""
     if into is None:
@@ -253,14 +240,6 @@ def assemble(model: PreTrainedModel, cut: Cut, into: PreTrainedModel | None = No
         for name, p in model.named_parameters():
             targets[name].copy_(whole_tensor(p))
     return into
-
-
-def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Take each parameter's part of whole tensors, by name."""
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if name in tensors:
-                own_part(p).copy_(part_of(tensors[name], p))
 
 
 def _empty(p: torch.Tensor, device: torch.device) -> nn.Parameter:
