@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -233,14 +234,7 @@ class Policy:
 
         Without mini-batches (no group had a reward difference) nothing changes.
         """
-
-        def loss_fn(
-            batch: MicroBatch, logprobs: torch.Tensor, entropy: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            return objective(batch, logprobs, entropy, algo)
-
-        stats = [self._step(m, loss_fn, temperature) for m in minibatches]
-        return merge_stats(stats)
+        return merge_stats([self._step(m, partial(objective, algo=algo), temperature) for m in minibatches])
 
     def imitate(self, batches: Sequence[MicroBatch]) -> StepStats:
         """One optimizer step of supervised training: weighted cross-entropy."""
