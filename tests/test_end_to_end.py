@@ -268,7 +268,7 @@ def test_a_finished_stage_counts_for_its_own_settings_only(whole: Path, tmp_path
     moved = tmp_path / "moved"
     shutil.copytree(whole, moved)
     (moved / "results.json").unlink()
-    with pytest.raises(UserError, match=r"moved/warmup is finished, but with other settings of optim;"):
+    with pytest.raises(UserError, match=r"moved/warmup is finished, but with other settings:\n  optim.lr"):
         pipeline.run(load(moved, ["stages.warmup.optim.lr=1e-4"]), resume=True)
     assert pipeline.run(load(moved), resume=True) == moved  # as it was: nothing left to do but to sum up
     assert json.loads((moved / "results.json").read_text())["after"]

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from hone.base.settings import UserError
-from hone.learn.forward import score
+from hone.learn.forward import token_logprobs
 from hone.learn.pack import pack
 from hone.learn.samples import supervised_sample
 from hone.model import lora
@@ -124,7 +124,7 @@ def compare(model: torch.nn.Module, limit: int) -> tuple[float, float]:
     (batch,) = pack(samples, signs, 1000)
     model.zero_grad()
     with update_mode(model):
-        logprobs = score(model, batch, 1.0)[1]  # type: ignore[arg-type]
+        logprobs = token_logprobs(model, batch, 1.0)[1]  # type: ignore[arg-type]
         (batch.weights * logprobs).sum().backward()
     ours = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -170,7 +170,7 @@ def test_a_sequence_that_a_window_would_cut_is_refused_by_engine_and_trainer(tmp
         engine.generate(prompt, SamplingConfig(max_tokens=4), samples=1, seed=0)
     (batch,) = pack([supervised_sample("p", prompt[0], np.arange(20, 24))], [1.0], 100)
     with pytest.raises(UserError, match="layer 0 uses a sliding window"):
-        score(model, batch, 1.0)
+        token_logprobs(model, batch, 1.0)
 
 
 def test_the_guard_sees_a_wrong_model_says_the_three_numbers_and_remembers_right_ones(
@@ -203,7 +203,7 @@ def test_an_update_computes_without_the_noise_of_train_mode_with_recomputed_acti
         layer = next(m for m in model.modules() if type(m).__name__ == "Starcoder2MLP")
         layer.register_forward_hook(lambda *_, calls=calls: calls.__setitem__(0, calls[0] + 1))
         with update_mode(model):
-            logprobs = score(model, batch, 1.0)[1]
+            logprobs = token_logprobs(model, batch, 1.0)[1]
             (-logprobs.sum()).backward()
         assert calls[0] == 1 + recompute, "recomputed once in the backward pass"
         assert not any(m.training for m in model.modules())

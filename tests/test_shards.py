@@ -65,15 +65,15 @@ def test_one_process_writes_what_it_reads(tmp_path: Path) -> None:
     copies = shards.stage(tensors)
     shards.write(tmp_path / "x", copies)
     tensors["a"].zero_()
-    found = shards.whole(tmp_path / "x")
-    assert found["a"].abs().sum() > 0, "staged tensors are copies"
+    restored = shards.whole(tmp_path / "x")
+    assert restored["a"].abs().sum() > 0, "staged tensors are copies"
     for name, value in copies.items():
-        assert found[name].dtype == value.dtype
-        assert torch.equal(found[name], value)
+        assert restored[name].dtype == value.dtype
+        assert torch.equal(restored[name], value)
     assert not [p for p in (tmp_path / "x").iterdir() if p.suffix != ".safetensors"], "no pickle"
-    with pytest.raises(ValueError, match=r"a is \(3, 5\), and \(3, 4\) is needed"):
+    with pytest.raises(ValueError, match=r"a is \(3, 5\), but \(3, 4\) is needed"):
         shards.read(tmp_path / "x", {"a": torch.zeros(3, 4)})
-    with pytest.raises(ValueError, match="d is not there, and"):
+    with pytest.raises(ValueError, match="d is missing, but"):
         shards.read(tmp_path / "x", {"d": torch.zeros(1)})
 
 

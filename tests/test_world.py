@@ -303,7 +303,7 @@ def test_under_torchrun_each_attempt_has_a_prefix_of_its_own(monkeypatch: pytest
         assert [store.check(["address"]) for store in stores] == [False] * 3
         stores[attempt].set("address", str(attempt))
         assert [store.get("address").decode() for store in stores] == [str(attempt)] * 3
-    with pytest.raises(RuntimeError, match=r"1 of 3 processes came within 0.3 s"):
+    with pytest.raises(RuntimeError, match=r"1 of 3 processes arrived within 0.3 s"):
         _store(0, 3, datetime.timedelta(seconds=0.3))
 
 

@@ -1,1 +1,1 @@
-"""What every room needs and what knows nothing of language models: errors, settings, files, processes, HTTP."""
+"""What every room needs, independent of language models: errors, settings, files, processes, HTTP."""

@@ -1,4 +1,4 @@
-"""Nothing that was computed is overwritten: a run that begins anew, or goes on after its end, keeps the earlier one."""
+"""Keep earlier results: a run that starts again, or continues after its end, never overwrites them."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 from hone.base.settings import UserError
 
-#: Of a run that was extended: the models and results of its earlier ends.
+#: Folder with the models and results of the earlier ends of an extended run.
 EARLIER = "earlier"
 
 
 def set_aside(folder: Path) -> None:
-    """Rename what an earlier run left, so that nothing computed is lost. A link goes on pointing to a run folder."""
+    """Rename the folder of an earlier run, so that no result is lost. A symlink keeps pointing to a run folder."""
     real = folder.resolve()
     stamp = datetime.datetime.fromtimestamp(real.stat().st_mtime).strftime("%Y%m%d-%H%M%S")
     for n in range(100):
@@ -30,9 +30,9 @@ def set_aside(folder: Path) -> None:
 
 
 def reopen(run: Path, stage: Path, steps: int) -> None:
-    """A finished stage is to go on: what says that it and its run are complete is kept under `earlier/`.
+    """Reopen a finished stage: the files that mark it and its run as complete are moved to `earlier/`.
 
-    Cut anywhere, it can be called again: results.json says last that a run is done, so it goes first.
+    If interrupted, it can be called again: results.json, written last by a run, is moved first.
     """
     kept = stage / EARLIER / f"step_{steps:06d}"
     (kept / "evals").mkdir(parents=True, exist_ok=True)
@@ -43,6 +43,6 @@ def reopen(run: Path, stage: Path, steps: int) -> None:
         (stage / "model", kept / "model"),
     ):
         if path.exists():
-            if place.is_dir():  # of an extension that was given up: the run has come to the same end again
+            if place.is_dir():  # from an abandoned extension: the run has reached the same end again
                 shutil.rmtree(place)
             os.replace(path, place)

@@ -1,8 +1,8 @@
-"""Is a file what was written? Checksums of folders and files, and the ways to read what may be damaged.
+"""Checksums of folders and files, to detect damage, and safe ways to read and write files.
 
     checksums.write(folder)        # folder/checksums.json: sha256 of every other file below it
     checksums.fault(folder)        # None, or what is wrong with it in words
-    checksums.require(folder)      # UserError instead; a folder without checksums is not ours, and passes
+    checksums.require(folder)      # raises UserError; a folder without checksums is not ours and passes
 
 Imports no torch.
 """
@@ -19,24 +19,24 @@ from typing import Any, TypeVar
 
 from hone.base.settings import UserError
 
-#: Beside the files that it lists.
+#: The checksum file; it is in the folder whose files it lists.
 FILE = "checksums.json"
 
 T = TypeVar("T")
 
 
 def sha256_of(path: Path, most: int | None = None) -> str:
-    """Of a file, or of its first `most` bytes. Raises OSError if it cannot be read."""
-    digest, left = hashlib.sha256(), most
+    """sha256 of a file, or of its first `most` bytes. Raises OSError if it cannot be read."""
+    digest, remaining = hashlib.sha256(), most
     with path.open("rb") as file:
-        while chunk := file.read(1 << 20 if left is None else min(1 << 20, left)):
+        while chunk := file.read(1 << 20 if remaining is None else min(1 << 20, remaining)):
             digest.update(chunk)
-            left = None if left is None else left - len(chunk)
+            remaining = None if remaining is None else remaining - len(chunk)
     return digest.hexdigest()
 
 
 def write(folder: Path, leave_out: Iterable[str] = ()) -> None:
-    """checksums.json for every file below `folder` except `leave_out`, synced to the disk."""
+    """Write checksums.json for every file below `folder` except `leave_out`, synced to disk."""
     names = sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
     kept = [name for name in names if name not in (FILE, *leave_out)]
     put(folder / FILE, json.dumps({name: sha256_of(folder / name) for name in kept}, indent=1))
@@ -53,15 +53,15 @@ def fault(folder: Path) -> str | None:
         for name, expected in sums.items():
             if sha256_of(folder / name) != expected:
                 return f"{name} differs from its checksum"
-    except (OSError, ValueError, RecursionError) as error:  # missing, unreadable or torn files are looked for here
+    except (OSError, ValueError, RecursionError) as error:  # a missing, unreadable or torn file is what this checks for
         return str(error)
     return None
 
 
 def require(folder: Path) -> None:
-    """Raises UserError if `folder` lists checksums and is not as they say.
+    """Raises UserError if the files of `folder` differ from its checksums.
 
-    `model/` of a checkpoint is covered by the checksums of the checkpoint.
+    The checksums of a checkpoint cover its `model/` too.
     """
     owner = next((place for place in (folder, folder.parent) if (place / FILE).exists()), None)
     if owner is None or (owner != folder and folder.name != "model"):
@@ -72,7 +72,7 @@ def require(folder: Path) -> None:
 
 
 def read_json(path: Path, kind: type[T], remedy: str) -> T:
-    """The JSON value of a file. Raises UserError, which ends with `remedy`, if there is none of this kind."""
+    """The JSON value of a file. Raises UserError, ending with `remedy`, if it is unreadable or of another type."""
     try:
         value: Any = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError, RecursionError) as error:
@@ -84,7 +84,7 @@ def read_json(path: Path, kind: type[T], remedy: str) -> T:
 
 
 def put(path: Path, content: str | bytes) -> None:
-    """Write a file in one step and see it to the disk: a reader, or a kill, never meets half of it."""
+    """Write a file atomically and sync it: a reader never sees half of it, even after a kill."""
     data = content.encode() if isinstance(content, str) else content
     aside = path.with_name(path.name + ".writing")
     try:
@@ -99,7 +99,7 @@ def put(path: Path, content: str | bytes) -> None:
 
 
 def remove(path: Path) -> None:
-    """A file, a link (never what it leads to) or a folder with all that is in it; nothing if it is not there."""
+    """Remove a file, a link (never its target) or a folder with its contents; a missing path is ignored."""
     if path.is_symlink() or path.is_file():
         path.unlink(missing_ok=True)
     elif path.exists():

@@ -1,18 +1,18 @@
-"""JSON over HTTP: the one client of hone, for judges, teachers, hosted models and generation servers.
+"""JSON over HTTP: hone's only client, for judges, teachers, hosted models and generation servers.
 
     http = Http("https://api.openai.com/v1", key_env="OPENAI_API_KEY")
     models = http.get("/models", seconds=10, what="the list of models")
     reply = http.retrying(lambda: http.post("/chat/completions", body, seconds=60, what="the answer"), tries=6)
 
-What holds for every request:
-- It goes to the one origin that was named. Redirects are never followed: the key and the body would go elsewhere.
-- `seconds` bound the whole of it, name look-up and the last byte included, however slowly the server drips.
-- Answers are read up to `most` bytes. Compressed ones are refused: their size is not known before they are unpacked.
-- `RETRIED`, `may_pass` and `retrying` are the only rule of hone about trying again.
-- What a server says is shown without the key, without control characters, and cut.
+For every request:
+- It goes only to the configured origin. Redirects are never followed: they would send the key and the body elsewhere.
+- `seconds` limits its total time, from DNS lookup to the last byte, however slowly the server responds.
+- Responses are read up to `most` bytes. Compressed ones are refused, since their size is unknown until unpacked.
+- `RETRIED`, `may_pass` and `retrying` are hone's only retry rule.
+- A server's text is shown truncated, without the key and without control characters.
 
-Requests run in an event loop of their own in a daemon thread: only there can a wait of any kind be cut short. Callers
-are ordinary functions in any number of threads.
+Requests run in an event loop in a daemon thread, where any wait can be cancelled. Callers are ordinary functions in any
+number of threads.
 """
 
 from __future__ import annotations
@@ -39,64 +39,64 @@ from hone.base.visible import visible, well_formed
 T = TypeVar("T")
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
-MOST = 16 << 20  # bytes of an answer
-MOST_OF_AN_ERROR = 64 << 10  # bytes that are read of an error's text
-SHOWN = 600  # characters of a server's message
-#: HTTP statuses that may pass.
+MOST = 16 << 20  # bytes of a response
+MOST_OF_AN_ERROR = 64 << 10  # bytes read of an error response
+SHOWN = 600  # characters shown of a server's message
+#: HTTP statuses that are retried.
 RETRIED = frozenset({408, 409, 425, 429, 500, 502, 503, 504, 529})
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds between tries; a Retry-After is obeyed up to the longest
+FIRST_PAUSE, LONGEST_PAUSE = 0.5, 60.0  # seconds between tries; Retry-After is honoured up to the longest
 
 
 class ServerError(UserError):
-    """Something went wrong with a server."""
+    """A request to a server failed."""
 
 
 class ServerLost(ServerError):
-    """The connection was refused or broke: the server is not there (any more)."""
+    """The connection was refused or lost."""
 
 
 class ServerHangs(ServerError):
-    """No whole answer within the time that was given."""
+    """No complete response within the time limit."""
 
 
 class AnswerTooLarge(ServerError):
-    """The answer has more bytes than are read."""
+    """The response exceeds the size limit."""
 
 
 class Unreadable(ServerError):
-    """The answer is not what was asked for; the next one may be."""
+    """The response is not of the expected form; a retry may be."""
 
 
 class ServerRefused(ServerError):
-    """The server answered with an error status, or with a redirect."""
+    """The server responded with an error status or a redirect."""
 
     def __init__(self, status: int, message: str, what: str) -> None:
         super().__init__(f"{what}: the server answered {status}: {message}")
         self.status, self.message, self.what = status, message, what
 
-    def __reduce__(self) -> Any:  # from the process that asks to the others
+    def __reduce__(self) -> Any:  # it is passed between processes
         return ServerRefused, (self.status, self.message, self.what)
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether asking again can help."""
+    """Whether a retry can succeed."""
     if isinstance(error, ServerRefused):
         return error.status in RETRIED
     return isinstance(error, (ServerLost, ServerHangs, Unreadable))
 
 
 def backoff(tries: int) -> float:
-    """Seconds to wait after so many tries: doubled each time, and random, so that clients do not return all at once."""
+    """Seconds to wait after this many tries: exponential, with jitter so that clients do not all retry at once."""
     return random.uniform(0.5, 1.0) * min(LONGEST_PAUSE, FIRST_PAUSE * 2.0**tries)
 
 
 class Http:
-    """A server's address. Connections are not kept: they are few and long, and may be made from many threads.
+    """A client for one server. Connections are not kept alive: they are few, long, and made from many threads.
 
-    `key_env`: the environment variable that holds the key, read for each request; None, or not set: none is sent.
-    `most`: bytes of an answer. Proxies of the environment are used for other machines where `proxies` says so.
+    `key_env`: the environment variable that holds the key, read for each request; without it no key is sent.
+    `most`: maximum bytes of a response. `proxies`: use the environment's proxies for other machines.
 
-    Raises UserError for what is no address, and where the key would travel unencrypted.
+    Raises UserError for an invalid address, or if the key would be sent unencrypted.
     """
 
     def __init__(self, url: str, *, key_env: str | None = None, most: int = MOST, proxies: bool = False) -> None:
@@ -125,7 +125,7 @@ class Http:
         return os.environ.get(self._key_env, "") if self._key_env else ""
 
     def hang_up(self) -> None:
-        """Everything under way ends at once, pauses between tries too, with ServerLost."""
+        """End all requests in progress, and pauses between tries, with ServerLost."""
         before, self._hung_up = self._hung_up, threading.Event()
         before.set()
         for future in list(self._open):
@@ -138,11 +138,11 @@ class Http:
         return self.ask("POST", path, body, seconds=seconds, what=what)
 
     def ask(self, method: str, path: str, body: Any, *, seconds: float, what: str) -> Any:
-        """The decoded answer; text if it is not JSON, None if it is empty. `what` names the wait in errors.
+        """The decoded response; text if it is not JSON, None if it is empty. `what` names the request in errors.
 
         Raises ServerLost, ServerHangs, ServerRefused or AnswerTooLarge.
         """
-        import httpx  # here alone: the command line answers without it
+        import httpx  # imported here to keep the command line fast
 
         place, key = f"{self.url}{path}", self.key
         headers = {"Accept-Encoding": "identity"}
@@ -162,23 +162,23 @@ class Http:
             raise ServerHangs(f"{what}: no answer from {place} within {seconds:g} s") from error
         except concurrent.futures.CancelledError as error:
             raise ServerLost(f"{what}: the connection to {place} was given up") from error
-        except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # refused, reset, cut off, no HTTP
+        except (OSError, httpx.HTTPError, httpx.InvalidURL, ValueError) as error:  # refused, reset, cut off, not HTTP
             raise ServerLost(f"{what}: the connection to {place} is lost ({clean(_reason(error), key)})") from error
         except AnswerTooLarge as error:
             raise AnswerTooLarge(f"{what}: {error} at {place}") from None
         finally:
             self._open.discard(future)
-            future.cancel()  # an interrupt: it need not run on
+            future.cancel()  # after an interrupt it would go on running
         return self._outcome(status, answer_headers, content, what, key)
 
     def retrying(self, ask: Callable[[], T], tries: int, on_retry: Callable[[], object] = lambda: None) -> T:
-        """What `ask` returns, with up to `tries` tries; `ask` may raise Unreadable for an answer that is no good.
+        """The result of `ask` within at most `tries` tries; `ask` may raise Unreadable to reject a response.
 
-        `on_retry` is called before each further try. Raises what the last try raised: see `may_pass`.
+        `on_retry` is called before each retry. Raises the error of the last try, or one that `may_pass` excludes.
         """
         hung_up = self._hung_up
         for done in range(1, tries + 1):
-            self._pause(self._held_until - time.monotonic(), hung_up)  # a Retry-After is meant for all of us
+            self._pause(self._held_until - time.monotonic(), hung_up)  # a Retry-After applies to all threads
             try:
                 return ask()
             except ServerError as error:
@@ -189,7 +189,7 @@ class Http:
         raise ValueError(f"tries is {tries}: at least one is needed")
 
     def pause(self, tries: int) -> None:
-        """The wait after so many tries. Raises ServerLost if it is hung up meanwhile."""
+        """Wait after this many tries. Raises ServerLost if `hang_up` is called meanwhile."""
         self._pause(max(backoff(tries), self._held_until - time.monotonic()), self._hung_up)
 
     def _pause(self, seconds: float, hung_up: threading.Event) -> None:
@@ -233,14 +233,14 @@ class Http:
     def _hold(self, retry_after: str | None) -> None:
         try:
             seconds = float(retry_after or 0.0)
-        except ValueError:  # a date: the usual pause does
+        except ValueError:  # a date: use the usual pause
             return
         if seconds > 0 and not math.isnan(seconds):
             self._held_until = max(self._held_until, time.monotonic() + min(seconds, LONGEST_PAUSE))
 
 
 def clean(text: str, key: str = "") -> str:
-    """What may be shown of a server's text: on one line, cut, visible, and without keys, which some servers echo."""
+    """A server's text made safe to show: one line, truncated, visible, without keys, which some servers echo."""
     text = text.replace(key, "***") if len(key) > 3 else text
     text = re.sub(r"\b(sk|key|Bearer)[-_ ][\w*.-]{8,}", "***", text[: 100 * SHOWN])
     text = visible(" ".join(text.split()))
@@ -248,11 +248,11 @@ def clean(text: str, key: str = "") -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """What the operating system said, if it said something: the libraries above it only say that they failed."""
+    """The operating system's message if there is one: libraries above it only report that they failed."""
     inner: BaseException | None = error
     while inner is not None:
         if isinstance(inner, OSError) and inner.errno:
-            return os.strerror(inner.errno) if inner.errno > 0 else str(inner)  # negative: name look-up
+            return os.strerror(inner.errno) if inner.errno > 0 else str(inner)  # negative: DNS lookup
         inner = inner.__cause__ or inner.__context__
     return str(error) or type(error).__name__
 
@@ -264,7 +264,7 @@ _running: asyncio.AbstractEventLoop | None = None
 
 
 def _loop() -> asyncio.AbstractEventLoop:
-    """The event loop of all requests of this process."""
+    """The event loop for all requests of this process."""
     global _running
     with _start:
         if _running is None:
@@ -274,7 +274,7 @@ def _loop() -> asyncio.AbstractEventLoop:
 
 
 def _forget_loop() -> None:
-    """In a forked child: the thread of the loop is not there."""
+    """Reset the loop in a forked child, which lacks its thread."""
     global _running, _start
     _running, _start = None, threading.Lock()
 
@@ -284,7 +284,7 @@ os.register_at_fork(after_in_child=_forget_loop)
 
 @functools.cache
 def _tls_context() -> Any:
-    """Reading the certificates takes longer than most requests."""
+    """Cached, because reading the certificates takes longer than most requests."""
     import httpx
 
     return httpx.create_ssl_context()
@@ -299,12 +299,12 @@ def _decode(content: bytes) -> Any:
     try:
         value = json.loads(content)
         return _repaired(value) if re.search(rb"\\u[dD][89a-fA-F]", content) else value
-    except (ValueError, RecursionError):  # a page or a plain line, as health checks answer; or brackets without end
+    except (ValueError, RecursionError):  # an HTML page, plain text (health checks), or endless brackets
         return content.decode(errors="replace")
 
 
 def _repaired(value: Any) -> Any:
-    """JSON can hold halves of surrogate pairs, which cannot be written as UTF-8 and would end a run later."""
+    """Repair lone surrogates, which JSON allows but UTF-8 does not: writing them would end the run later."""
     if isinstance(value, str):
         return well_formed(value)
     if isinstance(value, list):
@@ -315,7 +315,7 @@ def _repaired(value: Any) -> Any:
 
 
 def _message(answer: Any) -> str:
-    """What an error answer says, in the several forms that servers have for it."""
+    """The message of an error response, in any of the usual forms."""
     while isinstance(answer, dict):
         inner = answer.get("error") or answer.get("message") or answer.get("detail")
         if inner is None:
@@ -328,7 +328,7 @@ def _message(answer: Any) -> str:
 
 
 def free_port(address: str = "127.0.0.1") -> int:
-    """A port of this address that no program listens on now."""
+    """A port of this address on which no program listens at the moment."""
     with socket.socket() as probe:
         probe.bind((address, 0))
         return int(probe.getsockname()[1])
@@ -336,7 +336,7 @@ def free_port(address: str = "127.0.0.1") -> int:
 
 def port_is_free(port: int, address: str = "127.0.0.1") -> bool:
     with socket.socket() as probe:
-        # A connection that was closed a moment ago does not keep the port.
+        # A recently closed connection does not occupy the port.
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         with contextlib.suppress(OSError):
             probe.bind((address, port))

@@ -1,4 +1,4 @@
-"""Files of one JSON object per line: appended to, and mended when a kill cut the last line in the middle."""
+"""Files with one JSON object per line: append, read, and repair when a kill has cut the last line."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def append(path: Path, row: Row) -> None:
 
 
 def append_line(path: Path, text: str) -> None:
-    """`text` is a whole line, as `line` makes it."""
+    """Append `text`, a whole line as `line` returns it."""
     with path.open("ab") as file:
         file.write(text.encode("utf-8", errors="backslashreplace"))
 
@@ -31,18 +31,18 @@ def write(path: Path, rows: Iterable[Row]) -> None:
 
 
 def read(path: Path) -> list[dict[str, Any]]:
-    """Every whole row; none if there is no such file. A line that is JSON, but no object, counts as torn."""
+    """All whole rows; empty if the file does not exist. A line that is JSON but not an object counts as torn."""
     return [json.loads(line) for line in _whole_lines(path)]
 
 
 def keep(path: Path, wanted: Callable[[Row], bool]) -> None:
-    """Drop the rows that are not wanted, and a torn last line."""
+    """Keep the wanted rows; drop the others and torn lines."""
     if path.exists():
         replace(path, "".join(line for line in _whole_lines(path) if wanted(json.loads(line))))
 
 
 def replace(path: Path, text: str) -> None:
-    """Write a file in one step, so that a reader never sees half of it."""
+    """Write a file atomically, so that a reader never sees half of it."""
     aside = path.with_name(path.name + ".writing")
     aside.write_text(well_formed(text), encoding="utf-8")
     os.replace(aside, path)
@@ -52,22 +52,22 @@ def _whole_lines(path: Path) -> list[str]:
     if not path.exists():
         return []
     if not path.is_file():
-        raise UserError(f"{path} is a folder, and a file of rows is needed; move it away")
+        raise UserError(f"{path} is a folder, but must be a file of rows; move it away")
     whole = []
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n")[:-1]:
-        with contextlib.suppress(ValueError, RecursionError):  # torn by a kill, and appended to before it was mended
+        with contextlib.suppress(ValueError, RecursionError):  # torn by a kill and appended to before it was repaired
             if isinstance(json.loads(line), dict):
                 whole.append(line + "\n")
     return whole
 
 
 def line(row: Row) -> str:
-    """One row as it stands in a file, with its end of line."""
+    """One row as text with its newline."""
     return well_formed(json.dumps(_finite(row), ensure_ascii=False)) + "\n"
 
 
 def _finite(value: Any) -> Any:
-    """JSON has no NaN and no infinity: null says that there is no number."""
+    """Replace NaN and infinities, which JSON lacks, by null."""
     if isinstance(value, Mapping):
         return {key: _finite(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):

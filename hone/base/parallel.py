@@ -1,4 +1,4 @@
-"""How a run is spread over processes."""
+"""Settings of how a run is distributed over processes."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from hone.base.settings import Section
 
 
 class ParallelConfig(Section):
-    """Processes, `replicate` x `shard` x `tensor` of them; each has a device of its own where there are devices.
+    """There are `replicate` x `shard` x `tensor` processes; with accelerators each has its own.
 
-    `replicate`: whole copies of the model, each on its own share of the batch. `shard`: weights, gradients and moments
-    of a copy cut into so many parts, gathered layer by layer (FSDP2, `fully_shard`); each part works on its own share
-    of the batch too. `tensor`: every matrix product cut into so many parts, which work on the same samples.
+    `replicate`: number of whole copies of the model, each with its own share of the batch. `shard`: number of parts of
+    weights, gradients and moments of a copy, gathered layer by layer (FSDP2, `fully_shard`), each with its own share of
+    the batch too. `tensor`: number of parts of every matrix product, which work on the same samples.
     """
 
     replicate: PositiveInt = 1
     shard: PositiveInt = 1
     tensor: PositiveInt = 1
-    timeout: PositiveFloat = 1800.0  # seconds that a process waits for the others, at most
+    timeout: PositiveFloat = 1800.0  # seconds that a process waits for the others at most
 
     @property
     def processes(self) -> int:

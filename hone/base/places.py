@@ -1,21 +1,21 @@
-"""Where the files that a recipe names are, on this machine and now. The one home of this question.
+"""Find the files that a recipe names. The only module that resolves such paths.
 
-A path in a recipe is relative to the folder that hone was started in. A run must outlive that: it may be copied, or
-used from another folder. So every run folder records the files that its recipe names, and carries what is small:
+A path in a recipe is relative to the folder in which hone was started. But a run folder may be copied or used from
+another folder, so it records the files that its recipe names, with copies of small ones:
 
     RUN/inputs.json   {"folders": ["/home/me/runs/x"],      where the run has been
                        "inputs": {"data/train.jsonl": {"keys": ["task.source"], "kind": "data", "sha256": "...",
                            "absolute": "/home/me/data/train.jsonl", "relative": "../../data/train.jsonl",
                            "copy": "inputs/1a2b3c4d/train.jsonl"}}}
-    RUN/inputs/       copies: the user's functions with the files beside them that they import, and small data
+    RUN/inputs/       copies: user functions with the local files that they import, and small data
 
-The values in the recipe stay as they were written. When a run folder is loaded (`use`), each is looked up in this
-order: the copy, beside the run as it was, where it was, as from here; only what has the recorded contents counts.
+The values in the recipe stay unchanged. When a run folder is loaded (`use`), each is looked up in this order: the copy,
+the path relative to the run, the absolute path, the path from here; only files with the recorded contents count.
 
-    places.record(folder, config)       # a run begins, or goes on
-    places.use(folder)                  # a run folder is loaded
-    places.locate("data/train.jsonl")   # Path; UserError if the run that is in use cannot find it
-    places.moved(base, near)            # a path that a file of a run names, after the run has moved
+    places.record(folder, config)       # when a run begins or continues
+    places.use(folder)                  # when a run folder is loaded
+    places.locate("data/train.jsonl")   # Path; UserError if the run in use lacks it
+    places.moved(base, near)            # a path recorded in a run, after the run has moved
 
 Imports no torch.
 """
@@ -37,9 +37,9 @@ from hone.base.settings import UserError
 FILE = "inputs.json"
 COPIES = "inputs"
 
-#: Data of at most so many bytes are copied into the run.
+#: Data up to this many bytes are copied into the run.
 COPY_BYTES = 16 * 2**20
-#: Of a model, files of at most so many bytes count by contents, larger ones by size: weights are read when they load.
+#: Files of a model up to this many bytes are hashed; larger ones count by size: weights are read on loading.
 SMALL = 2**20
 
 _REMEDY = "restore it from a copy, or remove it and give paths on the command line, as in task.source=PATH"
@@ -48,11 +48,11 @@ _known: dict[str, Path] = {}
 _problems: dict[str, str] = {}
 
 
-# --- looking up -------------------------------------------------------------------------------------------------------
+# --- look-up ----------------------------------------------------------------------------------------------------------
 
 
 def locate(value: str | Path) -> Path:
-    """The path that a value of a recipe means. Raises UserError if the run in use names it and it is not there."""
+    """The path for a value of a recipe. Raises UserError if the run in use names it and it is missing."""
     text = str(value)
     if text in _problems:
         raise UserError(_problems[text])
@@ -60,24 +60,24 @@ def locate(value: str | Path) -> Path:
 
 
 def locate_target(target: str) -> str:
-    """`path/file.py:function`, with the file where it is."""
+    """`path/file.py:function` with the located file."""
     place, _, name = target.rpartition(":")
     return f"{locate(place)}:{name}" if place in _known or place in _problems else target
 
 
 def is_known(value: str) -> bool:
-    """Whether the run in use names it as a file or a folder of this machine."""
+    """Whether the run in use records the value as a local file or folder."""
     return value in _known or value in _problems
 
 
 def forget() -> None:
-    """No run is in use: paths are relative to the current folder."""
+    """Stop using a run: paths are relative to the current folder again."""
     _known.clear()
     _problems.clear()
 
 
 def use(folder: Path) -> None:
-    """From now on paths mean what they mean for the run in this folder. Raises UserError for a damaged record."""
+    """Resolve paths for the run in this folder from now on. Raises UserError if its record is damaged."""
     forget()
     for file in (folder / FILE, *sorted(folder.glob(f"*/{FILE}"))):
         if not file.is_file():
@@ -110,9 +110,9 @@ def _missing(run: Path, value: str, entry: Mapping[str, Any]) -> str:
 
 
 def moved(path: str, near: Path) -> Path | None:
-    """Where a file or folder is that a file of a run at `near` names by an absolute path of earlier; None if unknown.
+    """The current place of `path`, an absolute path recorded by a run at `near` that has moved since; None if unknown.
 
-    A base model that lies in the run, or beside it, is found relative to the places that the run has been at.
+    A file in or beside the run is looked up relative to all earlier places of the run.
     """
     for run in (near, *near.resolve().parents):
         if not (run / FILE).is_file():
@@ -124,13 +124,13 @@ def moved(path: str, near: Path) -> Path | None:
     return None
 
 
-# --- recording --------------------------------------------------------------------------------------------------------
+# --- record -----------------------------------------------------------------------------------------------------------
 
 
 def record(folder: Path, config: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """(the text of inputs.json for the run in `folder`, the keys whose contents are others than recorded before).
+    """(text of inputs.json for the run in `folder`, keys whose contents differ from the earlier record).
 
-    Copies are made; the text is to be written by the caller. What cannot be found stays as it was recorded.
+    Makes the copies; the caller writes the text. Entries of missing files stay as recorded.
     """
     file = folder / FILE
     before = _read(file) if file.is_file() else {"folders": [], "inputs": {}}
@@ -170,7 +170,7 @@ def _entry(folder: Path, key: str, value: str, kind: str, place: Path, before: A
 
 
 def references(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """(key, value, kind) of every path in the values of a recipe: data, model or code. Hub ids are among them."""
+    """(key, value, kind) of every path in a recipe, hub ids included; kind is data, model or code."""
     for key, value in _leaves(config):
         if not isinstance(value, str) or not value or "://" in value or value.startswith("stages."):
             continue
@@ -193,7 +193,7 @@ def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def digest(place: Path, kind: str) -> str:
-    """sha256 of a file, of a folder over names and contents, of code with what it imports from its own folder."""
+    """sha256 of a file, of a folder's names and contents, or of code with its imports from its own folder."""
     whole = hashlib.sha256()
     if kind == "code":
         files = [(str(p.relative_to(place.parent)), p) for p in sources(place)]
@@ -211,19 +211,19 @@ def digest(place: Path, kind: str) -> str:
 
 
 def sources(file: Path) -> list[Path]:
-    """The Python file and those below its folder that it imports, and these in turn; itself first, then by name."""
+    """A Python file, then by name those below its folder that it imports, directly or indirectly."""
     seen, waiting = {file}, [file]
     while waiting:
         try:
             tree = ast.parse(waiting.pop().read_bytes())
-        except (SyntaxError, ValueError):  # whoever imports it will say so
+        except (SyntaxError, ValueError):  # importing it will report the error
             continue
         for name in _imported(tree):
             stem = file.parent.joinpath(*name.split("."))
-            found = [stem.with_suffix(".py")] if stem.with_suffix(".py").is_file() else []
-            found += sorted(stem.rglob("*.py")) if stem.is_dir() else []
-            waiting += [one for one in found if one not in seen]
-            seen.update(found)
+            imported = [stem.with_suffix(".py")] if stem.with_suffix(".py").is_file() else []
+            imported += sorted(stem.rglob("*.py")) if stem.is_dir() else []
+            waiting += [path for path in imported if path not in seen]
+            seen.update(imported)
     return [file, *sorted(seen - {file})]
 
 
@@ -241,7 +241,7 @@ def _size(place: Path) -> int:
 
 
 def _copy(place: Path, to: Path, kind: str) -> None:
-    """A copy is complete when it is there."""
+    """Copy atomically: an existing copy is complete."""
     if to.exists():
         return
     aside = to.parent.with_name(to.parent.name + ".writing")

@@ -1,10 +1,10 @@
-"""A server process that hone starts: in a session of its own, on loopback, its output in a file.
+"""Server processes that hone starts: in their own session, on loopback, with output in a file.
 
     process = ServerProcess([sys.executable, "-m", "http.server", "8000"], {}, Path("server.log"), "file server")
     process.wait_until(healthy, seconds=60)
     process.stop()
 
-The process is noted in a file beside the log, so that one that a killed run left behind is stopped by the next.
+The process id is kept in a file beside the log, so that the next run stops a server that a killed run left running.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import psutil
 from hone.base.http import ServerLost
 from hone.base.settings import UserError
 
-#: Seconds between two looks at whether a server answers, and seconds to end by itself before it is killed.
+#: Seconds between health checks, and seconds from SIGTERM to SIGKILL.
 LOOK = 0.2
 GRACE = 10.0
 LOG_LINES = 12
@@ -41,19 +41,19 @@ class Server(ABC):
 
     @abstractmethod
     def ended_within(self, seconds: float) -> bool:
-        """A connection breaks a moment before the process is gone."""
+        """Whether the process ends within `seconds`: its connections break a moment before it is gone."""
 
     @abstractmethod
     def how(self) -> str:
-        """How it has ended."""
+        """How it ended, in words."""
 
     @abstractmethod
     def tail(self) -> str:
-        """The last lines that this process wrote."""
+        """The last lines of this process's output."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Ends the process and all that it started."""
+        """End the process and everything it started."""
 
     @property
     def running(self) -> bool:
@@ -61,13 +61,13 @@ class Server(ABC):
 
     @property
     def lost(self) -> bool:
-        """Whether it has ended because its machine, or what started it there, is gone."""
+        """Whether it ended because its machine or launcher is gone."""
         return False
 
     def wait_until(self, healthy: Callable[[], bool], seconds: float) -> None:
-        """Raises UserError, with the end of the log, if the process ends or is not healthy in time; it is stopped.
+        """Wait until `healthy`. If the process ends or times out, stops it and raises UserError with its log.
 
-        Raises ServerLost if it is `lost`: started again it may well come up.
+        Raises ServerLost if it is `lost`: a restart may succeed.
         """
         deadline = time.monotonic() + seconds
         while not healthy():
@@ -86,9 +86,9 @@ class Server(ABC):
 
 
 class ServerProcess(Server):
-    """Starts `command` on this machine, with `environment` added to ours; `name` is used in messages.
+    """Runs `command` on this machine, with `environment` added to ours; `name` is used in messages.
 
-    `prefix`: a command that becomes this one.
+    `prefix`: a command that executes `command`, in the same process.
     """
 
     def __init__(
@@ -136,12 +136,12 @@ class ServerProcess(Server):
 
     def stop(self) -> None:
         _end_group(self._process.pid)
-        self._process.wait(timeout=GRACE)  # it is killed by now; this only collects it
+        self._process.wait(timeout=GRACE)  # already dead: this only reaps it
         self._note.unlink(missing_ok=True)
 
 
 def last_lines(log: Path, begin: int = 0) -> str:
-    """Of what was written after byte `begin`."""
+    """The last lines of what was written after byte `begin`."""
     with log.open("rb") as file:
         file.seek(max(begin, log.stat().st_size - 8192))
         lines = file.read().decode(errors="replace").strip().splitlines()
@@ -149,21 +149,21 @@ def last_lines(log: Path, begin: int = 0) -> str:
 
 
 def stop_leftover(log: Path) -> bool:
-    """Stops the server that an earlier run with this log was killed before it could stop. Returns whether there was."""
+    """Stop a server that a killed run with this log left running. Returns whether there was one."""
     note = log.with_suffix(".pid")
     try:
-        found = json.loads(note.read_text())
-        same = psutil.Process(found["pid"]).create_time() == found["born"]
+        recorded = json.loads(note.read_text())
+        same = psutil.Process(recorded["pid"]).create_time() == recorded["born"]
     except (FileNotFoundError, ValueError, psutil.NoSuchProcess):
         same = False
     if same:
-        _end_group(int(found["pid"]))
+        _end_group(int(recorded["pid"]))
     note.unlink(missing_ok=True)
     return same
 
 
 def _end_group(leader: int) -> None:
-    """SIGTERM, and after a grace SIGKILL, to the process group whose leader we started."""
+    """Send SIGTERM and, after `GRACE` seconds, SIGKILL to the process group of a leader that we started."""
     for number, seconds in ((signal.SIGTERM, GRACE), (signal.SIGKILL, GRACE)):
         try:
             os.killpg(leader, number)
@@ -175,7 +175,7 @@ def _end_group(leader: int) -> None:
 
 
 def _members(group: int) -> bool:
-    """Whether somebody of the process group still runs; zombies do not count."""
+    """Whether any process of the group still runs; zombies do not count."""
     for process in psutil.process_iter(["pid", "status"]):
         try:
             if os.getpgid(process.pid) == group and process.info["status"] != psutil.STATUS_ZOMBIE:

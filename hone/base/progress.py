@@ -1,4 +1,4 @@
-"""Progress of long work: a bar with the time left on a terminal, a line now and then elsewhere."""
+"""Progress of long work: a bar with the remaining time on a terminal, periodic lines elsewhere."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from hone.base.visible import visible
 
-#: Seconds between lines where there is no terminal.
+#: Seconds between lines without a terminal.
 LINE_EVERY = 10.0
 
 
 class Clock:
-    """Seconds of the parts of a step."""
+    """Measures the seconds of each part of a step."""
 
     def __init__(self) -> None:
         self._start = self._last = time.perf_counter()
         self._parts: dict[str, float] = {}
 
     def lap(self, part: str) -> None:
-        """What ran since the last lap was `part`."""
+        """Add the time since the last lap to `part`."""
         now = time.perf_counter()
         self._parts[part] = self._parts.get(part, 0.0) + now - self._last
         self._last = now
 
     def rest(self) -> None:
-        """What ran since the last lap does not count."""
+        """Discard the time since the last lap."""
         now = time.perf_counter()
         self._start += now - self._last
         self._last = now
 
     def count(self, parts: Mapping[str, float]) -> None:
-        """Adds parts that this thread spent its time on, and that were measured elsewhere."""
+        """Add parts of this thread's time that were measured elsewhere."""
         self._parts |= parts
         self._start -= sum(parts.values())
 
     def beside(self, parts: Mapping[str, float]) -> None:
-        """Adds parts that another thread worked on meanwhile; they are not in the sum."""
+        """Add parts that another thread spent meanwhile; they do not count towards the total."""
         self._parts |= parts
 
     @property
@@ -58,7 +58,7 @@ class Track:
     def __init__(
         self, title: str, total: int, done: int = 0, shown: bool = True, poll_stop: Callable[[], None] | None = None
     ) -> None:
-        """`shown`: of several processes one speaks to the user. `poll_stop` is called now and then within a step."""
+        """`shown`: whether this process prints (one of several does). `poll_stop` is called often within a step."""
         self._poll_stop = poll_stop
         self.title, self.total, self.done, self._first, self._shown = title, total, done, done, shown
         self._started = self._said = time.monotonic()
@@ -89,7 +89,7 @@ class Track:
             self._line("done")
 
     def advance(self, note: str = "") -> None:
-        """One more step is done; `note` is shown beside it."""
+        """Count one more finished step and show `note`."""
         self.done += 1
         if self._bar:
             self._bar.update(self._task, completed=self.done, note=visible(note))
@@ -98,14 +98,14 @@ class Track:
             self._line(note)
 
     def inner(self, done: int, total: int) -> None:
-        """Progress within the step, e.g. sequences finished of those being generated."""
+        """Show progress within the step, such as finished sequences."""
         if self._poll_stop is not None:
             self._poll_stop()
         if self._bar:
             self._bar.update(self._inner, completed=done, total=total, visible=done < total)
 
     def say(self, text: str) -> None:
-        """A line of its own, above the bar."""
+        """Print a separate line above the bar."""
         text = visible(text)
         if self._bar:
             self._bar.console.print(text, highlight=False, markup=False)
@@ -115,8 +115,10 @@ class Track:
     def _line(self, note: str) -> None:
         self._said = now = time.monotonic()
         rate = (now - self._started) / max(1, self.done - self._first)
-        left = rate * (self.total - self.done)
-        self.say(f"{self.title} {self.done}/{self.total}  {_clock(now - self._started)} left {_clock(left)}  {note}")
+        remaining = rate * (self.total - self.done)
+        self.say(
+            f"{self.title} {self.done}/{self.total}  {_clock(now - self._started)} left {_clock(remaining)}  {note}"
+        )
 
 
 def _clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""seal.json: checksums of the files of a folder that are replaced as a whole, so that a damaged one is noticed."""
+"""seal.json: checksums of files that are always replaced as a whole, so that damage is detected."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FILE = "seal.json"
 
 
 def file_fault(folder: Path, name: str, seal: Mapping[str, Any] | None = None) -> str | None:
-    """What is wrong with a file that seal.json has a checksum of; None if nothing is, or if there is no checksum."""
+    """Why a file fails its checksum in seal.json; None if it passes or has no checksum."""
     digests = (read(folder) if seal is None else seal)["files"].get(name)
     if not digests:
         return None
@@ -26,7 +26,7 @@ def file_fault(folder: Path, name: str, seal: Mapping[str, Any] | None = None) -
 
 
 def require_file(folder: Path, name: str) -> None:
-    """Raises UserError if a file is not what was written there last."""
+    """Raises UserError if a file differs from what was last written."""
     problem = file_fault(folder, name)
     if problem is not None:
         raise UserError(
@@ -50,7 +50,7 @@ def read(folder: Path) -> dict[str, Any]:
 
 
 def put(folder: Path, name: str, text: str) -> None:
-    """Write a file that is replaced as a whole, with its checksum. A kill at any moment leaves one that is accepted."""
+    """Replace a file and its checksum. After a kill at any moment the file still matches an accepted checksum."""
     seal, new = read(folder), hashlib.sha256(text.encode()).hexdigest()
     before = seal["files"].get(name, [])[-1:]
     if before != [new]:

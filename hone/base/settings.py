@@ -1,6 +1,6 @@
-"""The machinery of configuration: files with `extends`, overrides, one validation, errors with a line.
+"""Reading recipes: files with `extends`, overrides, one validation, errors with file and line.
 
-    layer = read("recipe.yaml")                # raw values, each with where it came from
+    layer = read("recipe.yaml")                # raw values, each with its origin
     layer = override(layer, "optim.lr=1e-5")   # as given on the command line
 
 Raw mappings are merged in order and validated once, at the end, by `hone.base.validate`. Nothing here imports torch.
@@ -26,26 +26,26 @@ from ruamel.yaml.nodes import Node
 class Section(BaseModel):
     """A group of settings: frozen, unknown keys are errors, no infinities."""
 
-    #: Where `name` selects one of several sections and this one takes many names: what stands before their colon.
+    #: If `name` selects among sections and this one has many names: their common part before the colon.
     name_prefix: ClassVar[str] = ""
-    #: Sections inside this one whose keys are those of another where they are not given: place -> place of the other.
+    #: Inner sections whose unset keys default to those of another section: path -> path of the other.
     follows: ClassVar[dict[tuple[str, ...], tuple[str, ...]]] = {}
 
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
     def changed(self) -> list[str]:
         """The settings whose value is not the default."""
-        given = {key: info for key, info in type(self).model_fields.items() if not info.is_required()}
-        return [k for k, info in given.items() if getattr(self, k) != info.get_default(call_default_factory=True)]
+        optional = {key: info for key, info in type(self).model_fields.items() if not info.is_required()}
+        return [k for k, info in optional.items() if getattr(self, k) != info.get_default(call_default_factory=True)]
 
 
 class UserError(Exception):
-    """Something the user can put right. The command line shows the message alone and ends with `exit_code`."""
+    """An error that the user can fix. The command line shows only its message and exits with `exit_code`."""
 
     exit_code: ClassVar[int] = 2
 
 
-#: Exit code of a process that has lost another one of its run: the cause is elsewhere, and the run can be begun again.
+#: Exit code of a process that lost another process of its run: the cause is there, and the run can be restarted.
 PEER_LOST = 76
 
 
@@ -57,36 +57,36 @@ class ConfigError(UserError):
         super().__init__("\n".join(self.lines))
 
     def __reduce__(self) -> tuple[type[ConfigError], tuple[tuple[str, ...]]]:
-        """It travels between processes."""
+        """Make it picklable: it is passed between processes."""
         return type(self), (self.lines,)
 
 
-#: What a bare string stands for: `model: tiny` reads as `model: {path: tiny}`.
+#: The key that a bare string sets: `model: tiny` reads as `model: {path: tiny}`.
 SHORTHANDS = {"model": "path", "task": "name", "launch": "kind"}
 
-#: Bounds of a recipe, far beyond any that a person writes: files may come from elsewhere.
-MAX_DEPTH = 40  # levels of nesting, and files that extend each other
+#: Limits far beyond any recipe that a person writes: files may be untrusted.
+MAX_DEPTH = 40  # levels of nesting, and of files that extend each other
 MAX_VALUES = 20_000
 MAX_BYTES = 1 << 20
 
-Place = tuple[str | int, ...]  # where a value stands: ("stages", 0, "optim", "lr")
+Place = tuple[str | int, ...]  # the path of a value: ("stages", 0, "optim", "lr")
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Raw values, and the place (`file:line`) that each of them and each mapping came from."""
+    """Raw values, with the origin (`file:line`) of each value and mapping."""
 
     data: dict[str, Any]
     origins: dict[Place, str] = field(default_factory=dict)
 
     def where(self, path: Place) -> str:
-        """The place of a value, or of the nearest enclosing mapping when it is not written anywhere."""
+        """The origin of a value, or of the nearest enclosing mapping if it has no origin itself."""
         while path and path not in self.origins:
             path = path[:-1]
         return self.origins.get(path, "recipe")
 
     def below(self, prefix: Place) -> dict[Place, str]:
-        """Origins of what stands under `prefix`, relative to it."""
+        """The origins of everything under `prefix`, with paths relative to it."""
         n = len(prefix)
         return {path[n:]: place for path, place in self.origins.items() if path[:n] == prefix}
 
@@ -95,12 +95,12 @@ class Layer:
 
 
 def read(path: str | Path) -> Layer:
-    """One recipe file with everything it extends."""
+    """Read a recipe file and everything it extends."""
     return _read_extended(Path(path), (), {})
 
 
 def _read_extended(path: Path, trail: tuple[Path, ...], known: dict[Path, Layer]) -> Layer:
-    """`known`: files that were read already. Two that extend the same third one do not read it twice."""
+    """`known`: files already read, so that a file extended by two others is read once."""
     if path not in known:
         known[path] = _read_with_parents(path, trail, known)
     return known[path]
@@ -148,7 +148,7 @@ def _read_file(path: Path) -> Layer:
 
 
 def show(value: Any) -> str:
-    """A value as a message quotes it."""
+    """A value as quoted in messages."""
     text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
     return text if len(text) <= 60 else text[:57] + "..."
 
@@ -160,10 +160,10 @@ def _near_file(path: Path) -> str:
 
 
 def _parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
-    """YAML 1.2 to plain values, with the line of every value."""
+    """Parse YAML 1.2 into plain values and the line of every value."""
     yaml = YAML(typ="safe", pure=True)
     origins: dict[Place, str] = {}
-    if (depth := _brackets_deep(text)) > MAX_DEPTH:  # the parser itself would run out of stack, or of time
+    if (depth := _brackets_deep(text)) > MAX_DEPTH:  # the parser itself would run out of stack or time
         raise ConfigError([f"{name}: nested too deep ({depth} open brackets); {MAX_DEPTH} are the most"])
     try:
         node = yaml.compose(text)
@@ -174,12 +174,12 @@ def _parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
         raise ConfigError([f"{name}{line}: not valid YAML: {error.problem or error.context}"]) from None
     except RecursionError:
         raise ConfigError([f"{name}: nested too deep; {MAX_DEPTH} levels are the most"]) from None
-    except (YAMLError, ValueError) as error:  # ValueError: a number or escape that the constructor refuses
+    except (YAMLError, ValueError) as error:  # ValueError: an invalid number or escape
         raise ConfigError([f"{name}: not valid YAML: {str(error).splitlines()[0]}"]) from None
 
 
 def _brackets_deep(text: str) -> int:
-    """How many brackets are open at once, at most; brackets in texts and comments count too."""
+    """The largest number of open brackets, including brackets in strings and comments."""
     depth = deepest = 0
     for bracket in re.findall(r"[\[\]{}]", text):
         depth = depth + 1 if bracket in "[{" else max(0, depth - 1)
@@ -188,9 +188,9 @@ def _brackets_deep(text: str) -> int:
 
 
 def _parse_json(text: str, name: str) -> tuple[Any, dict[Place, str]]:
-    """config.resolved.json: written by us, so lines matter less than reading it exactly."""
+    """Parse config.resolved.json: hone writes it, so exact values matter more than line numbers."""
     try:
-        if _brackets_deep(text) > 10 * MAX_DEPTH:  # brackets in texts count too
+        if _brackets_deep(text) > 10 * MAX_DEPTH:  # brackets in strings count too
             raise RecursionError
         return json.loads(text), {(): name}
     except RecursionError:
@@ -201,7 +201,7 @@ def _parse_json(text: str, name: str) -> tuple[Any, dict[Place, str]]:
 
 def _plain(node: Node, path: Place, name: str, origins: dict[Place, str], yaml: YAML) -> Any:
     place = f"{name}:{node.start_mark.line + 1}"
-    origins.setdefault(path, place)  # a mapping entry has set the line of its key already
+    origins.setdefault(path, place)  # a mapping entry has already set the line of its key
     if len(path) > MAX_DEPTH:
         raise ConfigError([f"{place}: nested too deep, or an alias that contains itself"])
     if len(origins) > MAX_VALUES:
@@ -233,7 +233,7 @@ def _plain(node: Node, path: Place, name: str, origins: dict[Place, str], yaml: 
 
 
 def merge(base: Layer, top: Layer) -> Layer:
-    """`top` over `base`: mappings key by key, everything else (lists too) replaced."""
+    """Merge `top` over `base`: mappings key by key; everything else, including lists, is replaced."""
     origins = dict(base.origins)
     data = _merged(base.data, top.data, (), origins)
     return Layer(data, origins | top.origins)
@@ -241,7 +241,7 @@ def merge(base: Layer, top: Layer) -> Layer:
 
 def _merged(base: Any, top: Any, path: Place, origins: dict[Place, str]) -> Any:
     both = isinstance(base, dict) and isinstance(top, dict)
-    # Another task is another thing: the settings of the old one do not carry over to it.
+    # The settings of one task do not carry over to another.
     kind = SHORTHANDS.get(str(path[-1])) if path else None
     other = both and kind == "name" and "name" in top and "name" in base and top["name"] != base["name"]
     if not both or other:
@@ -252,7 +252,7 @@ def _merged(base: Any, top: Any, path: Place, origins: dict[Place, str]) -> Any:
 
 
 def _expand(layer: Layer) -> Layer:
-    """Bare strings of shorthand keys become mappings, at the top and in each stage."""
+    """Expand bare strings of shorthand keys to mappings, at the top level and in each stage."""
     origins = dict(layer.origins)
 
     def expanded(data: Any, path: Place) -> Any:
@@ -277,13 +277,13 @@ def _expand(layer: Layer) -> Layer:
 
 
 def override(layer: Layer, text: str, model: type[BaseModel] | None = None) -> Layer:
-    """One `a.b=c` from the command line; c is read as YAML (1e-5 is a number, [a, b] a list).
+    """Apply one `a.b=c` from the command line; c is parsed as YAML (1e-5 is a number, [a, b] a list).
 
-    In a recipe with stages `a.b=c` holds for every stage, `stages.rl.a.b=c` for one, given by name, kind or number.
+    In a recipe with stages `a.b=c` applies to every stage, `stages.rl.a.b=c` to one, named by name, kind or index.
     """
     source = f"override {text!r}"
     key, equals, raw = text.partition("=")
-    head, mark, function = key.strip().partition("reward.parts.")  # functions have dots in their names
+    head, mark, function = key.strip().partition("reward.parts.")  # names of functions contain dots
     parts = (*head.split(".")[:-1], "reward", "parts", function) if mark else tuple(key.strip().split("."))
     if not equals or "" in parts:
         raise ConfigError([f"{source}: overrides read key=value with a dotted key, as in optim.lr=1e-5"])
@@ -300,7 +300,7 @@ def override(layer: Layer, text: str, model: type[BaseModel] | None = None) -> L
     for prefix, path in _targets(data, parts, source):
         default = _default(model, path[:-1])
         unset = _get(data, (*prefix, *path[:-1])) is None and _get(data, path[:-1]) is None
-        # One entry of a free mapping joins the default entries, it does not silently drop them.
+        # Setting one entry of a free mapping keeps the default entries.
         top: Any = {**default, path[-1]: value} if default and unset else {path[-1]: value}
         for part in reversed(path[:-1]):
             top = {part: top}
@@ -321,7 +321,7 @@ def _get(data: Any, path: Place) -> Any:
 
 
 def _default(model: type[BaseModel] | None, path: Place) -> dict[str, Any] | None:
-    """The default of a setting that is a free mapping, such as reward.parts; None for any other."""
+    """The default of a setting that is a free mapping, such as reward.parts, else None."""
     info = model.model_fields.get(str(path[0])) if model and path else None
     value = info.get_default(call_default_factory=True) if info and not info.is_required() else None
     for key in path[1:]:
@@ -330,10 +330,10 @@ def _default(model: type[BaseModel] | None, path: Place) -> dict[str, Any] | Non
 
 
 def _targets(data: dict[str, Any], parts: tuple[str, ...], source: str) -> list[tuple[Place, tuple[str, ...]]]:
-    """Where an override goes: (the mapping that holds a recipe or a stage, the path within it)."""
+    """The targets of an override: (path of the recipe or stage mapping, path within it)."""
     stages = data.get("stages")
     if parts[0] == "model" and isinstance(stages, list) and (len(parts) == 1 or parts[1] in _STARTS):
-        # The model to start from: of the stages that go on with another's it is that one's.
+        # The model to start from: only stages that start from a model of their own take it.
         begins = [i for i, stage in enumerate(stages) if _begins(stage)]
         return [((), parts), *((("stages", i), parts) for i in begins)]
     if parts[0] != "stages":
@@ -358,14 +358,14 @@ _STARTS = ("path", "revision", "tiny")
 
 
 def _begins(stage: Any) -> bool:
-    """Whether a stage names a model of its own."""
+    """Whether a stage starts from its own model instead of another stage's."""
     model = stage.get("model") if isinstance(stage, dict) else None
     path = model.get("path") if isinstance(model, dict) and not model.get("stage") else None
     return isinstance(path, str) and not path.startswith("stages.")
 
 
 def stage_name(stage: Any) -> str:
-    """A stage is named by its `name`, else by its kind."""
+    """The `name` of a stage, else its kind."""
     return str(stage.get("name", stage.get("stage", "rl"))) if isinstance(stage, dict) else "?"
 
 

@@ -1,11 +1,11 @@
-"""Intervals and comparisons: no number of ours is reported without one.
+"""Intervals and comparisons: hone reports no number without an interval.
 
     >>> wilson(171, 200)
     Interval(value=0.855, low=0.7996..., high=0.8971..., n=200)
 
 Which interval: one sample per problem gives independent samples, so Wilson's interval holds.
-Several samples of one problem are alike and Wilson, which counts them as independent, would be too
-narrow; then problems are resampled (bootstrap). `accuracy` chooses. See Miller, "Adding error bars to
+Several samples of one problem are correlated, and Wilson's interval, which treats them as independent, would
+be too narrow; then problems are resampled (bootstrap). `accuracy` chooses. See Miller, "Adding error bars to
 evals", arXiv:2411.00640.
 """
 
@@ -23,10 +23,10 @@ from hone.types import NOT_GRADED, Interval
 Array = npt.NDArray[np.float64]
 
 RESAMPLES = 10_000
-#: With fewer problems than this expected on one side of a share (all solved but three, say), resampling seldom draws
-#: them, and its percentiles covered the truth in 80 % of simulations instead of 95: then `score_interval` is used.
+#: With fewer problems than this on one side of a share (say, all but three solved), resampling seldom draws them, and
+#: its percentiles covered the truth in 80 % of simulations instead of 95: then `score_interval` is used.
 RARE = 10.0
-_CHUNK = 4_000_000  # cells of one resampled matrix held at once: 32 MB
+_CHUNK = 4_000_000  # elements of a resampled matrix in memory at once: 32 MB
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class Comparison:
     """Two conditions measured on the same problems."""
 
     difference: Interval  # mean of (after - before) per problem; n counts problems
-    p_value: float  # two-sided, of no difference
+    p_value: float  # two-sided; null hypothesis: no difference
     method: str  # "McNemar exact" | "sign-flip permutation"
 
 
@@ -68,7 +68,7 @@ def resampled_means(columns: Array, seed: int = 0, resamples: int = RESAMPLES) -
     rows = max(1, _CHUNK // p)
     parts = []
     for start in range(0, resamples, rows):
-        # How often each row was drawn; a product with these counts is one pass for all K columns.
+        # Counts of how often each row was drawn: one matrix product with them covers all K columns.
         size = min(rows, resamples - start)
         drawn = rng.integers(0, p, size=(size, p)) + np.arange(size)[:, None] * p
         counts = np.bincount(drawn.ravel(), minlength=size * p).reshape(size, p)
@@ -79,7 +79,7 @@ def resampled_means(columns: Array, seed: int = 0, resamples: int = RESAMPLES) -
 def clustered(groups: Sequence[Sequence[float]], confidence: float = 0.95, seed: int = 0) -> Interval:
     """Mean over problems of the mean over their samples; problems are resampled. n counts problems.
 
-    For values in 0..1 near the ends see `shares`.
+    For values in 0..1 see `shares`.
     """
     if not groups or any(len(group) == 0 for group in groups):
         raise ValueError("clustered: need at least one problem, and at least one sample of each")
@@ -91,26 +91,26 @@ def clustered(groups: Sequence[Sequence[float]], confidence: float = 0.95, seed:
 
 def shares(values: Array, confidence: float = 0.95, seed: int = 0) -> list[Interval]:
     """Mean of each column of values in 0..1, [P, K], one row per problem: percentile bootstrap over problems, the same
-    resamples for every column; where fewer than `RARE` problems are on one side, `score_interval`."""
+    resamples for every column; with fewer than `RARE` problems on one side, `score_interval`."""
     p = values.shape[0]
     centre = values.mean(axis=0)
     common = np.minimum(centre, 1.0 - centre) * p >= RARE
-    found = [score_interval(values[:, j], confidence) for j in range(values.shape[1])]
+    intervals = [score_interval(values[:, j], confidence) for j in range(values.shape[1])]
     if common.any():
         means = resampled_means(values[:, common], seed)
         low, high = np.quantile(means, [(1 - confidence) / 2, (1 + confidence) / 2], axis=0)
         for j, a, b in zip(np.flatnonzero(common), low, high, strict=True):
             mean = float(centre[j])
-            found[j] = Interval(mean, min(float(a), mean), max(float(b), mean), p)
-    return found
+            intervals[j] = Interval(mean, min(float(a), mean), max(float(b), mean), p)
+    return intervals
 
 
 def score_interval(values: Array, confidence: float = 0.95) -> Interval:
     """Wilson's interval with the effective number of problems, for the mean of values in 0..1.
 
-    n_eff = m (1 - m) / (s^2 / P) problems of 0 or 1 would have the variance that was seen, adjusted for its being an
-    estimate: (z / t_{P-1})^2 (Korn & Graubard 1998; Franco et al. 2019). Never more than P where fewer than 5 problems
-    are on one side, whose variance says nothing yet.
+    n_eff = m (1 - m) / (s^2 / P) problems of 0 or 1 would have the observed variance; (z / t_{P-1})^2 adjusts for
+    its being an estimate (Korn & Graubard 1998; Franco et al. 2019). At most P if fewer than 5 problems are on one
+    side, since their variance is unreliable.
     """
     from scipy.stats import norm, t
 
@@ -118,22 +118,22 @@ def score_interval(values: Array, confidence: float = 0.95) -> Interval:
     z = float(norm.ppf((1 + confidence) / 2))
     n = float(p)
     if p > 1 and values.var() > 0 and not np.isin(values, (0.0, 1.0)).all():
-        seen = m * (1 - m) * p / float(values.var(ddof=1)) * (z / float(t.ppf((1 + confidence) / 2, p - 1))) ** 2
-        n = min(seen, p) if min(m, 1 - m) * p < 5 else seen
+        effective = m * (1 - m) * p / float(values.var(ddof=1)) * (z / float(t.ppf((1 + confidence) / 2, p - 1))) ** 2
+        n = min(effective, p) if min(m, 1 - m) * p < 5 else effective
     centre = (m + z * z / (2 * n)) / (1 + z * z / n)
     half = z / (1 + z * z / n) * float(np.sqrt(m * (1 - m) / n + z * z / (4 * n * n)))
     return Interval(m, max(0.0, min(centre - half, m)), min(1.0, max(centre + half, m)), p)
 
 
 def accuracy(groups: Sequence[Sequence[float]], confidence: float = 0.95) -> Interval:
-    """The interval to report for 0/1 outcomes grouped by problem: Wilson if one sample each, else clustered."""
+    """The interval to report for 0/1 outcomes grouped by problem: Wilson with one sample each, else clustered."""
     if all(len(group) == 1 for group in groups) and all(group[0] in (0, 1) for group in groups):
         return wilson(int(sum(group[0] for group in groups)), len(groups), confidence)
     return clustered(groups, confidence)
 
 
 def outcomes(records: Iterable[Mapping[str, Any]]) -> dict[str, list[float]]:
-    """Problem id -> its samples as 1 (correct) or 0; a sample whose verifier failed is left out, never 0."""
+    """Problem id -> its samples as 1 (correct) or 0; samples whose verifier failed are excluded, not 0."""
     by_problem: dict[str, list[float]] = {}
     for record in records:
         if record["verdict"] not in NOT_GRADED:
@@ -159,7 +159,7 @@ def compare(
 
 
 def compare_records(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> Comparison | None:
-    """`compare` on the problems that both evaluations hold; None if there are none."""
+    """`compare` on the problems of both evaluations; None if they share no problem."""
     first, second = outcomes(before), outcomes(after)
     shared = sorted(first.keys() & second.keys())
     if not shared:
@@ -168,7 +168,7 @@ def compare_records(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping
 
 
 def _mcnemar(a: Array, b: Array) -> float:
-    """Of the problems that changed, as many up as down? An exact binomial test."""
+    """McNemar's exact test: a binomial test of whether as many problems improved as got worse."""
     from scipy.stats import binomtest
 
     up, down = int(((a == 0) & (b == 1)).sum()), int(((a == 1) & (b == 0)).sum())
@@ -176,7 +176,7 @@ def _mcnemar(a: Array, b: Array) -> float:
 
 
 def _sign_flip(difference: Array, seed: int) -> float:
-    """Without an effect each problem's difference is as likely to have either sign."""
+    """Permutation test: without an effect each problem's difference has either sign equally likely."""
     from scipy.stats import permutation_test
 
     if not difference.any():

@@ -1,8 +1,8 @@
-"""How a run is asked to stop, and how it ends then.
+"""Stopping a run by a signal, and how it then ends.
 
 Ctrl-C      the step in progress is finished and saved; exit code 130. A second one stops at once.
-SIGTERM     a machine is about to be taken away: what is finished is saved, and the process ends within a bound;
-            exit code 75 (EX_TEMPFAIL of sysexits.h: try again), so that a scheduler can start it again.
+SIGTERM     the machine is about to be taken away: finished work is saved, and the process ends within a time limit;
+            exit code 75 (EX_TEMPFAIL of sysexits.h: try again), so that a scheduler can restart it.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ import psutil
 
 from hone.base.visible import visible
 
-_leave = os._exit  # as it is now: it is replaced while a function of the user's runs (`no_exit` in hone.rewards)
+_leave = os._exit  # saved here: it is replaced while user functions run (`no_exit` in hone.rewards)
 
-#: Exit code after SIGTERM, saved or not: what is in the run folder can be gone on from.
+#: Exit code after SIGTERM, saved or not: the run folder can be resumed.
 EX_TEMPFAIL = 75
 
 
 class Interrupted(KeyboardInterrupt):
-    """The run was asked to stop and has saved; `--resume` goes on from there. Exit code 130, as for any Ctrl-C."""
+    """The run was stopped by the user and has saved; `--resume` continues it. Exit code 130, as for any Ctrl-C."""
 
     def __init__(self, step: int) -> None:
         super().__init__(f"stopped before step {step}, saved")
@@ -34,7 +34,7 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Preempted(SystemExit):
-    """As `Interrupted`, by SIGTERM."""
+    """Like `Interrupted`, but by SIGTERM."""
 
     def __init__(self, step: int) -> None:
         super().__init__(EX_TEMPFAIL)
@@ -45,14 +45,14 @@ class Preempted(SystemExit):
 
 
 class Stopping(BaseException):
-    """Leave the step in progress; nothing of it counts. Only the run itself catches it."""
+    """Abandon the step in progress. Only the run itself catches it."""
 
 
 class Stop:
-    """What the signals said to this process."""
+    """The signals that this process has received."""
 
     def __init__(self, within: float, speaks: bool) -> None:
-        """`within`: seconds from SIGTERM to the end; `speaks`: of several processes one does."""
+        """`within`: seconds from SIGTERM to the end; `speaks`: whether this process prints (one of several does)."""
         self.asked = False
         self.preempted = False
         self._within, self._speaks = within, speaks
@@ -68,7 +68,7 @@ class Stop:
                 signal.signal(number, handler)
 
     def cancel(self) -> None:
-        """The run has ended otherwise: no last resort."""
+        """Cancel the forced exit: the run has ended."""
         if self._last_resort is not None:
             self._last_resort.cancel()
 

@@ -1,8 +1,8 @@
-"""How the command line meets its surroundings: closed streams, characters that cannot be shown, a full disk, SIGTERM.
+"""The command line's environment: closed streams, characters that cannot be shown, a full disk, SIGTERM.
 
     prepare_streams()              # before anything is printed
     stop_at_once_on_sigterm()      # `hone train`, before anything slow is imported
-    disk_problem(error)            # what a full disk, or one that cannot be written to, did, in words; or None
+    disk_problem(error)            # a message for errors of the disk, else None
 
 Only the standard library is imported here.
 """
@@ -18,14 +18,12 @@ import signal
 import sys
 from typing import Any
 
-_leave = (
-    os._exit
-)  # as it is now: while a function of the user's runs, it is replaced (`hone.rewards.functions.no_exit`)
+_leave = os._exit  # saved here: it is replaced while user functions run (`hone.rewards.functions.no_exit`)
 
 #: Exit code after SIGTERM (EX_TEMPFAIL of sysexits.h: try again), as in `hone.base.stop`.
 EX_TEMPFAIL = 75
 
-#: What the surroundings can do to a file, and what to do about it. Not a missing file, which may be our own fault.
+#: File errors caused by the environment, and their remedies. A missing file is not among them: it may be our own bug.
 DISK = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the disk quota is used up", "free some space"),
@@ -46,7 +44,7 @@ DISK = {
 
 
 def disk_problem(error: BaseException) -> str | None:
-    """A message if `error`, or what it was raised from, is one of `DISK`; None if it is something else."""
+    """A message if `error` or one of its causes is in `DISK`, else None."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -60,7 +58,7 @@ def disk_problem(error: BaseException) -> str | None:
 
 
 def _errno(error: BaseException) -> int:
-    """Of an OSError; of the errors of Rust libraries (safetensors, tokenizers), which say it in their text; else 0."""
+    """errno of an OSError, or of an error of a Rust library (safetensors, tokenizers), from its text; else 0."""
     if isinstance(error, OSError):
         return error.errno or 0
     if type(error).__name__ == "SafetensorError" or type(error) is Exception:
@@ -73,7 +71,7 @@ def _errno(error: BaseException) -> int:
 
 
 class Lossy(io.TextIOWrapper):
-    """Text that is thrown away once there is no reader: a run does not end because its terminal has gone."""
+    """A text stream that drops output once it has no reader: a run survives the loss of its terminal."""
 
     def write(self, text: str) -> int:
         try:
@@ -95,15 +93,15 @@ class Lossy(io.TextIOWrapper):
 
 
 def prepare_streams(lossy_output: bool) -> None:
-    """Standard streams that can be written to: closed ones lead to /dev/null, and a character that a terminal cannot
-    show is escaped.
+    """Make the standard streams writable: closed ones lead to /dev/null, and characters that a terminal cannot show are
+    escaped.
 
-    `lossy_output`: standard output is not worth an end when its reader has gone; standard error never is.
+    `lossy_output`: drop standard output when its reader has gone, instead of failing; standard error always does so.
     """
     for number, mode in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
         try:
             os.fstat(number)
-        except OSError:  # closed: the next file that is opened would get its number, and what is printed would go there
+        except OSError:  # closed: the next opened file would get its number, and with it all output
             null = os.open(os.devnull, mode)
             if null != number:
                 os.dup2(null, number)
@@ -127,7 +125,7 @@ def prepare_streams(lossy_output: bool) -> None:
 
 
 def redirect(number: int) -> None:
-    """What is written to this stream from now on goes nowhere."""
+    """Discard everything written to this stream from now on."""
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, number)
     os.close(null)
@@ -137,10 +135,10 @@ def redirect(number: int) -> None:
 
 
 def stop_at_once_on_sigterm() -> None:
-    """Until a loop listens (`hone.base.stop`), SIGTERM ends the process with exit code 75.
+    """Until a loop handles it (`hone.base.stop`), SIGTERM ends the process with exit code 75.
 
-    Nothing is lost: every file of a run may be cut at any moment. What was started, such as a server, ends too. The
-    process ends here and not by an exception, which imports and callbacks of libraries would swallow.
+    Nothing is lost: a run may be cut at any moment. Child processes, such as servers, end too. The process exits here
+    instead of raising an exception, which imports and callbacks of libraries would swallow.
     """
 
     def leave(number: int, frame: object) -> None:
@@ -153,7 +151,7 @@ def stop_at_once_on_sigterm() -> None:
 
 
 def end_children() -> None:
-    """Ask everything that this process has started to end."""
+    """Send SIGTERM to all descendants of this process."""
     if "subprocess" not in sys.modules and "multiprocessing" not in sys.modules:
         return
     import psutil

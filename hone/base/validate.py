@@ -1,4 +1,4 @@
-"""From raw values to a recipe, and from what is wrong with them to lines that a user can act on.
+"""Validate raw values into a recipe, and explain problems in lines that a user can act on.
 
     recipe = validate(Recipe, read("recipe.yaml"))    # or ConfigError
 
@@ -24,10 +24,10 @@ from hone.base.settings import ConfigError, Layer, Place, Section, show
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-#: What papers and other programs call a value: one that is not allowed is pointed to ours.
+#: Values by their names in papers and other programs -> our name, for suggestions.
 ALSO_CALLED = {"ppo": "gae", "reinforce++": "reinforce_pp", "reinforce++-baseline": "reinforce_pp_baseline"}
 
-#: What other programs call a setting: an unknown key of this name is pointed to ours.
+#: Settings by their names in other programs -> our key, for suggestions.
 KNOWN_AS = {
     "learning_rate": "optim.lr",
     "weight_decay": "optim.weight_decay",
@@ -79,12 +79,12 @@ ALLOWED = {
 
 
 def impossible(key: str, message: str) -> PydanticCustomError:
-    """For validators: what to raise when `key` (dotted, from the validated section) cannot be as it is."""
+    """For validators: the error to raise for an impossible value of `key` (dotted, from the validated section)."""
     return PydanticCustomError("impossible", "{message}", {"key": key, "message": message})
 
 
 def validate(model: type[SectionT], layer: Layer) -> SectionT:
-    """The one validation. Strict: text is not a number, true is not 1; as JSON, where a list is a tuple."""
+    """The only validation. Strict: text is not a number, true is not 1; as JSON, so that lists become tuples."""
     try:
         return model.model_validate_json(json.dumps(layer.data), strict=True)
     except ValidationError as error:
@@ -93,12 +93,12 @@ def validate(model: type[SectionT], layer: Layer) -> SectionT:
 
 def explain(error: ValidationError, model: type[BaseModel], layer: Layer) -> list[str]:
     """One line per problem, in the order of the file."""
-    found: dict[Place, list[ErrorDetails]] = {}
+    by_place: dict[Place, list[ErrorDetails]] = {}
     for detail in error.errors(include_url=False):
-        found.setdefault(_place(detail, layer.data), []).append(detail)
-    # Of a union's alternatives the one that got further in is the one that was meant.
-    outer = {path[:n] for path in found for n in range(len(path))}
-    kept = {p: d for p, d in found.items() if p not in outer or not all(_is_type(x) for x in d)}
+        by_place.setdefault(_place(detail, layer.data), []).append(detail)
+    # Of a union's alternatives, the one whose error is deepest was meant.
+    outer = {path[:n] for path in by_place for n in range(len(path))}
+    kept = {p: d for p, d in by_place.items() if p not in outer or not all(_is_type(x) for x in d)}
     lines = [_line(path, details, model, layer) for path, details in kept.items()]
     return sorted(lines, key=lambda line: [int(part) if part.isdecimal() else -1 for part in line.split(":")[1:2]])
 
@@ -108,18 +108,18 @@ def _is_type(detail: ErrorDetails) -> bool:
 
 
 def _place(detail: ErrorDetails, data: Any) -> Place:
-    """Where in the raw values an error is: pydantic's location without the tags of unions."""
+    """The path of an error in the raw values: pydantic's location without union tags."""
     path: list[str | int] = []
     loc = detail["loc"]
     for n, key in enumerate(loc):
-        there = key in data if isinstance(data, dict) else isinstance(data, list) and key in range(len(data))
-        if there:
+        exists = key in data if isinstance(data, dict) else isinstance(data, list) and key in range(len(data))
+        if exists:
             data = data[key]
         elif not (n == len(loc) - 1 and detail["type"] == "missing"):
             continue
         path.append(key)
     if detail["type"] in ("union_tag_invalid", "union_tag_not_found"):
-        path.append("name")  # what selects a member of a union, everywhere
+        path.append("name")  # the discriminator of every union
     return tuple(path)
 
 
@@ -175,7 +175,7 @@ def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
 
 
 def nest(key: str) -> str:
-    """What to write in a file for `a.b`, which is how overrides write it: `a: {b: ...}`."""
+    """A message with the form in files, `a: {b: ...}`, of an override's key `a.b`."""
     *outer, last = key.split(".")
     nested = "".join(f"{part}: {{" for part in outer) + f"{last}: ..." + "}" * len(outer)
     return f"keys with dots are for the command line; write {nested}"
@@ -232,7 +232,7 @@ def _hint(detail: ErrorDetails, path: Place, model: type[BaseModel], layer: Laye
 
 
 def without_defaults(data: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """Raw values less those that say what the default says anyway."""
+    """Raw values without those that equal the default."""
     result: dict[str, Any] = {}
     for key, value in data.items():
         info, sections = model.model_fields.get(key), _sections_at(model, (key,), data)
@@ -250,7 +250,7 @@ def without_defaults(data: dict[str, Any], model: type[BaseModel]) -> dict[str, 
 def _without_followed(
     result: dict[str, Any], data: dict[str, Any], place: tuple[str, ...], other: tuple[str, ...]
 ) -> None:
-    """In `result`: of the section at `place`, whose default is the section at `other`, only the keys that differ."""
+    """In `result`, keep only the keys of the section at `place` that differ from its default, the one at `other`."""
     own, followed = (_at(data, path) for path in (place, other))
     if own is None or followed is None:
         return
@@ -261,15 +261,15 @@ def _without_followed(
 
 
 def _at(data: Any, path: Place) -> dict[str, Any] | None:
-    """The mapping at `path`, if there is one."""
+    """The mapping at `path`, or None."""
     for key in path:
         data = data.get(key) if isinstance(data, dict) else None
     return data if isinstance(data, dict) else None
 
 
 def with_defaults(stored: dict[str, Any], model: type[BaseModel]) -> dict[str, Any]:
-    """A resolved recipe with what was added to the settings since, at its default. One that is none any more, since a
-    setting has gone, stays as it is."""
+    """A resolved recipe with settings added since then at their defaults. A recipe that no longer validates (a setting
+    was removed) is returned unchanged."""
     try:
         return model.model_validate(without_defaults(stored, model)).model_dump(mode="json")
     except ValidationError:
@@ -280,14 +280,14 @@ def with_defaults(stored: dict[str, Any], model: type[BaseModel]) -> dict[str, A
 
 
 def _sections(annotation: Any) -> list[type[BaseModel]]:
-    """The sections that a field can hold: of an Optional one, of a union several."""
+    """The sections that a field can hold: one for an Optional, several for a union."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
     return [section for argument in get_args(annotation) for section in _sections(argument)]
 
 
 def _sections_at(model: type[BaseModel], path: Place, data: Any) -> list[type[BaseModel]]:
-    """The sections that may stand at `path`; of a union only the one that `name` selects, if it does."""
+    """The sections allowed at `path`; for a union only the one that `name` selects, if any."""
     current: list[type[BaseModel]] = [model]
     for key in path:
         if isinstance(key, str):
@@ -306,7 +306,7 @@ def _field_at(model: type[BaseModel], path: Place, data: Any) -> FieldInfo | Non
 
 
 def _names(section: type[BaseModel]) -> tuple[str, ...]:
-    """What `name` selects this section."""
+    """The values of `name` that select this section."""
     info = section.model_fields.get("name")
     return (
         (section.name_prefix,)

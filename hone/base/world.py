@@ -1,15 +1,15 @@
-"""World: which of the processes of a run this is, and what they share. One process is the trivial case.
+"""World: this process's place among the processes of a run, and their communication. One process is the trivial case.
 
     world = World.from_env(recipe.parallel)     # reads RANK, WORLD_SIZE, LOCAL_RANK, MASTER_ADDR, MASTER_PORT
-    mine = world.share(problems)                # this process's part; `gather` puts the parts together again
+    part = world.share(problems)                # this process's part; `gather` is the inverse
 
-Every process runs the same loop on the same seed. Work is divided where it is slow (sampling, rewards, forward and
-backward passes) and put together at once, so that everything in between, and everything that is written down, is that
-of one process. Only the first process writes files.
+Every process runs the same loop with the same seed. Slow work (sampling, rewards, forward and backward passes) is
+divided and its results are gathered immediately, so that everything else, including what is written, is the same as
+with one process. Only the first process writes files.
 
 Ranks count tensor parts first, then shards, then replicas: with replicate 2, shard 2, tensor 2 the ranks 0 and 1 work
 on the same samples, 0 and 2 hold different parts of one copy, 0 and 4 the same part of different copies. Processes of
-one machine follow each other, so what talks most is closest.
+one machine have consecutive ranks, so that those that communicate most are closest.
 """
 
 from __future__ import annotations
@@ -41,22 +41,22 @@ T = TypeVar("T")
 #: Dimensions of the mesh, in the order of the ranks.
 DIMS = ("replicate", "shard", "tensor")
 
-#: Addresses at which only this machine is heard.
+#: Addresses that only this machine can reach.
 LOOPBACK = ("127.0.0.1", "localhost")
 
-#: Elements that are summed over processes in one call.
+#: Number of elements that one all-reduce sums.
 BUCKET = 1 << 25
 
 
 class ProcessLost(UserError):
-    """Another process of the run has ended, or does not come within the time allowed."""
+    """Another process of the run has ended or did not arrive in time."""
 
     exit_code = PEER_LOST
 
 
 @dataclass(frozen=True)
 class World:
-    """`rank` of `size` processes. Ranks of one tensor-parallel group follow each other."""
+    """Process `rank` of `size`. The ranks of a tensor-parallel group are consecutive."""
 
     rank: int = 0
     size: int = 1
@@ -64,15 +64,15 @@ class World:
     shard: int = 1  # processes that hold one copy of the weights together, each with its own samples
     mesh: DeviceMesh | None = None  # [replicate, shard, tensor]; None: one process
     control: ProcessGroup | None = None  # all processes, on the CPU: objects and barriers
-    writing: ProcessGroup | None = None  # the same for a thread beside the loop, which writes checkpoints
-    timeout: float = 1800.0  # seconds that a process waits for the others, at most
+    writing: ProcessGroup | None = None  # likewise, for the thread that writes checkpoints
+    timeout: float = 1800.0  # seconds that a process waits for the others at most
 
     @classmethod
     def from_env(cls, parallel: ParallelConfig) -> World:
-        """Meet the other processes. May be called again, for the layout of another stage.
+        """Connect to the other processes. May be called again for the layout of another stage.
 
-        Raises UserError if there are other processes than `parallel` says, or fewer devices, ProcessLost if they do
-        not come within `parallel.timeout`.
+        Raises UserError if the number of processes differs from `parallel` or there are too few devices, ProcessLost if
+        they do not all arrive within `parallel.timeout`.
         """
         size = int(os.environ.get("WORLD_SIZE", "1"))
         if size != parallel.processes:
@@ -95,17 +95,17 @@ class World:
 
     @property
     def main(self) -> bool:
-        """Whether this process writes the run folder and speaks to the user."""
+        """Whether this process writes the run folder and prints to the terminal."""
         return self.rank == 0
 
     @property
     def data(self) -> int:
-        """Parts that the samples of an update are divided into."""
+        """Number of parts into which the samples of an update are divided."""
         return self.size // self.tensor
 
     @property
     def data_rank(self) -> int:
-        """Which of these parts is this process's."""
+        """The index of this process's part."""
         return self.rank // self.tensor
 
     @property
@@ -115,29 +115,29 @@ class World:
 
     @property
     def is_sharded(self) -> bool:
-        """Whether a process holds less than all of the weights."""
+        """Whether each process holds only part of the weights."""
         return self.shard * self.tensor > 1
 
     # --- sharing ------------------------------------------------------------------------------
 
     def share(self, items: Sequence[T]) -> list[T]:
-        """This process's part of `items`: a run of neighbours, parts differ by one at most."""
+        """This process's contiguous part of `items`; the sizes of parts differ by at most one."""
         cuts = [len(items) * r // self.size for r in (self.rank, self.rank + 1)]
         return list(items[cuts[0] : cuts[1]])
 
-    def gather(self, mine: Sequence[T], what: str = "results") -> list[T]:
+    def gather(self, local: Sequence[T], what: str = "results") -> list[T]:
         """The items of all processes, in the order of the ranks; every process gets them all."""
         if self.size == 1:
-            return list(mine)
+            return list(local)
         parts: list[Any] = [None] * self.size
         with self.waiting(what):
-            dist.all_gather_object(parts, list(mine), group=self.control)
+            dist.all_gather_object(parts, list(local), group=self.control)
         return [item for part in parts for item in part]
 
     def on_main(self, call: Callable[[], T], what: str = "the first process", patient: bool = False) -> T:
-        """What the first process returns, on every one; an error of the user's or of the disk is raised on each.
+        """Run `call` on the first process and return its result on all; a UserError or OSError is raised on all.
 
-        `patient`: the call has bounds of its own, and the others wait for longer than `timeout` while it is at work.
+        `patient`: the call has its own time limit, and the others wait for it beyond `timeout`.
         """
         if self.size == 1:
             return call()
@@ -146,30 +146,30 @@ class World:
             with self._at_work() if patient else nullcontext():
                 try:
                     answer[0] = call()
-                except (UserError, OSError) as error:  # known to all, so that nobody waits for one that has ended
+                except (UserError, OSError) as error:  # raised on all: none waits for a process that has ended
                     answer[1] = error
         with self.waiting(what):
-            told = self._tell(answer)
-            while told is None:
-                told = self._tell(answer)
-        if told[1] is not None:
-            raise told[1]
-        result: T = told[0]
+            reply = self._tell(answer)
+            while reply is None:
+                reply = self._tell(answer)
+        if reply[1] is not None:
+            raise reply[1]
+        result: T = reply[0]
         return result
 
     def _tell(self, answer: list[Any] | None) -> list[Any] | None:
-        """From the first process to all: an answer; None: not yet."""
-        told = [answer]
-        dist.broadcast_object_list(told, src=0, group=self.control)
-        return told[0]
+        """Broadcast an answer from the first process; None: not ready yet."""
+        message = [answer]
+        dist.broadcast_object_list(message, src=0, group=self.control)
+        return message[0]
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Meanwhile the others, who wait for an answer, hear that there will be one."""
+        """Inside, periodically tell the waiting processes that the answer is still to come."""
         done = threading.Event()
 
         def say() -> None:
-            with contextlib.suppress(RuntimeError):  # one is gone: the answer will find the same
+            with contextlib.suppress(RuntimeError):  # a process is gone: sending the answer fails too
                 while not done.wait(self.timeout / 3):
                     self._tell(None)
 
@@ -181,12 +181,8 @@ class World:
             done.set()
             thread.join()
 
-    def any(self, flag: bool, what: str = "a decision") -> bool:
-        """Whether the flag is set on any process."""
-        return any(self.gather([flag], what))
-
     def barrier(self, name: str) -> None:
-        """Wait until every process is here. Raises ProcessLost, which names `name` and the missing process."""
+        """Wait until all processes arrive. Raises ProcessLost, which names `name` and the missing process."""
         if self.size > 1:
             with self.waiting(name):
                 dist.monitored_barrier(self.control, wait_all_ranks=True)
@@ -204,7 +200,7 @@ class World:
                         t.copy_(part.view_as(t))
 
     def close(self) -> None:
-        """Part from the other processes; then there are none."""
+        """Disconnect from the other processes."""
         if self.size > 1 and dist.is_initialized():
             _control.cache_clear()
             _mesh.cache_clear()
@@ -212,10 +208,10 @@ class World:
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
-        """Around a wait for the others, for `what`: raises ProcessLost where torch finds that one has gone."""
+        """Wrap a wait for the other processes, for `what`: raises ProcessLost if torch detects that one is gone."""
         try:
             yield
-        except RuntimeError as error:  # torch's own, for a connection that closed and for a time-out
+        except RuntimeError as error:  # torch's error for a closed connection or a time-out
             if self.size == 1:
                 raise
             reason = str(error).strip().splitlines()[0]
@@ -231,14 +227,14 @@ ALONE = World()
 
 
 def _meet(rank: int, size: int, timeout: float) -> str:
-    """Begin the process group, unless it has begun; returns the kind of device. Raises UserError, ProcessLost."""
+    """Initialise the process group if needed; returns the type of device. Raises UserError, ProcessLost."""
     cuda, wait = torch.cuda.is_available(), datetime.timedelta(seconds=timeout)
     if not dist.is_initialized():
         local = int(os.environ.get("LOCAL_RANK", "0"))
         if cuda and local >= torch.cuda.device_count():
             raise UserError(
                 f"process {rank} of {size} is number {local} on its machine, which has {torch.cuda.device_count()} "
-                "devices: start at most so many processes there, each has a device of its own"
+                "devices: start at most that many processes there, since each needs its own device"
             )
         if cuda:
             torch.cuda.set_device(local)
@@ -250,7 +246,7 @@ def _meet(rank: int, size: int, timeout: float) -> str:
                 world_size=size,
                 timeout=wait,
             )
-        except (RuntimeError, ValueError, OSError) as error:  # no such host or port, not all came, no variable
+        except (RuntimeError, ValueError, OSError) as error:  # wrong host or port, missing processes or variables
             where = f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
             reason = str(error).strip().splitlines()[0]
             raise ProcessLost(
@@ -260,8 +256,8 @@ def _meet(rank: int, size: int, timeout: float) -> str:
 
 
 def _store(rank: int, size: int, wait: datetime.timedelta) -> Any:
-    """Where the processes find each other; None: torch's own store, which listens at every address, as it must for
-    other machines. Under torchrun the agent's, else on one machine our own: the first process listens on loopback."""
+    """The store through which the processes connect. Under torchrun it is the agent's; on one machine ours, with the
+    first process listening on loopback; else None: torch's default, which listens on every address."""
     host, port = os.environ.get("MASTER_ADDR"), os.environ.get("MASTER_PORT", "")
     stores: Any = dist  # torch declares them in its compiled part
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and host and port.isdecimal():
@@ -269,20 +265,20 @@ def _store(rank: int, size: int, wait: datetime.timedelta) -> Any:
         return _of_this_attempt(agents, rank, size, wait)
     if host not in LOOPBACK or not port.isdecimal():
         return None
-    heard = socket.create_server((LOOPBACK[0], int(port)), backlog=size).detach() if rank == 0 else None
+    listener = socket.create_server((LOOPBACK[0], int(port)), backlog=size).detach() if rank == 0 else None
     return stores.PrefixStore(
-        "hone", stores.TCPStore(LOOPBACK[0], int(port), size, rank == 0, wait, master_listen_fd=heard)
+        "hone", stores.TCPStore(LOOPBACK[0], int(port), size, rank == 0, wait, master_listen_fd=listener)
     )
 
 
 def _of_this_attempt(store: Any, rank: int, size: int, wait: datetime.timedelta) -> Any:
-    """The agent's store under a prefix of its own for this attempt.
+    """The agent's store with a prefix that is unique to this attempt.
 
-    torchrun keeps the store when it starts workers again, with the addresses of those that have died. Its
-    TORCHELASTIC_RESTART_COUNT cannot be the prefix: an agent counts the failures of its own workers only, so machines
-    differ. So the first process numbers the attempt and answers each process that asks under a number of its own;
-    answers to processes that have died are never read again.
-    Raises RuntimeError, as torch does, if not all processes come within `wait`.
+    When torchrun restarts workers, it keeps the store with the addresses of dead ones. TORCHELASTIC_RESTART_COUNT
+    cannot be the prefix: an agent counts only failures of its own workers, so machines differ. So the first process
+    numbers the attempt, and each other process requests that number under a unique key; replies to dead processes are
+    never read.
+    Raises RuntimeError, as torch does, if not all processes arrive within `wait`.
     """
     if rank:
         question = f"hone/questions/{store.add('hone/questions', 1)}"
@@ -294,7 +290,7 @@ def _of_this_attempt(store: Any, rank: int, size: int, wait: datetime.timedelta)
         answered, end = 0, time.monotonic() + wait.total_seconds()
         while (ready := store.add(f"{attempt}/ready", 0)) < size - 1:
             if time.monotonic() > end:
-                raise RuntimeError(f"{ready + 1} of {size} processes came within {wait.total_seconds():g} s")
+                raise RuntimeError(f"{ready + 1} of {size} processes arrived within {wait.total_seconds():g} s")
             questions = store.add("hone/questions", 0)
             for number in range(answered + 1, questions + 1):
                 store.set(f"hone/questions/{number}", attempt)
@@ -313,12 +309,12 @@ def _mesh(kind: str, shape: tuple[int, ...]) -> DeviceMesh:
 
 @cache
 def _control(timeout: float, user: str) -> ProcessGroup:
-    """One for each user: collectives of two threads must not meet."""
+    """A separate group per user: collectives of two threads must not mix."""
     return dist.new_group(backend="gloo", timeout=datetime.timedelta(seconds=timeout))
 
 
 def _buckets(tensors: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
-    """Tensors of one dtype, about `BUCKET` elements together."""
+    """Group tensors of one dtype into buckets of about `BUCKET` elements."""
     for dtype in dict.fromkeys(t.dtype for t in tensors):
         bucket: list[torch.Tensor] = []
         for t in (t for t in tensors if t.dtype == dtype):

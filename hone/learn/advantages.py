@@ -6,8 +6,8 @@ the values of a value head: `gae_advantages`. The loop calls `advantages`, once 
 
     samples = with_advantages(samples, advantages(groups, algo))
 
-A reward of NaN means that the verifier failed: such a sample has no part in any mean or standard
-deviation, and its own advantage is 0. Worked example, `grpo` on one group of three samples with
+A reward of NaN means that the verifier failed: such a sample is excluded from every mean and standard
+deviation, and its advantage is 0. Worked example, `grpo` on one group of three samples with
 2, 1 and 3 tokens: rewards [1, 0, NaN] have mean 0.5 and standard deviation 0.7071, so
 
     advantages = [[0.7071, 0.7071], [-0.7071], [0, 0, 0]]
@@ -30,7 +30,7 @@ PerToken = list[list[FloatArray]]  # [P][G] arrays [Lc]
 GlobalSum = Callable[[Array], Array]
 
 EPS = 1e-6
-#: A group whose rewards differ by less than this says nothing about which sample was better.
+#: Rewards of a group that differ by less than this count as equal.
 SAME_REWARD = 1e-8
 
 
@@ -72,7 +72,7 @@ def rloo(rewards: Array) -> Array:
 def reinforce_pp(
     rewards: list[Array], lengths: list[list[int]], penalties: PerToken, global_sum: GlobalSum
 ) -> PerToken:
-    """Reward to go less the penalties to come, whitened over all tokens of the batch.
+    """Reward-to-go minus the remaining penalties, whitened over all tokens of the batch.
 
     Hu et al., REINFORCE++, arXiv:2501.03262.
     """
@@ -87,7 +87,7 @@ def reinforce_pp(
 def reinforce_pp_baseline(
     rewards: list[Array], lengths: list[list[int]], penalties: PerToken, global_sum: GlobalSum
 ) -> PerToken:
-    """As `reinforce_pp`, with the mean of its own group taken off each reward first.
+    """As `reinforce_pp`, after subtracting its group's mean from each reward.
 
     Hu et al., REINFORCE++, arXiv:2501.03262, the variant with a group baseline.
     """
@@ -106,7 +106,7 @@ def reward_to_go(reward: float, length: int, penalty: npt.NDArray[Any]) -> Array
 def gae(rewards: Array, values: Array, gamma: float, lam: float) -> Array:
     """Generalised advantages of one sequence -> [L]; the targets of the value head are these + values.
 
-    Schulman et al., arXiv:1506.02438. Nothing follows the last token, also of an answer that was cut: its value is 0.
+    Schulman et al., arXiv:1506.02438. The value after the last token is 0, even for a truncated answer.
     """
     if rewards.shape != values.shape or rewards.ndim != 1:
         raise ValueError(f"gae: rewards {rewards.shape} and values {values.shape} must be the same [L]")
@@ -133,7 +133,7 @@ def gae_advantages(
     """PPO's advantages, whitened over all tokens of the batch, and the targets of the value head; both [P][G] of [Lc].
 
     rewards [P][G] (NaN: not graded), values [P][G][Lc], penalties [P][G][Lc] (KL times its coefficient). The reward
-    comes with the last token, and nothing follows it. Schulman et al., arXiv:1707.06347.
+    comes with the last token, after which the value is 0. Schulman et al., arXiv:1707.06347.
     """
     _check(rewards, [[len(value) for value in group] for group in values], penalties)
     raw: list[list[Array]] = []
@@ -185,14 +185,14 @@ def group_advantages(
 ) -> PerToken:
     """The same from plain arrays: rewards [P][G] (NaN: not graded), lengths [P][G] in tokens.
 
-    Batch-level methods whiten over all ranks through `global_sum`, which every rank must then call
-    equally often: call this on every rank, with no groups if need be.
+    Batch-level methods whiten over all ranks through `global_sum`, a collective: call this on every rank,
+    even with no groups.
     """
     sizes = [list(map(int, group)) for group in lengths]
     _check(rewards, sizes, kl)
     coef = algo.kl.coef if algo.kl.place == "reward" else 0.0
     if coef and kl is None:
-        raise ValueError('kl.place is "reward" but no per-token kl was given; compute reference log-probs first')
+        raise ValueError('kl.place is "reward" but kl is None; compute reference log-probs first')
     penalties: PerToken = [
         [
             np.zeros(n, np.float32) if kl is None or not coef else (coef * kl[p][g]).astype(np.float32)
@@ -203,7 +203,7 @@ def group_advantages(
     totals = [np.asarray(group, dtype=np.float64) for group in rewards]
     if algo.advantage in BATCH_LEVEL:
         return BATCH_LEVEL[algo.advantage](totals, sizes, penalties, global_sum)
-    # One number per sample: the whole penalty of a sequence comes off its reward.
+    # One number per sample: the summed penalty of a sequence is subtracted from its reward.
     totals = [
         group - np.array([p.sum(dtype=np.float64) for p in penalty])
         for group, penalty in zip(totals, penalties, strict=True)
@@ -214,7 +214,7 @@ def group_advantages(
             np.where(np.isnan(group), group, 0.0) if is_zero_variance(np.asarray(raw, dtype=np.float64)) else group
             for group, raw in zip(totals, rewards, strict=True)
         ]
-    # A lone sample whose siblings were not graded teaches nothing; sampling one per prompt is a mistake.
+    # Where every group has one sample the method decides (rloo raises); a lone graded one among ungraded gets 0.
     lone = all(len(group) == 1 for group in totals)
     per_sample = [_ignoring_ungraded(GROUP_LEVEL[algo.advantage], group, allow_lone=lone) for group in totals]
     return [
@@ -229,7 +229,7 @@ def group_rewards(group: Group) -> Array:
 
 
 def is_zero_variance(rewards: npt.NDArray[Any]) -> bool:
-    """True if no sample of the group did better than another, so that the group carries no gradient."""
+    """True if all graded samples have the same reward, so that the group has no gradient."""
     graded = rewards[_scored(rewards)]
     return len(graded) < 2 or float(np.ptp(graded)) < SAME_REWARD
 
@@ -250,7 +250,7 @@ def _scored(rewards: npt.NDArray[Any]) -> npt.NDArray[np.bool_]:
 
 
 def _ignoring_ungraded(method: Callable[[Array], Array], rewards: Array, allow_lone: bool) -> Array:
-    """`method` on the graded samples; exactly 0, without rounding, where it has nothing to compare."""
+    """Apply `method` to the graded samples; exactly 0, without rounding, if there is nothing to compare."""
     result, graded = np.zeros(len(rewards)), _scored(rewards)
     if not is_zero_variance(rewards) or (graded.any() and allow_lone):
         result[graded] = method(rewards[graded])
@@ -276,7 +276,7 @@ def _check(
         if group.shape != (len(counts),):
             raise ValueError(f"group {p}: rewards have shape {group.shape}, but there are {len(counts)} lengths")
         if np.isinf(group).any():
-            raise ValueError(f"group {p}: rewards {group.tolist()} are not finite (NaN alone means: not graded)")
+            raise ValueError(f"group {p}: rewards {group.tolist()} must be finite, or NaN for not graded")
         if kl is None:
             continue
         for g, (values, n) in enumerate(zip(kl[p], counts, strict=True)):

@@ -33,10 +33,10 @@ Packer = Callable[..., list[MicroBatch]]  # (samples, weights, **per token) -> m
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """All that one step trains on, ready for `Policy.update`."""
+    """Everything that one step trains on, ready for `Policy.update`."""
 
     samples: tuple[Sample, ...]  # [S] of all groups in order, with advantages
-    minibatches: tuple[tuple[MicroBatch, ...], ...]  # one per update; samples that cannot teach are left out
+    minibatches: tuple[tuple[MicroBatch, ...], ...]  # one per update, without samples that have no gradient
     metrics: Mapping[str, float] = field(default_factory=dict)  # what the signal adds to the step's row
 
 
@@ -50,53 +50,53 @@ def prepare(
 ) -> Batch:
     """Everything between rewards and the update. `packer` is `hone.learn.pack.pack` with its settings.
 
-    Old log-probs are computed only when several updates make them differ from the current ones, and then for samples
-    that teach something, reference log-probs only when a KL penalty needs them, values only for a value head.
+    Old log-probs are computed only if several updates make them differ from the current ones, and then only for
+    samples with a gradient; reference log-probs only if a KL penalty needs them; values only for a value head.
     """
     if not groups:
         return Batch((), ())
     samples = [s for group in groups for s in to_samples(group)]
 
-    def scored_by(model: PreTrainedModel, wanted: Sequence[int] | None = None) -> list[FloatArray]:
+    def logprobs_of(model: PreTrainedModel, wanted: Sequence[int] | None = None) -> list[FloatArray]:
         forward = partial(frozen_logprobs, model, temperature=sampling.temperature, world=policy.world)
         return per_sample(samples, forward, packer, wanted)
 
     ref = None
     if reference is not None and algo.kl.coef:
         with adapter_off(reference):  # with an adapter the reference is the policy without it, not a second copy
-            ref = scored_by(reference)
+            ref = logprobs_of(reference)
     several, old = algo.updates_per_rollout > 1, None
     penalised = ref is not None and algo.kl.place == "reward"
     if several and (penalised or algo.needs_every_sample):
-        old = scored_by(policy.model)
-    broken: set[int] = set()  # samples of which the model says something that is not finite
+        old = logprobs_of(policy.model)
+    broken: set[int] = set()  # samples with a non-finite log-prob or value
     kl = None
     if ref is not None and penalised:
-        now = old or scored_by(policy.model)
-        each = [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)]
-        kl = by_group(groups, _without_broken(each, broken))
-    given = {"old_logprobs": old, "ref_logprobs": ref}
+        now = old or logprobs_of(policy.model)
+        penalties = [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)]
+        kl = by_group(groups, _without_broken(penalties, broken))
+    per_token = {"old_logprobs": old, "ref_logprobs": ref}
     if algo.advantage == "gae":
         values = _without_broken(per_sample(samples, policy.values, packer), broken)
-        judged, targets = ppo_advantages(groups, by_group(groups, values), algo, kl)
-        given |= {"old_values": values, "value_targets": [t for group in targets for t in group]}
+        by_token, targets = ppo_advantages(groups, by_group(groups, values), algo, kl)
+        per_token |= {"old_values": values, "value_targets": [t for group in targets for t in group]}
     else:
-        judged = advantages(groups, algo, kl)
-    flat = [a for group in judged for a in group]
-    # Their loss is not finite either: the update is skipped, and the guard names them.
+        by_token = advantages(groups, algo, kl)
+    flat = [a for group in by_token for a in group]
+    # NaN advantages make the loss non-finite too, so the update is skipped and the guard names these samples.
     samples = with_advantages(samples, [np.full_like(a, np.nan) if i in broken else a for i, a in enumerate(flat)])
-    if several and old is None:  # of samples that are left out nobody asks them
-        given["old_logprobs"] = scored_by(policy.model, [i for i, s in enumerate(samples) if s.advantages.any()])
+    if several and old is None:  # samples without a gradient do not need them
+        per_token["old_logprobs"] = logprobs_of(policy.model, [i for i, s in enumerate(samples) if s.advantages.any()])
     members = updates_of(groups, algo)
-    updates = minibatches(members, samples, algo, sampling.max_tokens, packer, **given)
+    updates = minibatches(members, samples, algo, sampling.max_tokens, packer, **per_token)
     return Batch(tuple(samples), tuple(tuple(u) for u in updates))
 
 
 def updates_of(groups: Sequence[Group], algo: AlgoConfig, graded: bool = True) -> list[list[int]]:
-    """The numbers of the samples of each update; whole groups, dealt out in turn.
+    """The indices of the samples of each update; whole groups are assigned to updates in turn.
 
-    Samples whose verifier failed are no part of the batch where their grade matters (`graded`), and truncated ones are
-    not where `mask_truncated` says so.
+    Left out are samples whose verifier failed, if their grade matters (`graded`), and, with `mask_truncated`,
+    truncated ones.
     """
     places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.rollouts))]
     updates: list[list[int]] = [[] for _ in range(algo.updates_per_rollout)]
@@ -116,10 +116,10 @@ def minibatches(
     packer: Packer,
     **per_token: PerSample | None,
 ) -> list[list[MicroBatch]]:
-    """One list of micro-batches per update, of the samples with these numbers.
+    """One list of micro-batches per update, from the indices of its samples.
 
-    Denominators are those of the whole update: they count the samples that carry no gradient too, so that leaving
-    those out of the computation changes nothing.
+    Denominators are those of the whole update: they also count samples without a gradient, so that skipping the
+    computation of those changes nothing.
     """
     packed = []
     for members in updates:
@@ -127,9 +127,9 @@ def minibatches(
         weights = dict(zip(members, token_weights(lengths, algo.reduction, max_tokens), strict=True))
         # A zero advantage gives a zero policy gradient.
         kept = [i for i in members if algo.needs_every_sample or samples[i].advantages.any()]
-        given = {name: [values[i] for i in kept] for name, values in per_token.items() if values is not None}
+        fields = {name: [values[i] for i in kept] for name, values in per_token.items() if values is not None}
         if kept:
-            packed.append(packer([samples[i] for i in kept], [weights[i] for i in kept], ids=kept, **given))
+            packed.append(packer([samples[i] for i in kept], [weights[i] for i in kept], ids=kept, **fields))
     return packed
 
 
@@ -139,9 +139,9 @@ def per_sample(
     packer: Packer,
     wanted: Sequence[int] | None = None,
 ) -> list[FloatArray]:
-    """[S] arrays [Lc] of what `forward` says of each trained token: it maps micro-batches to arrays [N].
+    """[S] arrays [Lc]: the value of each trained token from `forward`, which maps micro-batches to arrays [N].
 
-    `wanted`: the samples to ask it of, by number; the others have zeros. None: all.
+    `wanted`: indices of the samples to compute, the others get zeros; None: all.
     """
     chosen = list(range(len(samples)) if wanted is None else wanted)
     result: list[FloatArray] = [np.zeros(int(s.trained.sum()), np.float32) for s in samples]
@@ -171,7 +171,7 @@ def ppo_advantages(
 
 
 def _without_broken(values: Sequence[FloatArray], broken: set[int]) -> list[FloatArray]:
-    """The arrays, zeros where one is not finite; the number of such a sample goes into `broken`."""
+    """Replace arrays that are not finite by zeros, and add their indices to `broken`."""
     broken |= {i for i, array in enumerate(values) if not np.isfinite(array).all()}
     return [np.zeros_like(array) if i in broken else array for i, array in enumerate(values)]
 

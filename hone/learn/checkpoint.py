@@ -1,14 +1,14 @@
-"""Checkpoints: copied to memory at once, written in a thread beside the loop; aside, synced, renamed, with checksums.
+"""Checkpoints: copied to memory, then written in a background thread: to a side folder, synced, renamed, checksummed.
 
     checkpoints/step_000010/
-        model/           weights, settings and tokenizer; of LoRA the adapter alone: see `hone.learn.state`
+        model/           weights, config and tokenizer; with LoRA the adapter alone: see `hone.learn.state`
         optimizer/       moments, float32 masters, the value head
-        state.json       step and counters, hard resets so far, where the curriculum is
+        state.json       step and counters, hard resets so far, state of the curriculum
         checksums.json   sha256 of every other file, written last
 
-Each process writes its part of the weights (`shard-N-*.safetensors`, `hone.model.shards`); who reads may be another
-number of processes. A folder without a good `checksums.json` does not count, so a run killed at any moment still has
-the checkpoint before. Nothing is unpickled.
+Each process writes its part of the weights (`shard-N-*.safetensors`, `hone.model.shards`); any number of processes can
+read them. A folder without a valid `checksums.json` is ignored, so a run killed at any moment still has its previous
+checkpoint. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ FORMAT = 2
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Everything that is needed to begin a step, in memory; and which of the older checkpoints stay."""
+    """Everything needed to begin a step, in memory, and which older checkpoints to keep."""
 
     step: int
     state: State
     course: Mapping[str, Any] | None  # of the curriculum
-    keep: int  # newest ones
-    best: Collection[int] = ()  # steps whose checkpoints stay besides
-    logs: Mapping[str, Any] | None = None  # what the files of rows held then: see `hone.learn.logs`
+    keep: int  # number of newest checkpoints to keep
+    best: Collection[int] = ()  # steps whose checkpoints are kept as well
+    logs: Mapping[str, Any] | None = None  # the length of each log file at that time: see `hone.runs.seal`
 
 
 def take(
@@ -56,20 +56,20 @@ def take(
     best: Collection[int] = (),
     logs: Mapping[str, Any] | None = None,
 ) -> Snapshot:
-    """Copies what a checkpoint holds; the policy may go on at once. Every process calls it."""
+    """Copy what a checkpoint holds; the policy may change afterwards. Every process calls it."""
     return Snapshot(step, policy.save(), course, keep, best, logs)
 
 
 def save(folder: Path, step: int, policy: Policy, keep: int, course: Mapping[str, Any] | None = None) -> Path:
-    """Write checkpoint `step` under `folder`, and return when it is there."""
+    """Write checkpoint `step` under `folder`, and wait until it is complete."""
     return write(folder, take(step, policy, keep, course), policy.world)
 
 
 def write(folder: Path, snapshot: Snapshot, world: World = ALONE, rows: Collection[Path] = ()) -> Path:
-    """Write a checkpoint under `folder`, then remove those that are not kept. Every process calls it.
+    """Write a checkpoint under `folder`, then remove those not kept. Every process calls it.
 
-    `rows`: files that belong to it, such as metrics; they come to the disk before it can be seen.
-    Raises OSError if the disk is full; the checkpoints already there are left alone.
+    `rows`: files that belong to it, such as metrics; they are synced before it becomes visible.
+    Raises OSError if the disk is full; existing checkpoints stay intact.
     """
     final = folder / f"{PREFIX}{snapshot.step:06d}"
     aside = folder / f".writing_{snapshot.step:06d}"
@@ -95,17 +95,17 @@ def _prepare(aside: Path) -> None:
 
 
 def _write_part(aside: Path, state: State, world: World) -> dict[str, str]:
-    """This process's tensors; returns the checksums of its files."""
+    """Write this process's tensors; returns the checksums of its files."""
     for name, tensors in state.tensors.items():
         shards.write(aside / name, tensors, world.writing)
-    mine = [p for name in state.tensors for p in (aside / name).glob(f"shard-{world.rank + 1:05d}-*")]
-    return {str(p.relative_to(aside)): checksums.sha256_of(p) for p in mine}
+    own = [p for name in state.tensors for p in (aside / name).glob(f"shard-{world.rank + 1:05d}-*")]
+    return {str(p.relative_to(aside)): checksums.sha256_of(p) for p in own}
 
 
 def _complete(
     aside: Path, final: Path, snapshot: Snapshot, parts: list[dict[str, str]], rows: Collection[Path]
 ) -> None:
-    """The files that one process writes; the checkpoint becomes visible, older ones go."""
+    """Write the remaining files, make the checkpoint visible, remove older ones. Only the first process calls it."""
     sums = {name: digest for part in parts for name, digest in part.items()}
     state = {
         "format": FORMAT, "step": snapshot.step, "policy": dict(snapshot.state.scalars), "course": snapshot.course,
@@ -120,7 +120,7 @@ def _complete(
     _write_synced(aside / checksums.FILE, json.dumps(dict(sorted(sums.items())), indent=1).encode())
     for path in (*(p for p in aside.rglob("*") if p.is_dir()), aside, *rows):
         fsync(path)
-    if final.exists() and fault(final) is None:  # of an earlier attempt at this step: this one changes nothing
+    if final.exists() and fault(final) is None:  # an earlier attempt at this step is whole: keep it
         shutil.rmtree(aside)
     else:
         checksums.remove(final)
@@ -130,7 +130,7 @@ def _complete(
 
 
 def _together(world: World, part: Callable[[], Any]) -> list[Any]:
-    """What `part` returned on every process; an error of the disk on one is raised on all."""
+    """The results of `part` on all processes; an OSError on one is raised on all."""
     failed: OSError | None = None
     result = None
     try:
@@ -142,21 +142,21 @@ def _together(world: World, part: Callable[[], Any]) -> list[Any]:
         answers = [None] * world.size
         with world.waiting("a checkpoint"):
             dist.all_gather_object(answers, (result, failed), group=world.writing)
-    for _, of_disk in answers:
-        if of_disk is not None:
-            raise of_disk
+    for _, failure in answers:
+        if failure is not None:
+            raise failure
     return [answer for answer, _ in answers]
 
 
 class Writer:
-    """Writes one checkpoint at a time in a thread of its own; the next one waits for it."""
+    """Writes one checkpoint at a time in a background thread; the next one waits for it."""
 
     def __init__(self) -> None:
         self._thread: threading.Thread | None = None
-        self.error: BaseException | None = None  # why the last one could not be written, as far as is known
+        self.error: BaseException | None = None  # why the last checkpoint could not be written, if known yet
 
     def begin(self, write: Callable[[], Any]) -> None:
-        """Raises what the one before raised."""
+        """Run `write` in the background, after the previous one. Raises what the previous one raised."""
         self.wait()
 
         def work() -> None:
@@ -169,12 +169,12 @@ class Writer:
         self._thread.start()
 
     def join(self) -> None:
-        """Until nothing is being written, well or not."""
+        """Wait until nothing is being written; raises nothing."""
         if self._thread is not None:
             self._thread.join()
 
     def wait(self) -> None:
-        """Until nothing is being written. Raises what the writing raised, once."""
+        """Wait until nothing is being written. Raises, once, what the writing raised."""
         self.join()
         self._thread = None
         error, self.error = self.error, None
@@ -182,19 +182,18 @@ class Writer:
             raise error
 
 
-# --- which are there ------------------------------------------------------------------------------------------------
+# --- listing --------------------------------------------------------------------------------------------------------
 
 
 def prune(folder: Path, keep: int, best: Collection[int] = ()) -> None:
-    """Remove all but the newest `keep` and those of the steps `best`."""
+    """Remove all checkpoints except the newest `keep` and those of the steps `best`."""
     for old in found(folder)[:-keep]:
         if step_of(old) not in best:
             checksums.remove(old)
 
 
 def drop_newer(folder: Path, good: Path | None) -> None:
-    """Remove damaged checkpoints after the one that a run goes on from, whose steps will write them again, and what a
-    kill left half written."""
+    """Remove checkpoints newer than `good`, from which the run continues and rewrites them, and half-written ones."""
     for candidate in found(folder):
         if good is not None and step_of(candidate) > step_of(good):
             checksums.remove(candidate)
@@ -203,7 +202,7 @@ def drop_newer(folder: Path, good: Path | None) -> None:
 
 
 def found(folder: Path) -> list[Path]:
-    """Checkpoint folders, oldest first, whole or not. A copy by another name, step_000010_old, is none: it stays."""
+    """Checkpoint folders, oldest first, damaged ones included; other names, such as step_000010_old, are ignored."""
     named = (p for p in folder.glob(f"{PREFIX}*") if p.name.removeprefix(PREFIX).isdecimal())
     return sorted((p for p in named if p.is_dir()), key=step_of)
 
@@ -213,9 +212,9 @@ def step_of(checkpoint: Path) -> int:
 
 
 def newest_good(folder: Path, report: Callable[[str], None], resets: Path | None = None) -> Path | None:
-    """The newest checkpoint that is whole, with the model of its last hard reset in the folder `resets`.
+    """The newest undamaged checkpoint; `resets` is the folder with the models of hard resets, which are checked too.
 
-    `report` is told of each that was passed over.
+    `report` gets a message for each checkpoint that is skipped.
     """
     for candidate in reversed(found(folder)):
         problem = fault(candidate)
@@ -223,16 +222,16 @@ def newest_good(folder: Path, report: Callable[[str], None], resets: Path | None
             problem = _fault_of_reset(candidate, resets)
         if problem is None:
             return candidate
-        report(f"checkpoint {candidate.name} is damaged ({problem}); looking for one before it")
+        report(f"checkpoint {candidate.name} is damaged ({problem}); trying the one before it")
     return None
 
 
 def read_state(checkpoint: Path) -> dict[str, Any]:
-    """Raises UserError for a checkpoint of another version of hone."""
+    """The content of state.json. Raises UserError for a checkpoint of another version of hone."""
     state = checksums.read_json(checkpoint / "state.json", dict, "restore it, or move the checkpoint away")
     if state.get("format") != FORMAT:
         raise UserError(
-            f"{checkpoint}: was written by another version of hone (format {state.get('format', 1)}, this one reads "
+            f"{checkpoint}: written by another version of hone (format {state.get('format', 1)}, this one reads "
             f"{FORMAT}): finish the run with that version, or begin a new one with model={checkpoint / 'model'}"
         )
     return state
@@ -247,15 +246,15 @@ def fault(checkpoint: Path) -> str | None:
 
 
 def reset_name(number: int) -> str:
-    """The folder of hard reset `number`, from 1, below `resets`."""
+    """The folder of hard reset `number` (from 1) inside `resets`."""
     return f"reset_{number:03d}"
 
 
 def _fault_of_reset(checkpoint: Path, resets: Path) -> str | None:
-    """What is wrong with the model that a checkpoint goes back to, that of its last hard reset; None if it has none."""
+    """What is wrong with the model of the checkpoint's last hard reset; None if nothing is, or without a reset."""
     try:
         policy = read_state(checkpoint)["policy"]
-    except UserError:  # of another version: the caller says so
+    except UserError:  # of another version: reported by the caller
         return None
     number = len(policy.get("resets", ())) if isinstance(policy, dict) else 0
     problem = checksums.fault(resets / reset_name(number)) if number else None
@@ -273,13 +272,13 @@ def _write_synced(path: Path, content: bytes) -> None:
 
 
 def sync(folder: Path) -> None:
-    """The folder and everything below it is on the disk when this returns."""
+    """Flush the folder and everything below it to disk."""
     for path in (*folder.rglob("*"), folder):
         fsync(path)
 
 
 def fsync(path: Path) -> None:
-    """The file, or the folder's list of files, is on the disk when this returns."""
+    """Flush the file, or the entries of the folder, to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -1,4 +1,4 @@
-"""Forward passes over packed micro-batches: what a model says of the trained tokens."""
+"""Forward passes over packed micro-batches: log-probs of the trained tokens."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ from hone.types import Block, MicroBatch
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: Packed lengths are rounded up to a multiple of this. Kernels are built per shape and kept: few shapes take less
-#: time to build and less memory to keep.
+#: Packed lengths are rounded up to a multiple of this: kernels are built per shape and kept, so fewer shapes cost
+#: less time and memory.
 LENGTH_MULTIPLE = 128
 
 
 def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
     """The last hidden states [N, D] from which the trained tokens are predicted."""
-    spare = -len(batch.inputs) % LENGTH_MULTIPLE  # one more sequence, which nobody asks anything of
+    spare = -len(batch.inputs) % LENGTH_MULTIPLE  # a padding sequence without trained tokens
     layout = (*batch.layout, Block(0, (spare,))) if spare else batch.layout
     inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
-    this = attention.ForwardPass(layout, longest=attention.longest_sequence(batch.layout))
-    with attention.forward_pass(this):
+    current = attention.ForwardPass(layout, longest=attention.longest_sequence(batch.layout))
+    with attention.forward_pass(current):
         out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
-    attention.check_called(model, this)
+    attention.check_called(model, current)
     hidden: torch.Tensor = out.last_hidden_state[0][batch.sources]
     return hidden
 
 
-def score(
+def token_logprobs(
     model: PreTrainedModel, batch: MicroBatch, temperature: float, want_entropy: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Hidden states [N, D], log-probs [N] and entropies [N] (None: not wanted) of the trained tokens."""
+    """Hidden states [N, D], log-probs [N] and entropies [N] (None unless `want_entropy`) of the trained tokens."""
 
     def forward() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         hidden = packed_hidden(model, batch)
@@ -54,13 +54,13 @@ def score(
 
 
 def fast_layers(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Layers compute as fast as they can for the duration, in every pass there and back."""
+    """Inside, layers use their fast kernels, forward and backward."""
     return compiled(model) if is_compiled(model) else onednn(model)
 
 
 @contextmanager
 def inference_mode(model: PreTrainedModel) -> Iterator[None]:
-    """No gradient, and nothing that only training needs, for the duration."""
+    """Inside, the model is in eval mode, with fast layers and without gradients."""
     training = model.training
     try:
         with torch.no_grad(), fast_layers(model.eval()):
@@ -73,30 +73,30 @@ def inference_mode(model: PreTrainedModel) -> Iterator[None]:
 def frozen_logprobs(
     model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float, world: World = ALONE
 ) -> list[np.ndarray]:
-    """[N] per micro-batch, without gradient: old log-probs, and those of a reference model."""
-    return map_no_grad(model, list(batches), world, lambda batch: score(model, batch, temperature)[1].float())
+    """[N] per micro-batch, without gradient: for old and reference log-probs."""
+    return map_no_grad(model, list(batches), world, lambda batch: token_logprobs(model, batch, temperature)[1].float())
 
 
 def map_no_grad(
     model: PreTrainedModel, batches: Sequence[MicroBatch], world: World, forward: Callable[[MicroBatch], torch.Tensor]
 ) -> list[np.ndarray]:
-    """What `forward` says of each micro-batch, [N] each, without gradient; the processes share the work."""
-    found: list[tuple[int, np.ndarray]] = []
+    """`forward` of each micro-batch, [N] each, without gradient; the processes share the work."""
+    local: list[tuple[int, np.ndarray]] = []
     with inference_mode(model):
         for i, batch in local_batches(batches, world):
             values = forward(to_device(batch, model.device)).cpu().numpy()
             if i is not None and world.is_writer:
-                found.append((i, values))
-    every = dict(world.gather(found, "log-probs"))
-    return [every[i] for i in range(len(batches))]
+                local.append((i, values))
+    gathered = dict(world.gather(local, "log-probs"))
+    return [gathered[i] for i in range(len(batches))]
 
 
 def local_batches(batches: Sequence[MicroBatch], world: World) -> list[tuple[int | None, MicroBatch]]:
-    """(place in the list, micro-batch) of those that this process works on; an empty one has no place."""
+    """(index, micro-batch) of those that this process works on; the index of an empty one is None."""
     if not batches:
         return []
-    places = deal(batches, world.data)[world.data_rank]
-    return [(i, empty_batch(batches[0]) if i is None else batches[i]) for i in places]
+    indices = deal(batches, world.data)[world.data_rank]
+    return [(i, empty_batch(batches[0]) if i is None else batches[i]) for i in indices]
 
 
 def to_device(batch: MicroBatch, device: torch.device) -> MicroBatch:

@@ -7,8 +7,8 @@ http://joschu.net/blog/kl-approx.html), the expectation of k1 and k3 is KL(p || 
     k2 = d^2 / 2            biased, low variance
     k3 = exp(-d) - 1 + d    unbiased, never negative
 
-In the reward (detached) k1 is the usual one. In the loss their *gradients* count, and those are
-another matter: on-policy the gradient of k2 is that of the KL on average, that of k3 agrees with
+In the reward (detached) k1 is the usual choice. In the loss their *gradients* matter, and these
+differ: on-policy the gradient of k2 is that of the KL on average, that of k3 agrees with
 it only near the reference, and that of k1 averages to zero (arXiv:2510.01555).
 
 Worked example: p = 0.5, p_ref = 0.25, d = log 2 = 0.693: k1 = 0.693, k2 = 0.240, k3 = 0.193.

@@ -1,4 +1,4 @@
-"""Policy losses: one number per trained token; `hone.learn.reduce` says what each token counts.
+"""Policy losses: one number per trained token; `hone.learn.reduce` weights the tokens.
 
 All take the same arguments, flat over the N trained tokens of a micro-batch, and return
 `(loss [N], clipped [N])`. `clipped` marks the tokens whose gradient the clipping changed.
@@ -9,7 +9,7 @@ and its gradient is that of the log-prob. Worked example, clip_low = clip_high =
     A = +1: loss = -min(1.5, 1.2) = -1.2, clipped, no gradient
     A = -1: loss = -min(-1.5, -1.2) = +1.5, gradient 1.5 per unit of log-prob
 
-Nothing is checked for being finite: a loss that is not is the trainer's to count and to skip.
+Losses are not checked for being finite: the trainer counts and skips non-finite ones.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ LOSSES: dict[str, Loss] = {"clipped": clipped, "gspo": gspo, "cispo": cispo}
 def value_loss(values: Tensor, old_values: Tensor, targets: Tensor, clip: float | None) -> Tensor:
     """0.5 max((V - R)^2, (clip(V, V_old - c, V_old + c) - R)^2) per token [N]; without a clip 0.5 (V - R)^2.
 
-    PPO's reference code (openai/baselines ppo2): a value that has moved further than c gains nothing by going on.
+    PPO's reference code (openai/baselines ppo2): moving a value further than c brings no gain.
     """
     if not values.shape == old_values.shape == targets.shape:
         raise ValueError(
@@ -159,7 +159,7 @@ def _check(
     high: float,
     dual: float | None,
 ) -> Tensor:
-    """Refuse what cannot be right; the old log-probs, or the current ones without gradient."""
+    """Check the arguments; returns the old log-probs (on-policy: the current ones), detached."""
     for name, bound in (("clip_low", low), ("clip_high", high)):
         if not 0.0 <= bound < math.inf:
             raise ValueError(f"{name} is {bound}, it must be 0 or more")

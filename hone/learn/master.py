@@ -1,4 +1,4 @@
-"""Float32 master weights: gradients of micro-batches are added up, and steps taken, in single precision.
+"""Float32 master weights: gradients accumulate and optimizer steps are taken in single precision.
 
 A step of lr 1e-6 on a weight of 1 is lost in bfloat16, whose numbers near 1 are 1/128 apart (Micikevicius et al., Mixed
 Precision Training, arXiv:1710.03740).
@@ -18,21 +18,21 @@ from hone.model.parallel import cut_dims, own_part
 
 
 def master_weights(parameters: Sequence[Tensor]) -> list[Tensor]:
-    """One float32 tensor for each parameter, whose gradient and step are taken: the parameter itself, or of one in
-    lower precision a copy that gathers its gradient; of one that is spread over processes this process's part."""
+    """One float32 tensor per parameter for the optimizer to step: the parameter itself, or for lower precision a copy
+    that accumulates its gradient. Of a sharded parameter it is this process's part."""
     masters = []
     for p in parameters:
         if p.dtype == torch.float32:
             masters.append(own_part(p).detach().requires_grad_() if isinstance(p, DTensor) else p)
             continue
         master = own_part(p).detach().float().requires_grad_()
-        p.register_post_accumulate_grad_hook(partial(_hand_over, master))
+        p.register_post_accumulate_grad_hook(partial(_accumulate, master))
         masters.append(master)
     return masters
 
 
 def collect_gradients(masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
-    """What the backward passes have left at parameters that are spread over processes."""
+    """Move the gradients of sharded parameters to their masters."""
     for master, p in zip(masters, parameters, strict=True):
         if master is not p and p.grad is not None:
             master.grad, p.grad = _own_gradient(p), None
@@ -47,9 +47,9 @@ def publish(masters: Sequence[Tensor], parameters: Sequence[Tensor]) -> None:
 
 
 def clip_gradients(masters: Sequence[Tensor], parameters: Sequence[Tensor], limit: float, world: World) -> float:
-    """Cut the gradient to norm `limit`; returns its norm before, over all parameters and processes.
+    """Clip the gradient to norm `limit`; returns the norm before clipping, over all parameters and processes.
 
-    A part of a weight counts once, on whichever process it is, and so does one that several processes hold.
+    Each part of a weight counts once, even if several processes hold it.
     """
     if not world.is_sharded:
         return float(torch.nn.utils.clip_grad_norm_(masters, limit))
@@ -74,8 +74,8 @@ def clip_gradients(masters: Sequence[Tensor], parameters: Sequence[Tensor], limi
     return norm
 
 
-def _hand_over(master: Tensor, p: Tensor) -> None:
-    grad = _own_gradient(p)  # the hook runs when it has just been added to
+def _accumulate(master: Tensor, p: Tensor) -> None:
+    grad = _own_gradient(p)  # the hook runs right after the backward pass has added to it
     if master.grad is None:
         master.grad = grad.float()
     else:
@@ -89,7 +89,7 @@ def _own_gradient(p: Tensor) -> Tensor:
         return p.grad
     grad = p.grad
     assert isinstance(grad, DTensor)
-    if grad.placements != p.placements:  # a bias beside products that are summed: so is its gradient
+    if grad.placements != p.placements:  # the bias of a row-parallel layer: its gradient is a partial sum
         grad = grad.redistribute(placements=p.placements)
         return own_part(grad).clone()
     return own_part(grad)

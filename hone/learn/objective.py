@@ -1,4 +1,4 @@
-"""The objective of one micro-batch: policy loss, KL, entropy and correction, put together.
+"""The objective of one micro-batch: policy loss, KL, entropy bonus and sampler correction.
 
     loss = sum_n weight_n * (correction_n * policy_loss_n + kl_coef * kl_n - entropy_coef * H_n)
 
@@ -16,7 +16,7 @@ from hone.learn.losses import LOSSES, sampler_correction
 from hone.recipe.sections.algo import AlgoConfig
 from hone.types import MicroBatch
 
-#: What is summed over tokens for the metrics of a step, in this order.
+#: Metrics of a step, each summed over tokens, in this order.
 METRICS = ("entropy", "clip_fraction", "mismatch/mean_abs", "mismatch/k3", "kl", "ratio/mean")
 
 
@@ -31,10 +31,10 @@ def objective(
     entropy: torch.Tensor,  # [N], with gradient if entropy_coef is not 0
     algo: AlgoConfig,
 ) -> Objective:
-    """The loss of this micro-batch's share of the batch.
+    """This micro-batch's part of the loss of the batch.
 
-    `old_logprobs` None means on-policy: the correction between sampler and trainer then compares
-    the sampler with the current log-probs, which are the old ones.
+    If `old_logprobs` is None the update is on-policy: the sampler correction then compares the sampler
+    with the current log-probs.
     """
     policy_loss = LOSSES[algo.loss](
         logprobs,

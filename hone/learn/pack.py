@@ -42,8 +42,8 @@ def pack(
 
     weights: [S] the weight of every trained token of each sample in the loss of the whole batch
     (`hone.learn.reduce`); they are global, so any division into micro-batches has the same gradient.
-    ids: [S] what to call the samples in `MicroBatch.sample_ids`; their places in the list by default.
-    parts: processes that the micro-batches are for: their number is a multiple of it where there is enough to divide.
+    ids: [S] the ids of the samples in `MicroBatch.sample_ids`; their indices by default.
+    parts: number of processes; the number of micro-batches is a multiple of it if there is enough to divide.
     per_token: further fields of `MicroBatch`, such as old_logprobs: [S] arrays with one value per trained token.
     Micro-batches are balanced by tokens. A single sequence longer than the budget gets a
     micro-batch of its own. Raises ValueError if there are no samples.
@@ -51,18 +51,18 @@ def pack(
     if not samples:
         raise ValueError("pack: no samples")
     budget = tokens_per_microbatch
-    if parts > 1:  # what one process would do in one go is cut for all to have some
+    if parts > 1:  # a smaller budget, so that every process gets a micro-batch
         prompts = {s.token_ids[: s.prompt_len].tobytes(): s.prompt_len for s in samples} if share_prompts else {}
         own = [len(s.token_ids) - (s.prompt_len if share_prompts else 0) for s in samples]
         budget = min(budget, -(-(sum(own) + sum(prompts.values())) // parts))
     blocks = _shared_blocks(samples, budget) if share_prompts else _plain_blocks(samples, budget)
-    given = {name: values for name, values in per_token.items() if values is not None}
+    fields = {name: values for name, values in per_token.items() if values is not None}
     names = range(len(samples)) if ids is None else ids
-    return [_micro_batch(b, samples, weights, names, given) for b in _balance(blocks, tokens_per_microbatch, parts)]
+    return [_micro_batch(b, samples, weights, names, fields) for b in _balance(blocks, tokens_per_microbatch, parts)]
 
 
 def _shared_blocks(samples: Sequence[Sample], budget: int) -> list[_Packed]:
-    """Samples with the same prompt share a block; what does not fit the budget opens another."""
+    """Samples with the same prompt share a block; those that exceed the budget open another."""
     by_prompt: dict[bytes, list[int]] = {}
     for i, s in enumerate(samples):
         by_prompt.setdefault(s.token_ids[: s.prompt_len].tobytes(), []).append(i)
@@ -72,7 +72,7 @@ def _shared_blocks(samples: Sequence[Sample], budget: int) -> list[_Packed]:
         if len(members) == 1:
             alone.append(members[0])
             continue
-        # Alike lengths stand together, so that padding inside the attention stays small.
+        # Similar lengths stand together, so that padding inside the attention stays small.
         members.sort(key=lambda i: (len(samples[i].token_ids), i))
         prompt = samples[members[0]].prompt_len
         room: list[int] = []
@@ -109,9 +109,9 @@ def _plain_blocks(samples: Sequence[Sample], budget: int, members: Sequence[int]
 
 
 def deal(batches: Sequence[MicroBatch], parts: int) -> list[list[int | None]]:
-    """Which micro-batches each of `parts` processes works on, as many each; None is an empty one (`empty_batch`).
+    """The indices of the micro-batches of each of `parts` processes, equally many each; None: an `empty_batch`.
 
-    Those that are worked on at the same time are of about the same size.
+    Micro-batches that are processed at the same time have similar sizes.
     """
     if parts == 1:
         return [list(range(len(batches)))]
@@ -121,9 +121,9 @@ def deal(batches: Sequence[MicroBatch], parts: int) -> list[list[int | None]]:
 
 
 def empty_batch(like: MicroBatch) -> MicroBatch:
-    """One token of which nothing is asked: its pass touches every weight, and every gradient of it is 0.
+    """A micro-batch of one untrained token: its pass touches every weight, and all its gradients are 0.
 
-    Processes that work together must do the same passes, whether or not each has a sample left.
+    Processes that work together must run the same number of passes, even if one has run out of samples.
     """
     nothing: dict[str, Any] = {
         name: None if getattr(like, name) is None else getattr(like, name)[:0] for name in TOKEN_FIELDS
@@ -155,7 +155,7 @@ def _micro_batch(
     samples: Sequence[Sample],
     weights: Sequence[float],
     names: Sequence[int],
-    given: Mapping[str, Sequence[FloatArray]],
+    fields: Mapping[str, Sequence[FloatArray]],
 ) -> MicroBatch:
     inputs: list[np.ndarray] = []
     positions: list[np.ndarray] = []
@@ -199,5 +199,5 @@ def _micro_batch(
         advantages=flat([s.advantages[s.trained] for s in chosen], torch.float32),
         weights=torch.as_tensor(np.repeat([weights[i] for i in members], counts)).to(torch.float32),
         sample_ids=tuple(names[i] for i in members),
-        **{name: flat([values[i] for i in members], torch.float32) for name, values in given.items()},
+        **{name: flat([values[i] for i in members], torch.float32) for name, values in fields.items()},
     )

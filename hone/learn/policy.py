@@ -1,10 +1,11 @@
-"""The policy: a model and its optimizer, and the one way in which weights ever change."""
+"""The policy: a model and its optimizer. Weights change only here."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +16,7 @@ from hone.base import places
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn import state
-from hone.learn.forward import fast_layers, local_batches, map_no_grad, packed_hidden, score, to_device
+from hone.learn.forward import fast_layers, local_batches, map_no_grad, packed_hidden, to_device, token_logprobs
 from hone.learn.forward import frozen_logprobs as frozen_logprobs
 from hone.learn.losses import value_loss
 from hone.learn.master import clip_gradients, collect_gradients, master_weights, publish
@@ -44,11 +45,11 @@ LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, 
 
 
 class Policy:
-    """Model, tokenizer and AdamW; with `value`, PPO's value head too; with `lora`, an adapter that alone is trained.
+    """Model, tokenizer and AdamW; with `value` also PPO's value head; with `lora` an adapter, and only it is trained.
 
-    `updates` counts optimizer steps, skipped ones included. `parameters` are those that can be trained, `masters` the
-    float32 tensors that the optimizer steps (see `hone.learn.master`). `reference` is what a KL penalty is measured
-    against: a frozen copy, or with an adapter the model itself (`hone.learn.batches` turns the adapter off).
+    `updates` counts optimizer steps, including skipped ones. `parameters` are the trainable ones, `masters` the float32
+    tensors that the optimizer steps (see `hone.learn.master`). `reference` is the model of the KL penalty: a frozen
+    copy, or with an adapter the model itself (`hone.learn.batches` turns the adapter off).
     """
 
     def __init__(
@@ -71,10 +72,10 @@ class Policy:
         self.tokenizer = tokenizer
         self.total_updates = total_updates
         self.updates = 0
-        self.fresh_at = 0  # the update that was the first of this optimizer
-        self.resets: list[dict[str, Any]] = []  # hard resets so far: the step before which, and why
+        self.fresh_at = 0  # the first update of this optimizer
+        self.resets: list[dict[str, Any]] = []  # hard resets so far: step and reason
         self.stop_ids = stop_token_ids(model, tokenizer)
-        self._beside: tuple[int, dict[str, bytes]] | None = None  # files of a checkpoint that change with a reset only
+        self._files: tuple[int, dict[str, bytes]] | None = None  # (resets, files of a checkpoint that only they change)
         self.lora, self.base, self.seed = lora, base, seed
         if lora is not None:
             adapters.attach(model, lora, self._adapter_seed())
@@ -102,10 +103,10 @@ class Policy:
         seed: int = 0,
         world: World = ALONE,
     ) -> Policy:
-        """`reference`: keep the model as it is now for a KL penalty."""
+        """Load model and tokenizer; `reference` keeps the initial weights for a KL penalty."""
         if lora is not None:
             adapters.require()
-        on = torch.device("cpu") if world.is_sharded else None  # a device need not hold all of it, not even at first
+        on = torch.device("cpu") if world.is_sharded else None  # the whole model may not fit on one device
         loaded, tokenizer = load_model(model, on), load_tokenizer(model)
         frozen = None
         if reference:
@@ -125,13 +126,13 @@ class Policy:
         )
 
     def _take(self, model: PreTrainedModel) -> None:
-        """The model to train from now on; with `parallel.shard` or `parallel.tensor` this process keeps its part."""
+        """Set the model to train; with `parallel.shard` or `parallel.tensor` this process keeps its part."""
         self._cut = spread(model, self.world) if self.world.is_sharded else None
-        self._whole: PreTrainedModel | None = None
-        self.model = model.eval()  # for good, see `hone.model.update_mode`
+        self._gathered: PreTrainedModel | None = None
+        self.model = model.eval()  # always: see `hone.model.update_mode`
 
     def _begin(self, optim: OptimConfig, layers: LayersConfig) -> None:
-        """What can be trained, and an optimizer that has seen nothing."""
+        """Collect the trainable parameters and create a fresh optimizer."""
         depth = depths(self.model)
         named = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
         trained = {p: depth[name] for name, p in named.items()}
@@ -145,14 +146,14 @@ class Policy:
         self.configure(optim, layers)
 
     def check(self, layers: LayersConfig, lora: LoraConfig | None) -> None:
-        """Raises UserError if a later phase asks for what this model does not have."""
+        """Raises UserError if a later phase needs layers or modules that this model does not have."""
         check_layers(self.model, layers)
         if lora is not None:
             with adapters.adapter_off(self.model):
                 adapters.target_names(self.model, lora.targets)
 
     def configure(self, optim: OptimConfig, layers: LayersConfig) -> None:
-        """Other rates, other layers: what a schedule may change between two updates. The moments stay."""
+        """Set rates and layers, which a schedule may change between two updates. The moments stay."""
         self.optim, self.layers = optim, layers
         configure(self.optimizer, optim, layers, num_layers(self.model), self.value.lr if self.value else 0.0)
         freeze(self.model, self._depths, layers)
@@ -160,10 +161,10 @@ class Policy:
     def merge_and_reset(
         self, step: int, optim: OptimConfig, layers: LayersConfig, lora: LoraConfig | None, why: dict[str, Any]
     ) -> None:
-        """Hard reset before `step`: the model as it is becomes the reference and the base of a new adapter, which may
-        have another rank and other targets; the optimizer begins anew. What the model computes does not change.
+        """Hard reset before `step`: the current model becomes the reference and the base of a new adapter, which may
+        have another rank and other targets, with a fresh optimizer. The outputs of the model do not change.
 
-        Without an adapter the same, less the adapter; float32 master weights stay, since they are the policy.
+        Without an adapter only reference and optimizer are reset; float32 master weights stay: they are the policy.
         """
         self.resets.append({"step": step, **why})
         self.fresh_at = self.updates
@@ -186,14 +187,14 @@ class Policy:
         return self.seed * 1_000_003 + len(self.resets)
 
     def gathered_model(self) -> PreTrainedModel:
-        """The model as it is now in one piece: itself, or a copy where processes hold parts. Every process calls."""
+        """The whole model: itself, or if it is sharded a gathered copy. A collective: every process calls it."""
         if self._cut is None:
             return self.model
-        self._whole = assemble(self.model, self._cut, self._whole)
-        return self._whole
+        self._gathered = assemble(self.model, self._cut, self._gathered)
+        return self._gathered
 
     def local_view(self) -> Policy:
-        """The policy as this process alone sees it, to be served: passes of it wait for nobody."""
+        """The policy for this process alone: its forward passes do not synchronise with other ranks."""
         if self.world.size == 1:
             return self
         other = copy.copy(self)
@@ -206,17 +207,17 @@ class Policy:
 
     @property
     def exact(self) -> bool:
-        """In float32 a merged adapter computes what it did beside its base, to rounding; in bfloat16 it is rounded."""
+        """Whether merging the adapter changes outputs by rounding error only: in float32, not in bfloat16."""
         return self.model.dtype == torch.float32
 
     # --- forward ------------------------------------------------------------------------------
 
     def logprobs(self, batches: Iterable[MicroBatch], temperature: float) -> list[np.ndarray]:
-        """[N] per micro-batch, without gradient."""
+        """Log-probs [N] per micro-batch, without gradient."""
         return frozen_logprobs(self.model, batches, temperature, self.world)
 
     def values(self, batches: Iterable[MicroBatch]) -> list[np.ndarray]:
-        """[N] per micro-batch, without gradient: what the value head expects at each trained token."""
+        """Values [N] of the trained tokens per micro-batch, without gradient."""
         assert self.value_head is not None, "a policy without a value head"
         head = self.value_head
 
@@ -229,18 +230,11 @@ class Policy:
     # --- update -------------------------------------------------------------------------------
 
     def update(self, minibatches: Sequence[Sequence[MicroBatch]], algo: AlgoConfig, temperature: float) -> StepStats:
-        """One optimizer step per mini-batch; each is a list of micro-batches whose losses add up.
+        """One optimizer step per mini-batch, a list of micro-batches whose losses add up.
 
-        With no mini-batch (no group had a reward difference) nothing changes.
+        Without mini-batches (no group had a reward difference) nothing changes.
         """
-
-        def loss_fn(
-            batch: MicroBatch, logprobs: torch.Tensor, entropy: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            return objective(batch, logprobs, entropy, algo)
-
-        stats = [self._step(m, loss_fn, temperature) for m in minibatches]
-        return merge_stats(stats)
+        return merge_stats([self._step(m, partial(objective, algo=algo), temperature) for m in minibatches])
 
     def imitate(self, batches: Sequence[MicroBatch]) -> StepStats:
         """One optimizer step of supervised training: weighted cross-entropy."""
@@ -254,19 +248,17 @@ class Policy:
 
         if self.lora is None or not self.lora.dropout:
             return self._step(batches, loss_fn, 1.0)
-        with own_random_numbers(self.device):  # what is dropped depends on the seed and the update alone
+        with own_random_numbers(self.device):  # dropout depends only on the seed and the update
             torch.manual_seed(self.seed * 1_000_003 + self.updates + (self.world.data_rank << 40))
             return self._step(batches, loss_fn, 1.0)
 
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
         total = Totals()
-        with (
-            fast_layers(self.model),
-            update_mode(self.model),
-        ):  # around the way back too, which may compute parts of the way there again
+        # Around the backward pass too, which may recompute parts of the forward pass.
+        with fast_layers(self.model), update_mode(self.model):
             for batch in (to_device(b, self.device) for _, b in local_batches(batches, self.world)):
-                hidden, logprobs, entropy = score(self.model, batch, temperature, want_entropy=True)
+                hidden, logprobs, entropy = token_logprobs(self.model, batch, temperature, want_entropy=True)
                 hidden.retain_grad()
                 assert entropy is not None
                 part, sums = loss_fn(batch, logprobs, entropy)
@@ -277,7 +269,7 @@ class Policy:
         self._sum_gradients()
         norm = clip_gradients(self.masters, self.parameters, self.optim.grad_clip, self.world)
         value_norm = 0.0
-        if self.value_head is not None:  # on its own: its gradient says nothing of how far the policy may go
+        if self.value_head is not None:  # clipped separately, so that it does not limit the policy's step
             value_norm = float(torch.nn.utils.clip_grad_norm_(self.value_head.parameters(), self.optim.grad_clip))
         finite = all(map(math.isfinite, (norm, value_norm, total.loss, total.value_loss)))
         factor = self.optim.schedule(self.updates, self.total_updates, self.fresh_at)
@@ -294,7 +286,7 @@ class Policy:
         return total.stats(norm, more)
 
     def _sum_gradients(self) -> None:
-        """Over all processes: weights of the loss are those of the whole batch, so it is a sum, never a mean."""
+        """Sum over all processes, never average: the weights of the loss are those of the whole batch."""
         collect_gradients(self.masters, self.parameters)
         self._same_gradients()
         named = zip(self.names, self.masters, strict=True)
@@ -303,22 +295,22 @@ class Policy:
         if self._cut is not None:
             self.world.sum([grad for name, grad in grads.items() if name in self._cut.partial], "tensor")
         if self.value_head is not None:
-            of_head = [p.grad for p in self.value_head.parameters() if p.grad is not None]
-            self.world.sum(of_head, "replicate", "shard")
+            head_grads = [p.grad for p in self.value_head.parameters() if p.grad is not None]
+            self.world.sum(head_grads, "replicate", "shard")
 
     def _same_gradients(self) -> None:
-        """A weight that any process has a gradient of gets one on all, of zeros: sums are over the same list.
+        """Fill in zero gradients, so that all processes sum the same list of tensors.
 
-        Experts, or parts that a model skips, may have been used by the samples of one process only.
+        Experts or skipped parts of a model may have been used only by the samples of one process.
         """
         tensors = [*self.masters, *(self.value_head.parameters() if self.value_head is not None else ())]
-        every = self.world.gather([[t.grad is not None for t in tensors]], "which weights have a gradient")
-        for t, used in zip(tensors, map(any, zip(*every, strict=True)), strict=True):
+        gathered = self.world.gather([[t.grad is not None for t in tensors]], "which weights have a gradient")
+        for t, used in zip(tensors, map(any, zip(*gathered, strict=True)), strict=True):
             if used and t.grad is None:
                 t.grad = torch.zeros_like(t)
 
     def _value_loss(self, batch: MicroBatch, hidden: torch.Tensor) -> torch.Tensor:
-        """Of this micro-batch's share of the batch; it trains the head only."""
+        """The value loss of this micro-batch; it trains only the head."""
         if self.value_head is None or self.value is None or batch.old_values is None or batch.value_targets is None:
             return hidden.new_zeros(())
         values = self.value_head(hidden.detach().float())[:, 0]
@@ -327,19 +319,19 @@ class Policy:
     # --- state --------------------------------------------------------------------------------
 
     def export(self, folder: Path) -> None:
-        """An ordinary Hugging Face checkpoint; an adapter is merged in."""
+        """Write an ordinary Hugging Face checkpoint, with the adapter merged in."""
         model = self.gathered_model()
         with adapters.merged(model):
             self._export(model, folder)
 
     def export_base(self, folder: Path) -> None:
-        """The model without its adapter, likewise."""
+        """Write the model without its adapter, as `export` does."""
         model = self.gathered_model()
         with adapters.adapter_off(model):
             self._export(model, folder)
 
     def export_adapter(self, folder: Path) -> None:
-        """The adapter alone, in peft's format, with the tokenizer."""
+        """Write the adapter alone, in peft's format, with the tokenizer."""
         model = self.gathered_model()
         if not self.world.main:
             return
@@ -353,12 +345,12 @@ class Policy:
         self.tokenizer.save_pretrained(folder)
 
     def save(self) -> State:
-        """A copy of weights, moments and counters; every process calls it, and gets its own part.
+        """A copy of weights, moments and counters; every process calls it and gets its own part.
 
-        With an adapter the weights are its own alone: its base is the stage's model, or that of the last reset.
+        With an adapter only its weights are copied: the base is the stage's model or that of the last reset.
         """
-        if self._beside is None or self._beside[0] != len(self.resets):
-            self._beside = len(self.resets), state.files(self) if self.world.main else {}
+        if self._files is None or self._files[0] != len(self.resets):
+            self._files = len(self.resets), state.files(self) if self.world.main else {}
         tensors = {folder: shards.stage(own) for folder, own in state.tensors(self).items()}
         scalars = {
             "updates": self.updates,
@@ -366,26 +358,26 @@ class Policy:
             "resets": list(self.resets),
             "lora": None if self.lora is None else self.lora.model_dump(mode="json"),
         }
-        return State(tensors, self._beside[1], scalars)
+        return State(tensors, self._files[1], scalars)
 
     def restore(self, folder: Path, scalars: Mapping[str, Any], base: Path | None = None) -> None:
-        """Back to exactly what `save` gave, read from a checkpoint: weights, moments, counters. Who wrote it may have
-        been another number of processes, in another layout. `base`: the model of the last hard reset.
+        """Restore exactly what `save` copied: weights, moments, counters. `base`: the model of the last hard reset.
 
-        Raises UserError if one of the two had an adapter and the other has none.
+        The checkpoint may come from a different world size or sharding.
+        Raises UserError if only one of checkpoint and recipe has an adapter.
         """
-        kept = scalars.get("lora")
-        if (kept is None) != (self.lora is None):
-            has, wants = ("no adapter", "one") if kept is None else ("an adapter", "none")
+        saved_lora = scalars.get("lora")
+        if (saved_lora is None) != (self.lora is None):
+            has, wants = ("no adapter", "one") if saved_lora is None else ("an adapter", "none")
             raise UserError(f"{folder} has {has} and the recipe wants {wants}; resume with lora as it was")
         self.resets = list(scalars.get("resets", ()))
-        if kept is not None:
+        if saved_lora is not None:
             model = self.gathered_model()
             adapters.remove(model)
             if base is not None:
                 state.read_weights(model, base)
                 self.base = str(base)
-            self.lora = LoraConfig.model_validate(kept)
+            self.lora = LoraConfig.model_validate(saved_lora)
             adapters.attach(model, self.lora, self._adapter_seed())
             adapters.load_adapter(model, folder / "model")
             if self.reference is not None:
@@ -400,5 +392,5 @@ class Policy:
         self.updates, self.fresh_at = int(scalars["updates"]), int(scalars.get("fresh_at", 0))
 
     def _stepped(self) -> list[torch.Tensor]:
-        """Everything that the optimizer steps, in a fixed order."""
+        """All tensors that the optimizer steps, in a fixed order."""
         return [p for group in self.optimizer.param_groups for p in group["params"]]

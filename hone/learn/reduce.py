@@ -1,4 +1,4 @@
-"""The one place that decides what a token counts: loss = sum over tokens of weight * token loss.
+"""The only place that decides how much each token counts: loss = sum over tokens of weight * token loss.
 
 The weights know the whole batch of an optimizer step, over all micro-batches and ranks, so that
 any split of it gives the same gradient. They are made for a *sum*: where a framework averages
@@ -61,8 +61,8 @@ REDUCTIONS: dict[str, Callable[[Weights, int | None], Weights]] = {
 def token_weights(lengths: Sequence[int], reduction: str, max_tokens: int | None = None) -> Weights:
     """The weight [S] of every trained token of each sample.
 
-    `lengths` [S] are the trained tokens of *every* sample of one optimizer step, over all ranks. A
-    sample without any (0: masked) still counts as one of the S.
+    `lengths` [S] counts the trained tokens of *every* sample of one optimizer step, over all ranks. A
+    masked sample (length 0) still counts as one of the S.
     """
     if reduction not in REDUCTIONS:
         raise ValueError(f"reduction {reduction!r}: allowed are {', '.join(REDUCTIONS)}")

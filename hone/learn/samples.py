@@ -45,7 +45,7 @@ def with_advantages(samples: Sequence[Sample], advantages: Iterable[FloatArray])
 
 
 def supervised_sample(problem_id: str, prompt_ids: IntArray, completion_ids: IntArray) -> Sample:
-    """A sample whose completion is to be imitated: cross-entropy is the loss with advantage 1."""
+    """A sample to imitate: with advantage 1 the policy-gradient loss is cross-entropy."""
     prompt, total = len(prompt_ids), len(prompt_ids) + len(completion_ids)
     mask = _completion_mask(prompt, total)
     return Sample(

@@ -1,8 +1,8 @@
-"""What of a policy is in a checkpoint, and how it comes back: see `hone.learn.checkpoint` for the files.
+"""What a checkpoint holds of a policy, and how it is restored: see `hone.learn.checkpoint` for the files.
 
-model/      the weights; of LoRA the adapter alone, by the names of peft's files
+model/      the weights; with LoRA the adapter alone, named as in peft's files
 optimizer/  NAME.exp_avg, NAME.exp_avg_sq, NAME.step of every weight NAME that was stepped; NAME.weight of those
-            that are not in model/: float32 masters of lower precision, the value head
+            that model/ lacks: float32 masters of lower-precision weights, the value head
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 @dataclass(frozen=True)
 class State:
-    """A copy of a policy at one moment; `tensors` are this process's parts, in the memory of the host."""
+    """A copy of a policy at one moment; `tensors` are this process's parts, in host memory."""
 
     tensors: Mapping[str, Mapping[str, torch.Tensor]]  # folder -> name -> part
     files: Mapping[str, bytes]  # beside the weights in model/: config, tokenizer
@@ -60,16 +60,16 @@ def tensors(policy: Policy) -> dict[str, dict[str, torch.Tensor]]:
 
 @torch.no_grad()
 def restore(policy: Policy, folder: Path) -> None:
-    """Moments and masters; the weights are those of the checkpoint already."""
-    there = shards.shapes(folder / "optimizer")
+    """Read moments and masters; the weights have been read already."""
+    saved = shards.shapes(folder / "optimizer")
     into: dict[str, torch.Tensor] = {}
     policy.optimizer.state.clear()
     for name, stepped, p in _stepped(policy):
         if p is not None and p.dtype != stepped.dtype:
-            stepped.copy_(own_part(p))  # unless the checkpoint has something more precise
-        if f"{name}.weight" in there:
+            stepped.copy_(own_part(p))  # overwritten below if the checkpoint has a float32 master
+        if f"{name}.weight" in saved:
             into[f"{name}.weight"] = cut_as(p, stepped.detach())
-        if f"{name}.step" in there:
+        if f"{name}.step" in saved:
             moments = {"step": torch.zeros((), device=stepped.device)}
             moments |= {key: torch.zeros_like(stepped, requires_grad=False) for key in MOMENTS}
             into |= {f"{name}.{key}": cut_as(p, moments[key]) for key in MOMENTS}
@@ -79,14 +79,14 @@ def restore(policy: Policy, folder: Path) -> None:
 
 
 def read_weights(model: PreTrainedModel, folder: Path) -> None:
-    """Of a checkpoint's `model`, or of an ordinary Hugging Face folder. Raises ValueError if they do not fit."""
+    """Read a checkpoint's `model` or an ordinary Hugging Face folder. Raises ValueError if they do not fit."""
     shards.read(folder, weights(model))
 
 
 def files(policy: Policy) -> dict[str, bytes]:
-    """What stands beside the weights, so that the folder is a model: its settings and its tokenizer."""
-    with tempfile.TemporaryDirectory() as place:
-        folder = Path(place)
+    """The files that make the weights a Hugging Face model: config and tokenizer."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = Path(temporary)
         if policy.lora is not None:
             adapters.save_settings(policy.model, folder, policy.base)
         else:
@@ -100,7 +100,7 @@ def files(policy: Policy) -> dict[str, bytes]:
 
 
 def _stepped(policy: Policy) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
-    """Everything that the optimizer steps, by name: masters, each with its parameter, and the value head."""
+    """(name, stepped tensor, parameter) of every tensor that the optimizer steps; the value head has no parameter."""
     for name, master, p in zip(policy.names, policy.masters, policy.parameters, strict=True):
         yield name, master, p
     if policy.value_head is not None:

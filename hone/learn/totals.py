@@ -1,4 +1,4 @@
-"""What the micro-batches of an update, and the updates of a step, add up to."""
+"""Sums over the micro-batches of an update and over the updates of a step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hone.types import FloatArray, MicroBatch, StepStats
 
 
 class Totals:
-    """What the micro-batches of one update add up to."""
+    """Sums over the micro-batches of one update."""
 
     def __init__(self) -> None:
         self.loss = self.value_loss = self.mismatch = 0.0
@@ -23,7 +23,7 @@ class Totals:
         self.logprobs: dict[int, FloatArray] = {}
         self.entropies: dict[int, FloatArray] = {}
         self.grad_norms: dict[int, float] = {}
-        self._unread: list[tuple[tuple[int, ...], torch.Tensor]] = []  # of each micro-batch: its samples, all numbers
+        self._unread: list[tuple[tuple[int, ...], torch.Tensor]] = []  # per micro-batch: sample ids, all values flat
 
     def add(
         self,
@@ -35,12 +35,12 @@ class Totals:
         value_loss: torch.Tensor,
         sums: torch.Tensor,  # [len(METRICS)]
     ) -> None:
-        """Nothing here waits for the device, which would stand still until the next micro-batch comes: see `read`."""
+        """Add a micro-batch without waiting for the device, which would then stall until the next one: see `read`."""
         assert hidden.grad is not None
         squares = hidden.grad.float().square().sum(dim=1)  # [N]
         norms = torch.zeros(len(batch.sample_ids), device=squares.device).index_add_(0, batch.samples, squares).sqrt()
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
-        gaps = torch.where(batch.sampled_logprobs.any(), (old - batch.sampled_logprobs).abs(), 0.0)  # or no sampler
+        gaps = torch.where(batch.sampled_logprobs.any(), (old - batch.sampled_logprobs).abs(), 0.0)  # all 0: no sampler
         mismatch = gaps.max() if len(gaps) else gaps.sum()
         parts = (loss, value_loss, mismatch, sums, norms, batch.samples, logprobs, entropy)
         self._unread.append(
@@ -48,7 +48,7 @@ class Totals:
         )
 
     def read(self) -> Totals:
-        """Fetch what was added, in one transfer."""
+        """Fetch the added values in one transfer."""
         unread, self._unread = self._unread, []
         if not unread:
             return self
@@ -69,11 +69,11 @@ class Totals:
         return self
 
     def gathered(self, world: World) -> Totals:
-        """What those of all processes add up to."""
+        """The totals over all processes."""
         if world.size == 1:
             return self
         whole = Totals()
-        for part in world.gather([self] if world.is_writer else [], "what the micro-batches add up to"):
+        for part in world.gather([self] if world.is_writer else [], "totals of the update"):
             whole.loss += part.loss
             whole.value_loss += part.value_loss
             whole.mismatch = max(whole.mismatch, part.mismatch)
@@ -98,7 +98,7 @@ def split_by_sample(batch: MicroBatch, values: FloatArray) -> list[tuple[int, Fl
 
 
 def _split(ids: Sequence[int], samples: npt.NDArray[np.int64], values: FloatArray) -> dict[int, FloatArray]:
-    """Values [N] of tokens that belong to `samples` [N], places in `ids` [S] -> id -> [Lc]"""
+    """Values [N] of tokens -> id -> [Lc]; `samples` [N] are indices into `ids` [S]."""
     if not ids:
         return {}
     counts = np.bincount(samples, minlength=len(ids))
@@ -106,14 +106,14 @@ def _split(ids: Sequence[int], samples: npt.NDArray[np.int64], values: FloatArra
 
 
 def merge_stats(stats: Sequence[StepStats]) -> StepStats:
-    """Several updates as one row: token-weighted means, the largest gradient norm, the last rate.
+    """Several updates as one row: token-weighted means, the largest gradient norm, the last learning rate.
 
-    The mismatch between sampler and trainer is that of the first update, when both hold the same weights.
+    The mismatch between sampler and trainer is taken from the first update, when both hold the same weights.
     """
     if not stats:
         return StepStats(0.0, 0.0, 0, {"skipped": 0.0})
     tokens = sum(s.num_tokens for s in stats)
-    taken = [s for s in stats if not s.metrics["skipped"]] or stats  # what was skipped is not finite, and says nothing
+    taken = [s for s in stats if not s.metrics["skipped"]] or stats  # skipped updates are not finite
     weight = max(1, sum(s.num_tokens for s in taken))
     metrics = {key: sum(s.metrics[key] * s.num_tokens for s in taken) / weight for key in taken[0].metrics}
     metrics |= {key: value for key, value in taken[0].metrics.items() if key.startswith("mismatch/")}
@@ -121,7 +121,7 @@ def merge_stats(stats: Sequence[StepStats]) -> StepStats:
     metrics["skipped"] = sum(s.metrics["skipped"] for s in stats)
     return StepStats(
         sum(s.loss for s in taken) / len(taken),
-        float(np.max([s.grad_norm for s in stats])),  # NaN if one is
+        float(np.max([s.grad_norm for s in stats])),  # NaN if any is
         tokens,
         metrics,
         **{

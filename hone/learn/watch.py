@@ -4,9 +4,9 @@
         print(warning)  # step 60: length_collapse: response_length 41.2 is below 0.4 of its start, 166
 
 `history` is one mapping per step with the key "step" and any of the metrics below; a metric that is
-missing is not watched. A warning is given at the step where its condition begins to hold, not again
-while it lasts: call this after every step. The conditions are for what ends runs, not for what
-healthy ones do: answers grow, entropy falls by half, a single gradient is large.
+missing is not watched. A warning is issued at the step where its condition begins to hold and is not
+repeated while it lasts: call this after every step. Conditions flag what ends runs, not what healthy
+runs do: answers grow, entropy falls by half, a single gradient is large.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ GRAD_NORM = "grad_norm"  # before clipping
 MISMATCH = "mismatch/mean_abs"  # mean |log-ratio| of sampler and trainer
 MISMATCH_K3 = "mismatch/k3"  # mean of ratio - 1 - log-ratio
 
-#: Steps in a row for which the gradient must be large: one spike is survivable.
+#: The gradient must be large for this many steps in a row: one spike is harmless.
 GRAD_STEPS = 3
 
 Series = list[float]
-#: The condition's finding in words, or None.
+#: Describes the condition if it holds, else None.
 Check = Callable[[Series, WatchConfig], "str | None"]
 
 
@@ -53,7 +53,7 @@ def collapse_warnings(history: Sequence[Mapping[str, Any]], config: WatchConfig)
     """The warnings that begin at the last step of `history`."""
     if not history:
         return []
-    step, found = int(history[-1]["step"]), []
+    step, warnings = int(history[-1]["step"]), []
     for name, (metric, check) in CHECKS.items():
         if metric not in history[-1]:
             continue
@@ -64,8 +64,8 @@ def collapse_warnings(history: Sequence[Mapping[str, Any]], config: WatchConfig)
             series = [x for x in series if math.isfinite(x)]
         message = check(series, config)
         if message is not None and check(series[:-1], config) is None:
-            found.append(CollapseWarning(name, step, metric, series[-1], message))
-    return found
+            warnings.append(CollapseWarning(name, step, metric, series[-1], message))
+    return warnings
 
 
 def _number(value: float | None) -> float:
@@ -73,7 +73,7 @@ def _number(value: float | None) -> float:
 
 
 def _start_and_now(series: Series, config: WatchConfig) -> tuple[float, float] | None:
-    """Mean of the first and of the last `window` steps, once these do not overlap."""
+    """Means of the first and the last `window` steps, or None while these overlap."""
     w = config.window
     return (fmean(series[:w]), fmean(series[-w:])) if len(series) >= 2 * w else None
 
@@ -106,7 +106,7 @@ def _above(series: Series, limit: float, window: int) -> str | None:
 
 
 def _duplicates(series: Series, config: WatchConfig) -> str | None:
-    """A model that guesses in one sentence may begin with much of the same; training must not add to it."""
+    """A model that guesses in one sentence may begin with many duplicates; only an increase is a warning."""
     means = _start_and_now(series, config)
     if means is None or not means[1] > max(config.duplicate_thinking, means[0] + 0.1):
         return None
@@ -136,6 +136,6 @@ CHECKS: dict[str, tuple[str, Check]] = {
     "clip_fraction": (CLIP, lambda s, c: _above(s, c.clip_fraction, c.window)),
     "grad_explosion": (GRAD_NORM, _grad_explosion),
     "grad_not_finite": (GRAD_NORM, _not_finite),
-    "mismatch": (MISMATCH, lambda s, c: _above(s, c.mismatch, 1)),  # wrong from the first step, if at all
+    "mismatch": (MISMATCH, lambda s, c: _above(s, c.mismatch, 1)),  # if it occurs, it does so from the first step
     "mismatch_k3": (MISMATCH_K3, lambda s, c: _above(s, c.mismatch_k3, 1)),
 }

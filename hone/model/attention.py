@@ -1,15 +1,15 @@
 """Our attention, plugged into unmodified Hugging Face models.
 
-Models are loaded with `attn_implementation="hone"`; what the attention computes is decided by a
-keyword that travels through the model's forward call:
+Models are loaded with `attn_implementation="hone"`; a keyword that is passed through the model's
+forward call decides what the attention computes:
 
 - `layout=(Block, ...)`: packed training, one row of T tokens (`packed_attention`);
 - `decode_cache=cache`: generation over our own key/value cache (`hone.rollout.native.cache`).
 
 A forward call with neither is an error: there is no mask, so plain attention here would silently let
-documents see each other. Both are also put into a context variable (`forward_pass`), for models that do not hand
-keywords on to their attention; it counts the calls, so that a model that never calls this attention is noticed.
-What a layer asks for and this attention does not compute (a mask, a window that acts, sinks, dropout) is an error.
+documents see each other. Both are also kept in a context variable (`forward_pass`), for models that do not pass
+keywords on to their attention; it counts calls, so that a model that never calls this attention is detected.
+Features that a layer requests but this attention does not compute (masks, active windows, sinks, dropout) are errors.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class ForwardPass:
 
     layout: tuple[Block, ...] | None = None
     decode_cache: Any = None
-    longest: int | None = None  # tokens of the longest sequence (prompt and completion); None: not known
-    calls: int = 0  # of our attention, so far
+    longest: int | None = None  # tokens of the longest sequence (prompt and completion); None: unknown
+    calls: int = 0  # so far, of our attention
 
 
 _CURRENT: ContextVar[ForwardPass | None] = ContextVar("hone_forward_pass", default=None)
@@ -49,7 +49,7 @@ _CURRENT: ContextVar[ForwardPass | None] = ContextVar("hone_forward_pass", defau
 
 @contextmanager
 def forward_pass(current: ForwardPass | None) -> Iterator[None]:
-    """For the duration, attention that gets no keyword belongs to this pass."""
+    """Inside, attention calls without a keyword belong to this pass."""
     token = _CURRENT.set(current)
     try:
         yield
@@ -58,7 +58,7 @@ def forward_pass(current: ForwardPass | None) -> Iterator[None]:
 
 
 def current_pass() -> ForwardPass | None:
-    """The pass that the caller is inside of."""
+    """The pass in progress, or None."""
     return _CURRENT.get()
 
 
@@ -72,7 +72,7 @@ def check_called(model: torch.nn.Module, done: ForwardPass) -> None:
 
 
 def longest_sequence(layout: tuple[Block, ...]) -> int:
-    """Tokens of the longest prompt with its completion."""
+    """Number of tokens of the longest sequence, prompt and completion."""
     return max(block.prompt_len + max(block.completion_lens, default=0) for block in layout)
 
 
@@ -83,7 +83,7 @@ def packed_attention(
     layout: tuple[Block, ...],
     scaling: float,
 ) -> torch.Tensor:  # [1, T, H, Dv]
-    """Causal attention inside each block: completions see their prompt and themselves, no one else."""
+    """Causal attention inside each block: completions attend to their prompt and themselves only."""
     if how := attention_gpu.kind(query, value):
         return attention_gpu.attention(query, key, value, layout, scaling, how)
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
@@ -94,8 +94,8 @@ def packed_attention(
 class _PackedAttention(torch.autograd.Function):
     """Scaled-dot-product attention per block, as one node of the graph.
 
-    Left to autograd, every slice of the packed row would have a backward pass that fills a zero
-    tensor as long as the whole row; here the gradients of a block are written to their place.
+    With autograd, the backward pass of every slice of the packed row would fill a zero tensor as
+    long as the whole row; here the gradients of a block are written to their place.
     """
 
     @staticmethod
@@ -135,7 +135,7 @@ class _PackedAttention(torch.autograd.Function):
 def _block_inputs(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, block: Block
 ) -> list[list[torch.Tensor]]:  # one [q, k, v] per part, each [n, heads, length, D]
-    """The prompt, if any, and the runs of completions, whose keys stand behind the prompt's."""
+    """The prompt, if any, and the runs of completions, whose keys follow the prompt's."""
     parts = [[x.transpose(1, 2) for x in part] for part in zip(*(_pad(x, block) for x in (q, k, v)), strict=True)]
     if not block.prompt_len:
         return parts
@@ -148,7 +148,7 @@ def _block_inputs(
 
 @lru_cache(maxsize=256)
 def _runs(lens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
-    """Neighbours of about the same length, at most a quarter apart: what is padded together stays small."""
+    """Group neighbours whose lengths differ by at most a quarter, so that there is little padding."""
     runs: list[list[int]] = []
     for length in lens:
         if runs and max(*runs[-1], length) <= 1.25 * min(*runs[-1], length) + 8:
@@ -161,7 +161,7 @@ def _runs(lens: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 def _pad(x: torch.Tensor, block: Block) -> list[torch.Tensor]:
     """[Tb, heads, D] -> the prompt [1, Lp, heads, D], if any, and each run of completions [n, longest, heads, D].
 
-    Zeros stand behind each completion's end: causal attention never looks there, and no gradient comes from there.
+    Zeros follow each completion: causal attention never reads them, and they have no gradient.
     """
     lp = block.prompt_len
     parts = [x[:lp][None]] if lp else []
@@ -173,7 +173,7 @@ def _pad(x: torch.Tensor, block: Block) -> list[torch.Tensor]:
 
 
 def _unpad(out: torch.Tensor, parts: list[torch.Tensor], block: Block) -> None:
-    """Write what `_pad` took apart back into [Tb, heads, D]."""
+    """Inverse of `_pad`: write the parts into `out` [Tb, heads, D]."""
     lp = block.prompt_len
     if lp:
         out[:lp] = parts[0][0]
@@ -186,7 +186,7 @@ def _unpad(out: torch.Tensor, parts: list[torch.Tensor], block: Block) -> None:
 def _block_gradient(grads: list[torch.Tensor], block: Block) -> list[torch.Tensor]:
     """Gradients of the parts, [n, heads, length, D], as pieces [*, heads, D] in packed order.
 
-    Keys and values of the prompt have been used by the prompt and by every completion.
+    Gradients of the prompt's keys and values sum over the prompt and every completion.
     """
     lp, runs = block.prompt_len, _runs(block.completion_lens)
     pieces: list[torch.Tensor] = []
@@ -203,10 +203,10 @@ def _block_gradient(grads: list[torch.Tensor], block: Block) -> list[torch.Tenso
 
 
 def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> torch.Tensor:
-    """Causal; where keys are more than queries, the first ones are the prompt's, which all queries see."""
+    """Causal attention; if there are more keys than queries, the first are the prompt's, visible to all queries."""
     before = k.shape[2] - q.shape[2]
     mask = _causal_mask(q.shape[2], before, q.dtype, q.device) if before else None
-    if q.is_meta:  # no kernel to choose there; `hone plan` counts what a fused one keeps, as every device has one
+    if q.is_meta:  # no kernel on meta; `hone plan` counts the memory of a fused one, which every device has
         fused: Any = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
         size = v.shape[-1]
         same = v if size == q.shape[-1] else F.pad(v, (0, q.shape[-1] - size))
@@ -221,7 +221,7 @@ def _sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scaling: float) -> 
 
 @lru_cache(maxsize=32)
 def _causal_mask(queries: int, before: int, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """[queries, before + queries], 0 or -inf; kept because every layer asks for the same few."""
+    """[queries, before + queries], 0 or -inf; cached because all layers use the same few."""
     seen = torch.ones(queries, before + queries, dtype=torch.bool, device=device).tril(before)
     return torch.zeros(seen.shape, dtype=dtype, device=device).masked_fill(~seen, float("-inf"))
 
@@ -244,7 +244,7 @@ def hone_attention(
 ) -> tuple[torch.Tensor, None]:
     """The function registered with transformers; returns ([B, Tq, H, D], no weights).
 
-    Raises UserError for what a layer asks for and this attention does not compute.
+    Raises UserError if the layer requests a feature that this attention does not compute.
     """
     current = _CURRENT.get()
     if current is not None:
@@ -253,7 +253,7 @@ def hone_attention(
             layout, decode_cache = current.layout, current.decode_cache
     if layout is None and decode_cache is None:
         raise ValueError("a model loaded with hone's attention needs layout= or decode_cache= in its forward call")
-    asked = {
+    features = {
         "a sliding window": sliding_window is not None and _acts(sliding_window, layout, current),
         "soft-capped attention": softcap is not None,
         "attention sinks": s_aux is not None,
@@ -261,7 +261,7 @@ def hone_attention(
         "dropout": bool(dropout),
         "attention that is not causal": is_causal is False,
     }
-    if used := [what for what, is_used in asked.items() if is_used]:
+    if used := [what for what, is_used in features.items() if is_used]:
         raise UserError(
             f"layer {getattr(module, 'layer_idx', '?')} uses {' and '.join(used)}; hone supports full causal attention "
             "only: choose a model without"
@@ -275,7 +275,7 @@ def hone_attention(
 
 
 def _acts(window: int, layout: tuple[Block, ...] | None, current: ForwardPass | None) -> bool:
-    """Whether a window hides anything from any token of this pass. It never does if no sequence is longer than it."""
+    """Whether the window hides any token in this pass, that is, whether a sequence is longer than the window."""
     longest = current.longest if current is not None else None
     if longest is None and layout is not None:
         longest = longest_sequence(layout)
@@ -283,7 +283,7 @@ def _acts(window: int, layout: tuple[Block, ...] | None, current: ForwardPass | 
 
 
 def layer_index(module: torch.nn.Module) -> int:
-    """Its place in the cache of keys and values. Raises UserError for an attention module that does not say."""
+    """The layer's index in the KV cache. Raises UserError if the attention module does not have one."""
     index = getattr(module, "layer_idx", None)
     if index is None:
         raise UserError(f"{type(module).__name__} does not say which layer it is (layer_idx); choose another model")
@@ -294,7 +294,7 @@ def _check_tokens(module: torch.nn.Module, query: torch.Tensor, key: torch.Tenso
     if query.shape[0] != 1 or query.shape[2] != tokens or key.shape[2] != tokens:
         raise UserError(
             f"{type(module).__name__} attends from {query.shape[0]} x {query.shape[2]} queries to {key.shape[2]} keys, "
-            f"where one row of {tokens} packed tokens was given; hone supports full causal attention only: choose "
+            f"but the packed row has {tokens} tokens; hone supports full causal attention only: choose "
             "another model"
         )
 
@@ -302,13 +302,13 @@ def _check_tokens(module: torch.nn.Module, query: torch.Tensor, key: torch.Tenso
 def register() -> None:
     """Make `attn_implementation="hone"` known to transformers. Idempotent.
 
-    No mask function goes with it: for an attention without one transformers makes no mask. With one it would first
-    look in the positions for packed sequences, at every step, and wait for a GPU to tell.
+    No mask function is registered with it, so transformers builds no mask. With one, it would search the positions
+    for packed sequences at every step, and wait for the GPU to do so.
     """
     if NAME not in AttentionInterface():
         AttentionInterface.register(NAME, hone_attention)
 
 
 def keep_out_of_graphs() -> None:
-    """From now on compiled code leaves for attention and comes back: it asks Python for the layout."""
+    """Break compiled graphs at the attention, which needs the layout from Python."""
     AttentionInterface.register(NAME, torch.compiler.disable(hone_attention))

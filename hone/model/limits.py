@@ -1,11 +1,11 @@
-"""How long a sequence may be for hone's attention to compute what the model's own code computes.
+"""The longest sequence for which hone's attention computes exactly what the model's own code does.
 
-    context_limit(model.config)     # Limit(tokens=4096, setting="sliding_window"), or None: no limit is known
+    context_limit(model.config)     # Limit(tokens=4096, setting="sliding_window"), or None: unknown
 
 hone computes full causal attention. A sliding window of W tokens hides nothing in a sequence of at most W tokens, so
-such a model is exact up to there. Some rotary embeddings change their frequencies for *all* tokens of a forward pass
-once its longest sequence exceeds a bound: in a packed row that would depend on the neighbours, so that bound is a limit
-too.
+such a model is exact up to that length. Some rotary embeddings change their frequencies for *all* tokens of a forward
+pass once its longest sequence exceeds a bound: in a packed row this would depend on the neighbours, so that bound is a
+limit too.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from hone.base.settings import UserError
 
-#: Kinds of attention that equal full attention in short sequences, and the setting that says how short.
+#: Kinds of attention that equal full attention in short sequences, and the config entry with the bound.
 WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attention_chunk_size"}
 #: Rotary embeddings whose frequencies depend on the longest sequence of the forward pass.
 VARYING_ROPE = ("longrope", "dynamic")
@@ -34,7 +34,7 @@ class Limit:
 
 
 def context_limit(config: Any) -> Limit | None:
-    """The smallest bound on the length of a sequence, or None if the config names none."""
+    """The smallest bound on the sequence length, or None if the config has no bound."""
     text = config.get_text_config()
     limits = [*_windows(text), *_rope(text)]
     positions = getattr(text, "max_position_embeddings", None)
@@ -44,13 +44,13 @@ def context_limit(config: Any) -> Limit | None:
 
 
 def longest_exact(config: Any) -> int | None:
-    """Tokens of the longest sequence that can be exact; None: no limit is known."""
+    """Tokens of the longest sequence that is exact; None: unknown."""
     limit = context_limit(config)
     return None if limit is None else limit.tokens
 
 
 def check_layer_types(config: Any) -> None:
-    """Raises UserError for layers that are neither full attention nor a window whose size is known."""
+    """Raises UserError for layers other than full attention and windows of known size."""
     text = config.get_text_config()
     kinds = {str(kind) for kind in getattr(text, "layer_types", None) or []}
     other = kinds - {"full_attention", *WINDOWS}

@@ -3,7 +3,7 @@
 On AMD processors MKL runs single-precision products at about half of what the vector units can do
 (measured on Zen 5, one thread, 128 x 256 x 688: 101 GFLOP/s, oneDNN 208); PyTorch uses oneDNN for
 bfloat16 and in compiled code, but has no switch for it in eager single precision. The results differ in
-rounding only. Anything but a plain CPU float32 `nn.Linear` is left alone.
+rounding only. Only plain float32 `nn.Linear` layers on the CPU are affected.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 # oneDNN builds a primitive per shape and keeps the last 1024; it reads this at its first product. The machine code of a
-# shape stays for good, whatever is given here (`hone.preflight.plan.memory.KERNEL`), so callers ask for few shapes.
+# shape is never freed, whatever the capacity (`hone.preflight.plan.memory.KERNEL`), so callers use few shapes.
 CAPACITY = 256
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CAPACITY))
 
 PACKED_BYTES = 2 << 30
-PACKED_ROWS = 128  # for which a packed layout is chosen; the others are as fast with it
+PACKED_ROWS = 128  # the packed layout is chosen for this number; others are as fast with it
 
 
 def available() -> bool:
-    """A matter of the machine and the build only, so that two runs on one machine agree to the bit."""
+    """Depends only on the machine and the build, so that two runs on one machine agree bit for bit."""
     return (
         torch.backends.mkldnn.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -76,18 +76,18 @@ def onednn_linear(module: nn.Linear, x: Tensor) -> Tensor:
 
 
 def _packed_linear(module: nn.Linear) -> Callable[[Tensor], Tensor]:
-    """Also for one row: `F.linear` returns sooner from small ones, but reads what is in no cache at half the speed."""
+    """Used for a single row too: `F.linear` has less overhead, but reads uncached weights at half the speed."""
     weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), PACKED_ROWS)
     return functools.partial(_product, weight=weight, bias=module.bias)
 
 
 @contextmanager
 def onednn(model: nn.Module, frozen: bool = False) -> Iterator[None]:
-    """For the duration, linear layers call oneDNN; the modules and their weights stay what they are.
+    """Inside, linear layers call oneDNN; the modules and their weights do not change.
 
-    `frozen`: nothing trains meanwhile. Each layer's weight is then laid out once as oneDNN reads it, which it
-    otherwise does in every product: a twentieth of a product of 128 rows, half of one of 8. The copies are as large
-    as the weights, so this is left out for models above PACKED_BYTES.
+    `frozen`: nothing trains meanwhile. Each layer's weight is then reordered once into oneDNN's layout instead of in
+    every product, where it takes a twentieth of the time with 128 rows and half with 8. The copies are as large as
+    the weights, so models above PACKED_BYTES are excluded.
     """
     chosen = plain_layers(model, "cpu") if available() else []
     packed = frozen and sum(layer.weight.nbytes for layer in chosen) <= PACKED_BYTES
@@ -101,13 +101,13 @@ def onednn(model: nn.Module, frozen: bool = False) -> Iterator[None]:
 
 
 def plain_layers(model: nn.Module, device: str | None = None) -> list[nn.Linear]:
-    """Those that nothing else has taken over, on `device` or wherever they are."""
+    """Linear layers whose forward is not replaced, on `device` or on any."""
     linear = [m for m in model.modules() if isinstance(m, nn.Linear) and "forward" not in vars(m)]
     return [m for m in linear if _is_plain(m, device)]
 
 
 def _is_plain(module: nn.Module, device: str | None) -> bool:
-    """In float32, neither quantised, nor wrapped by another library, nor sharded."""
+    """Whether a layer is float32 and not quantised, wrapped by another library, or sharded."""
     if type(module) is not nn.Linear or hasattr(module.weight, "placements"):
         return False
     return module.weight.dtype == torch.float32 and module.weight.device.type == (device or module.weight.device.type)

@@ -1,4 +1,4 @@
-"""Any Hugging Face causal LM, by folder or hub id, with our attention plugged in."""
+"""Load any Hugging Face causal LM, by folder or hub id, with our attention plugged in."""
 
 from __future__ import annotations
 
@@ -30,12 +30,11 @@ def device() -> torch.device:
 
 
 def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTrainedModel:
-    """The model in `config.dtype`, with our attention and in eval mode, in which it stays: sampler and trainer must be
-    one network, without dropout or other noise (`hone.model.update_mode`). An adapter's folder is its base with the
-    adapter merged in. `on`: where, by default the accelerator.
+    """Load the model in `config.dtype` with our attention, always in eval mode: sampler and trainer must be the same
+    network, without dropout or other noise (`hone.model.update_mode`). A folder of an adapter gives its base with the
+    adapter merged in. `on`: the device, by default the accelerator.
 
-    Raises UserError when there is no model at `config.path`, one of a run that is damaged, or one that would train
-    silently wrong.
+    Raises UserError if there is no model at `config.path`, it is damaged, or it would silently train wrong.
     """
     attention.register()
     config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
@@ -44,12 +43,12 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
         model = load_model(config.at(base_of(config.path)), on)
         lora.merge_from(model, config.path)
         return model
-    model = _found(config, lambda: (_of_checkpoint if shards.is_sharded(config.path) else _pretrained)(config))
+    model = _loaded(config, lambda: (_of_checkpoint if shards.is_sharded(config.path) else _pretrained)(config))
     check_supported(model)
     if config.recompute_activations:
         try:
             recompute_activations(model)
-        except ValueError as error:  # transformers' own, for a model that was not written for it
+        except ValueError as error:  # from transformers, for a model without support for it
             raise UserError(f"model.recompute_activations: {error}; set it to false") from error
     if config.compile:
         compiled.request(model)
@@ -67,7 +66,7 @@ def _pretrained(config: ModelConfig) -> Any:
 
 
 def _of_checkpoint(config: ModelConfig) -> Any:
-    """The weights in `model/` of a checkpoint, which several processes may have written."""
+    """Load the `model/` of a checkpoint, which several processes may have written."""
     settings = AutoConfig.from_pretrained(config.path)
     model = AutoModelForCausalLM.from_config(
         settings, dtype=getattr(torch, config.dtype), attn_implementation=attention.NAME
@@ -80,20 +79,20 @@ def _of_checkpoint(config: ModelConfig) -> Any:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """The checkpoint's own tokenizer; one without an end-of-text token is an error."""
+    """Load the checkpoint's tokenizer. Raises UserError if it has no end-of-text token."""
     config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
     if lora.is_adapter(config.path) and not (Path(config.path) / "tokenizer_config.json").exists():
         config = config.at(base_of(config.path))
-    tokenizer = _found(config, lambda: AutoTokenizer.from_pretrained(config.path, revision=config.revision))
+    tokenizer = _loaded(config, lambda: AutoTokenizer.from_pretrained(config.path, revision=config.revision))
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {config.path} has no end-of-text token: stopping could not be learned")
     return tokenizer
 
 
 def base_of(adapter: str) -> str:
-    """The model that an adapter belongs to: a folder, also one that has moved with its run, or a hub id.
+    """The base model of an adapter: a folder, even if it has moved with its run, or a hub id.
 
-    Raises UserError for a folder that has gone.
+    Raises UserError if the folder is missing.
     """
     base = str(lora.read_config(adapter)["base_model_name_or_path"])
     if Path(base).is_absolute() and not Path(base).exists():
@@ -107,10 +106,10 @@ def base_of(adapter: str) -> str:
     return base
 
 
-def _found(config: ModelConfig, load: Callable[[], Any]) -> Any:
+def _loaded(config: ModelConfig, load: Callable[[], Any]) -> Any:
     try:
         return load()
-    except pickle.UnpicklingError as error:  # weights that are a program: torch does not run it
+    except pickle.UnpicklingError as error:  # torch does not run code in weights
         raise UserError(
             f"model.path: {config.path}: its weights are a pickle that torch refuses to load (weights_only); give a "
             "checkpoint in safetensors"
@@ -122,14 +121,14 @@ def _found(config: ModelConfig, load: Callable[[], Any]) -> Any:
             f"model.path: {config.path}: this architecture has its own attention classes and cannot be given another "
             "attention through transformers' AttentionInterface; choose another model"
         ) from error
-    except (OSError, ValueError) as error:  # transformers' own, for a missing file, an unknown id, no network
+    except (OSError, ValueError) as error:  # from transformers: missing file, unknown id, no network
         first = str(error).strip().splitlines()[0]
         raise UserError(f"model.path: {config.path}: {first}; give a folder with a checkpoint, or a hub id") from error
 
 
 def check_supported(model: PreTrainedModel) -> None:
-    """Refuse what is known to train wrong from the config alone: other than causal attention, scaled or capped logits
-    (`output_head`). What a config does not tell is measured by `hone.rollout.exactness`."""
+    """Raises UserError for models whose config shows that they would train wrong: non-causal attention, scaled or
+    capped logits (`output_head`). What a config does not show, `hone.rollout.exactness` measures."""
     limits.check_layer_types(model.config)
     try:
         output_head(model)
@@ -140,8 +139,8 @@ def check_supported(model: PreTrainedModel) -> None:
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:
     """Every token that ends a completion: the tokenizer's, the model's and its generation config's."""
     generation = model.generation_config.eos_token_id if model.generation_config is not None else None
-    found: list[int] = []
+    ids: list[int] = []
     for source in (tokenizer.eos_token_id, model.config.eos_token_id, generation):
         if source is not None:
-            found += [source] if isinstance(source, int) else list(source)
-    return tuple(dict.fromkeys(found))
+            ids += [source] if isinstance(source, int) else list(source)
+    return tuple(dict.fromkeys(ids))

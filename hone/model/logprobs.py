@@ -1,12 +1,12 @@
 """Log-probs and entropies of chosen tokens, straight from hidden states.
 
 The logits of a batch are its largest tensor by far: 4096 tokens with a vocabulary of 151 936 take
-2.5 GB in float32, several times over with the gradient. Here they exist only for a chunk of
-tokens at a time, forward and backward (recomputed there), and the softmax is in float32 or better.
+2.5 GB in float32, several times over with the gradient. Here they are computed one chunk of
+tokens at a time, forward and again backward, and the softmax is in float32 or better.
 
     logprobs, entropy = head_logprobs(model, hidden, targets, temperature=1.0, want_entropy=True)
 
-Truncated sampling (top-p, top-k) changes the sampler's distribution and is not known here.
+Truncated sampling (top-p, top-k), which changes the sampler's distribution, is not accounted for.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 #: Elements of one chunk of logits: 64 MB, and on a GPU, which a chunk must fill, 512 MB.
 BUDGET = {"cpu": 2**24, "cuda": 2**27}
 
-#: Config entries of models that transform their logits after the head, with the value that does nothing.
+#: Config entries of models that transform their logits after the head, with their neutral value.
 LOGIT_TRANSFORMS = {
     "final_logit_softcapping": None,  # Gemma 2
     "logit_scale": 1.0,  # Cohere
@@ -96,7 +96,7 @@ def head_logprobs(
 
 
 def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
-    """Weight [V, D] and bias [V] of the model's output head, if they are all there is to its logits."""
+    """Weight [V, D] and bias [V] of the output head. Raises ValueError if logits are not hidden @ weight + bias."""
     text = model.config.get_text_config()
     for name, neutral in LOGIT_TRANSFORMS.items():
         value = getattr(text, name, neutral)
@@ -115,7 +115,7 @@ def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
 
 
 def has_plain_head(model: Any) -> bool:
-    """Whether logits are hidden @ weight + bias and nothing else. Others can be sampled from, not trained."""
+    """Whether logits are hidden @ weight + bias and nothing else. Other models can be sampled from but not trained."""
     try:
         output_head(model)
     except ValueError:
@@ -149,7 +149,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 entropy[part] = _sum(-torch.linalg.vecdot(logits.exp(), logits), group)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
         ctx.temperature, ctx.rows, ctx.group = temperature, rows, group
-        ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing on the way back
+        ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing in the backward pass
         return logprobs, entropy
 
     @staticmethod
@@ -202,14 +202,14 @@ class _TokenLogprobs(torch.autograd.Function):
 
 
 def _sum(x: Tensor, group: ProcessGroup | None) -> Tensor:
-    """Over the parts of the vocabulary, in place."""
+    """Sum over the parts of the vocabulary, in place."""
     if group is not None and x.numel():
         dist.all_reduce(x, group=group)
     return x
 
 
 def _logsumexp(logits: Tensor, group: ProcessGroup | None) -> Tensor:
-    """[n, V] -> [n], over the parts of the vocabulary."""
+    """[n, V] -> [n], over all parts of the vocabulary."""
     own = torch.logsumexp(logits, dim=-1)
     if group is None:
         return own
@@ -247,22 +247,22 @@ def _chunks(
 
 
 def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """hidden [N, D], weight [V, D], bias [V] -> logits [N, V] in float32 or better, as those that log-probs come from:
-    a sampler that rounds them otherwise draws from another distribution than is trained."""
+    """hidden [N, D], weight [V, D], bias [V] -> logits [N, V] in float32 or better, rounded as for log-probs:
+    a sampler that rounds differently draws from another distribution than the trained one."""
     logits = _product(hidden.to(weight.dtype), weight.t(), _work_dtype(hidden, weight))
     return logits if bias is None else logits + bias
 
 
-def _product(left: Tensor, right: Tensor, out: torch.dtype) -> Tensor:
-    """left @ right in `out`. On a GPU the sums of bfloat16 products leave unrounded: a logit of 20
+def _product(a: Tensor, b: Tensor, out: torch.dtype) -> Tensor:
+    """a @ b in dtype `out`. On a GPU bfloat16 products are returned in `out` without rounding: a logit of 20
     rounded to bfloat16 is off by up to 0.06, and so is every log-prob."""
-    if left.dtype != out and left.is_cuda:
-        return torch.mm(left, right, out_dtype=out)
-    return (left @ right).to(out)
+    if a.dtype != out and a.is_cuda:
+        return torch.mm(a, b, out_dtype=out)
+    return (a @ b).to(out)
 
 
-def _add_product(total: Tensor, left: Tensor, right: Tensor) -> None:
-    if left.dtype == total.dtype:
-        total.addmm_(left, right)
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    if a.dtype == total.dtype:
+        total.addmm_(a, b)
     else:
-        total += _product(left, right, total.dtype)
+        total += _product(a, b, total.dtype)

@@ -1,13 +1,13 @@
 """Low-rank adapters: a layer computes W x + (alpha / rank) B A x, and only A and B are trained.
 
-Hu et al., LoRA, arXiv:2106.09685. The adapters are those of `peft`, put into the model in place: it stays the same
-Hugging Face model, and its attention, output head and packing know nothing of them. What peft's layers are in the way
-of is done by exchanging them for plain ones, for as long as it takes:
+Hu et al., LoRA, arXiv:2106.09685. The adapters are `peft`'s, injected into the model in place: it stays the same
+Hugging Face model, and attention, output head and packing are unaware of them. Where peft's layers are in the way,
+plain ones replace them temporarily:
 
     with adapter_off(model): ...    # W alone: the reference, without a second copy of the model
     with merged(model): ...         # W + (alpha / rank) B A in one matrix: to sample, to export, to send to a server
 
-peft takes seconds to import and is imported only by what attaches an adapter.
+peft takes seconds to import, so it is imported only when an adapter is attached.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ from hone.recipe.sections.model import LoraConfig
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: Names of experts' layers, which peft translates in models that fuse them into one tensor.
+#: Names of expert layers, which peft maps to the fused tensor in models that have one.
 EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
-ADAPTER = "default"  # the name that peft gives to the only one
+ADAPTER = "default"  # peft's name of a single adapter
 CONFIG_FILE = "adapter_config.json"
 WEIGHTS_FILE = "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of the names in peft's files
 
 
 def attach(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
-    """Put a new adapter into the model and freeze everything else. B is 0, so what the model computes is unchanged.
+    """Put a new adapter into the model and freeze everything else. B is 0, so the outputs do not change.
 
-    `seed` decides A. Raises UserError for targets that the model does not have, and if peft is not installed.
+    `seed` determines A. Raises UserError for targets that the model does not have, and if peft is not installed.
     """
     peft = _peft()
     names = target_names(model, lora.targets)
@@ -54,37 +54,37 @@ def attach(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
 
 
 def target_names(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list[str]:
-    """The last parts of the names of the linear layers that are meant. Raises UserError for one that is not there."""
+    """The last parts of the names of the targeted linear layers. Raises UserError for a name that does not exist."""
     linear = _linear(model)
     kinds = sorted({type(m).__name__ for m in model.modules() if type(m).__name__ == "Conv1D"})
     if not linear:
-        of = f" (its layers are {', '.join(kinds)})" if kinds else ""
-        raise UserError(f"lora: {type(model).__name__} has no linear layers to adapt{of}; train without lora")
-    there = sorted({name.rpartition(".")[2] for name in linear})
+        kind = f" (its layers are {', '.join(kinds)})" if kinds else ""
+        raise UserError(f"lora: {type(model).__name__} has no linear layers to adapt{kind}; train without lora")
+    names = sorted({name.rpartition(".")[2] for name in linear})
     if targets == "all":
-        return there
+        return names
     if targets in ("attention", "mlp"):
         part = {"attention": ("attn", "attention"), "mlp": ("mlp", "feed_forward")}[str(targets)]
-        found = sorted({n.rpartition(".")[2] for n in linear if any(p in x for x in n.split(".")[:-1] for p in part)})
-        if not found:
-            raise UserError(f"lora.targets: this model has no part called {targets}; name layers: {', '.join(there)}")
-        return found
+        chosen = sorted({n.rpartition(".")[2] for n in linear if any(p in x for x in n.split(".")[:-1] for p in part)})
+        if not chosen:
+            raise UserError(f"lora.targets: this model has no part called {targets}; name layers: {', '.join(names)}")
+        return chosen
     for name in targets:
-        if name not in there and name in EXPERTS and fused_experts(model):
+        if name not in names and name in EXPERTS and fused_experts(model):
             raise UserError(
                 f"lora.targets: {name} belongs to experts that are fused in one tensor, which hone does not adapt; "
-                f"name others: {', '.join(there)}"
+                f"name others: {', '.join(names)}"
             )
-        if name not in there:
-            raise UserError(f"lora.targets: {name} is no linear layer of this model; it has {', '.join(there)}")
+        if name not in names:
+            raise UserError(f"lora.targets: {name} is no linear layer of this model; it has {', '.join(names)}")
     return sorted(targets)
 
 
 def _linear(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Name -> layer that an adapter can be put around: plain linear layers but the output head.
+    """Name -> layer that can be adapted: plain linear layers except the output head.
 
-    In a model with fused experts peft reads the names of experts' layers as those tensors (adapters of older
-    checkpoints have these names), wherever they stand. They are left out, in dense layers and shared experts too.
+    In a model with fused experts peft maps the names of expert layers to the fused tensors (as in adapters of older
+    checkpoints), wherever they occur. So layers with these names are excluded, also dense ones and shared experts.
     """
     head, fused = model.get_output_embeddings(), bool(fused_experts(model))
     named = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m is not head}
@@ -97,7 +97,7 @@ def fused_experts(model: nn.Module) -> list[str]:
 
 
 def coverage(model: PreTrainedModel) -> str | None:
-    """What an attached adapter covers, where `lora.targets` could be read as more; None: nothing to say."""
+    """What an attached adapter covers, if `lora.targets` suggests more than that; else None."""
     if not has_adapter(model) or not (experts := fused_experts(model)):
         return None
     names = ", ".join(sorted({name for _, name, _ in _adapted(model)}))
@@ -114,29 +114,29 @@ def has_adapter(model: nn.Module) -> bool:
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """The model as it was before the adapter, for the duration. A model without one is left alone."""
+    """Inside, the model runs without its adapter; without an adapter nothing changes."""
     with _exchanged(model, lambda layer: layer.get_base_layer()):
         yield
 
 
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
-    """For the duration each adapted layer is an ordinary `nn.Linear`, and the model has the names of its base.
+    """Inside, each adapted layer is an ordinary `nn.Linear`, and parameters have the names of the base model.
 
-    The frozen weights are not touched: what is added and taken away again would leave its rounding behind.
+    The frozen weights are not modified: adding and subtracting would leave a rounding error.
     """
     with _exchanged(model, _merged_layer):
         yield
 
 
 def for_sampling(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """What an engine in this process runs: merged in float32, which differs in rounding only and spares two thin
-    products per layer and token. In bfloat16 a merged matrix is rounded to another policy, so it is left as it is."""
+    """The model as an in-process engine runs it: merged in float32, which differs by rounding only and saves two thin
+    products per layer and token; unmerged in bfloat16, where rounding would make it another policy."""
     return merged(model) if model.dtype == torch.float32 else nullcontext()
 
 
 def merge(model: PreTrainedModel) -> None:
-    """Add the adapter to the weights for good; no adapter is left."""
+    """Add the adapter to the weights permanently and remove it."""
     for parent, child, layer in _adapted(model):
         base = layer.get_base_layer()
         base.weight.data = _merged_weight(layer)
@@ -145,7 +145,7 @@ def merge(model: PreTrainedModel) -> None:
 
 
 def remove(model: PreTrainedModel) -> None:
-    """Take the adapter out, leaving the weights alone."""
+    """Remove the adapter without changing the weights."""
     for parent, child, layer in _adapted(model):
         setattr(parent, child, layer.get_base_layer())
     _forget(model)
@@ -157,7 +157,7 @@ def remove(model: PreTrainedModel) -> None:
 def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
     """`adapter_config.json` and `adapter_model.safetensors`, as `peft.PeftModel.from_pretrained` reads them.
 
-    `base`: the folder or hub id of the model that the adapter belongs to. Its `config.json` is put beside them.
+    `base`: the folder or hub id of the adapter's base model. Its `config.json` is written beside them.
     """
     save_settings(model, folder, base)
     tensors = {name: value.contiguous() for name, value in named_weights(model).items()}
@@ -165,7 +165,7 @@ def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
 
 
 def save_settings(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """All of that but the weights."""
+    """What `save_adapter` writes, except the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.copy(_peft_config(model))
     config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).exists() else base
@@ -175,16 +175,16 @@ def save_settings(model: PreTrainedModel, folder: Path, base: str) -> None:
 
 
 def named_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The adapter's own tensors, by their names in peft's files; they share memory with the model."""
+    """The adapter's tensors by their names in peft's files; they share memory with the model."""
     return {_PREFIX + name: value for name, value in adapter_weights(model).items()}
 
 
 def load_adapter(model: PreTrainedModel, folder: Path) -> None:
     """Fill the attached adapter from files in peft's format, or a checkpoint's. Raises UserError if they do not fit."""
-    there = shards.shapes(folder)
+    saved = shards.shapes(folder)
     own = named_weights(model)
     ours, theirs = _peft_config(model), read_config(folder)
-    fits = there == {name: tuple(value.shape) for name, value in own.items()}
+    fits = saved == {name: tuple(value.shape) for name, value in own.items()}
     if not fits or ours.lora_alpha != theirs["lora_alpha"]:
         targets = theirs["target_modules"]
         raise UserError(
@@ -196,26 +196,26 @@ def load_adapter(model: PreTrainedModel, folder: Path) -> None:
 
 
 def adapter_weights(model: PreTrainedModel) -> dict[str, torch.Tensor]:
-    """The adapter's own tensors, by their names in peft's files less the prefix; they share memory with the model."""
-    found: dict[str, torch.Tensor] = _peft().get_peft_model_state_dict(
+    """The adapter's tensors by their names in peft's files without the prefix; they share memory with the model."""
+    tensors: dict[str, torch.Tensor] = _peft().get_peft_model_state_dict(
         model, adapter_name=ADAPTER, save_embedding_layers=False
     )
-    return found
+    return tensors
 
 
 def factor(model: PreTrainedModel) -> float:
-    """alpha / rank, by which B A x counts."""
+    """The scaling factor of B A x, alpha / rank."""
     config = _peft_config(model)
     return float(config.lora_alpha / config.r)
 
 
 def is_adapter(path: str | Path) -> bool:
-    """A folder in peft's format."""
+    """Whether `path` is a folder in peft's format."""
     return (Path(path) / CONFIG_FILE).is_file()
 
 
 def read_config(folder: str | Path) -> dict[str, Any]:
-    """adapter_config.json. Raises UserError if it is no plain LoRA: a merge would be another function."""
+    """adapter_config.json. Raises UserError unless it is plain LoRA: merging would change the model's outputs."""
     values: dict[str, Any] = json.loads((Path(folder) / CONFIG_FILE).read_text())
     if values.get("peft_type") != "LORA":
         raise UserError(f"{folder}: an adapter of type {values.get('peft_type')}; only LORA is supported")
@@ -232,7 +232,7 @@ def merge_from(model: PreTrainedModel, folder: str | Path) -> None:
     _inject(model, config, seed=0)
     load_adapter(model, Path(folder))
     merge(model)
-    model.requires_grad_(True)  # peft had frozen it
+    model.requires_grad_(True)  # peft has frozen it
 
 
 # --- the exchange ---------------------------------------------------------------------------------------------------
@@ -240,7 +240,7 @@ def merge_from(model: PreTrainedModel, folder: str | Path) -> None:
 
 @contextmanager
 def _exchanged(model: nn.Module, other: Callable[[Any], nn.Module]) -> Iterator[None]:
-    """Other modules in the places of the adapted ones, for the duration."""
+    """Inside, `other(layer)` replaces each adapted layer."""
     places = _adapted(model)
     try:
         with torch.no_grad():
@@ -253,7 +253,7 @@ def _exchanged(model: nn.Module, other: Callable[[Any], nn.Module]) -> Iterator[
 
 
 def _adapted(model: nn.Module) -> list[tuple[nn.Module, str, Any]]:
-    """(parent, name in it, layer) of every layer that has an adapter."""
+    """(parent, attribute name, layer) of every adapted layer."""
     if not has_adapter(model):
         return []
     from peft.tuners.lora import LoraLayer
@@ -279,7 +279,7 @@ def _merged_layer(layer: Any) -> nn.Linear:
 
 
 def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
-    """peft's layers around the targets. Raises UserError if one is no plain linear layer."""
+    """Wrap the targets in peft's layers. Raises UserError if one is not a plain linear layer."""
     with own_random_numbers(model.device):
         torch.manual_seed(seed)
         _peft().inject_adapter_in_model(config, model, ADAPTER)
@@ -289,7 +289,7 @@ def _inject(model: PreTrainedModel, config: Any, seed: int) -> None:
 
 
 def _forget(model: PreTrainedModel) -> None:
-    """What peft left on the model: it would take the next adapter for a second one beside this."""
+    """Remove peft's record, because of which it would treat the next adapter as a second one."""
     if has_adapter(model):
         del model.peft_config
 

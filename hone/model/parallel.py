@@ -1,20 +1,20 @@
 """One model over several processes: matrices cut by the plan that transformers publishes, layers gathered by FSDP2.
 
     cut = spread(model, world)          # in place; the model is an ordinary one, the same on every process
-    as_forward(model, lambda: ...)      # a pass; FSDP gathers around it what belongs to no layer
-    whole = assemble(model, cut, whole) # an ordinary model with the weights as they are now
+    as_forward(model, lambda: ...)      # a forward pass; FSDP gathers weights outside of the layers around it
+    whole = assemble(model, cut, whole) # an ordinary model with the current weights
 
 Tensor parallel comes first, FSDP2 around it (as in torchtitan, arXiv:2410.06511). Matrices become DTensors on the
 `tensor` dimension of the mesh, and all parameters on its `shard` dimension. The output head is cut by the vocabulary,
-and `hone.model.logprobs` works on its part. Gradients are summed over shards, never averaged: losses have weights that
-are global. An adapter of peft is cut as its layer is: B of a layer cut by its outputs, A of one cut by its inputs.
+and `hone.model.logprobs` works on its part. Gradients are summed over shards, never averaged: the weights of the loss
+are global. A peft adapter is cut like its layer: B of a layer cut by its outputs, A of one cut by its inputs.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -33,10 +33,10 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Styles of transformers' plans that are understood: which way a matrix is cut.
+#: Supported styles of transformers' plans: which way a matrix is cut.
 OUTPUTS, INPUTS = ("colwise", "colwise_gather_output", "colwise_rep"), ("rowwise", "rowwise_split_input", "rowwise_rep")
 EMBEDDING = ("embedding_rowwise",)
-#: Weights that every process has whole and uses on its part of the heads: their gradients are parts of a sum.
+#: Weights that every process holds whole and uses for its heads: their gradients are partial sums.
 PARTIAL = ("replicated_with_grad_allreduce",)
 IDLE = ("replicate", "replicated")
 STYLES = (*OUTPUTS, *INPUTS, *EMBEDDING, *PARTIAL, *IDLE)
@@ -51,7 +51,7 @@ class Cut:
 
 
 def spread(model: PreTrainedModel, world: World) -> Cut:
-    """Cut the model in place, to this process's part. Raises UserError for one that cannot be cut so."""
+    """Cut the model in place to this process's part. Raises UserError if it cannot be cut."""
     assert world.mesh is not None, "one process holds the whole model"
     meta = {id(p): _empty(p, torch.device("meta")) for p in model.parameters()}
     blueprint = copy.deepcopy(model, meta)
@@ -66,7 +66,7 @@ def spread(model: PreTrainedModel, world: World) -> Cut:
 
 
 def as_forward(model: nn.Module, call: Callable[[], T]) -> T:
-    """`call()` as the model's forward pass: FSDP gathers the weights that belong to no layer around one."""
+    """`call()` as the model's forward pass, around which FSDP gathers the weights outside of the layers."""
     if not isinstance(model, FSDPModule):
         return call()
     vars(model)["forward"] = call
@@ -81,7 +81,7 @@ def as_forward(model: nn.Module, call: Callable[[], T]) -> T:
 
 
 def tp_plan(model: PreTrainedModel) -> dict[str, str]:
-    """Pattern of module names -> style, as transformers publishes it for an architecture. Raises UserError if none."""
+    """Pattern of module names -> style, from transformers. Raises UserError if it publishes no plan."""
     inner = getattr(model.config.get_text_config(), "base_model_tp_plan", None) or {}
     plan = {f"{model.base_model_prefix}.{pattern}": style for pattern, style in inner.items()}
     plan |= getattr(type(model), "_tp_plan", None) or {}
@@ -120,7 +120,7 @@ def check_tensor(model: PreTrainedModel, parts: int) -> None:
 
 
 def _cut_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> frozenset[str]:
-    """Tensor parallel, in place; returns the names of parameters with partial gradients."""
+    """Apply tensor parallelism in place; returns the names of parameters with partial gradients."""
     check_tensor(model, mesh.size())
     head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
     tied = head.weight is embedding.weight
@@ -146,11 +146,11 @@ def _cut_matrices(model: PreTrainedModel, mesh: DeviceMesh) -> frozenset[str]:
 
 
 def _cut_linear(module: nn.Module, mesh: DeviceMesh, style: str) -> None:
-    """A linear layer, and the adapter around it."""
+    """Cut a linear layer and the adapter around it."""
     adapted: Any = module
     base = adapted.get_base_layer() if hasattr(module, "get_base_layer") else module
     by_outputs = style in OUTPUTS
-    whole = style in OUTPUTS[1:] if by_outputs else style in INPUTS[1:]  # what comes out, or goes in, is not cut
+    whole = style in OUTPUTS[1:] if by_outputs else style in INPUTS[1:]  # the output, or the input, is not cut
     if by_outputs:
         _apply(base, mesh, ColwiseParallel(output_layouts=Replicate() if whole else Shard(-1)))
     else:
@@ -175,7 +175,7 @@ def _distribute(p: nn.Parameter, mesh: DeviceMesh) -> DTensor:
 
 
 def _shard_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
-    """Each layer is gathered when its turn comes, forward and backward; the rest with the first pass."""
+    """Apply FSDP2: each layer is gathered when it runs, forward and backward; the rest around the whole pass."""
     names = tuple(model._no_split_modules or ())
     layers = [m for m in model.modules() if type(m).__name__ in names]
     if not layers:
@@ -183,21 +183,21 @@ def _shard_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     # Sums of bfloat16 gradients over processes are in float32.
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for module in (*layers, model):
-        # True for the whole model too: left gathered, it would go on computing with weights of before the update.
+        # True for the whole model too: if it stayed gathered, it would compute with the weights before the update.
         fully_shard(module, mesh=mesh, reshard_after_forward=True, mp_policy=precision)
     for module in model.modules():
         if isinstance(module, FSDPModule):
             module.set_gradient_divide_factor(1.0)
-            module.set_force_sum_reduction_for_comms(True)  # gloo knows no scaled sums
+            module.set_force_sum_reduction_for_comms(True)  # gloo has no scaled sums
             if hasattr(module, "set_reduce_scatter_unused_params"):  # as of torch 2.13
-                module.set_reduce_scatter_unused_params(True)  # a process may have used what another has not
+                module.set_reduce_scatter_unused_params(True)  # processes may use different parameters
 
 
 # --- parts and wholes -----------------------------------------------------------------------------------------------
 
 
 def own_part(t: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a tensor; shares its memory."""
+    """This process's part of a tensor; shares its memory."""
     with torch.no_grad():
         return t.to_local() if isinstance(t, DTensor) else t
 
@@ -211,7 +211,7 @@ def cut_dims(t: torch.Tensor) -> frozenset[str]:
 
 
 def whole_tensor(p: torch.Tensor, part: torch.Tensor | None = None) -> torch.Tensor:
-    """All of a parameter, or of something cut as it is (a moment), from every process's part. Every process calls."""
+    """The whole parameter, or a tensor cut like it (a moment), from all parts. A collective: every process calls it."""
     if not isinstance(p, DTensor):
         return p.detach() if part is None else part
     with torch.no_grad():
@@ -220,7 +220,7 @@ def whole_tensor(p: torch.Tensor, part: torch.Tensor | None = None) -> torch.Ten
 
 
 def cut_as(p: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor:
-    """This process's part of something that is cut as the parameter is, as a DTensor; shares its memory."""
+    """`part` as a DTensor that is cut like the parameter; shares its memory."""
     if not isinstance(p, DTensor):
         return part
     return DTensor.from_local(
@@ -228,21 +228,8 @@ def cut_as(p: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor:
     )
 
 
-def part_of(whole: torch.Tensor, p: torch.Tensor) -> torch.Tensor:
-    """What this process holds of a whole tensor that is cut as the parameter is: by `tensor` first, then by `shard`."""
-    if not isinstance(p, DTensor):
-        return whole
-    dims = list(zip(p.device_mesh.mesh_dim_names or (), p.placements, strict=True))
-    for dim, placement in reversed(dims):
-        if not isinstance(placement, Replicate):
-            size, rank = p.device_mesh[dim].size(), p.device_mesh[dim].get_local_rank()
-            chunks = whole.chunk(size, placement.dim)  # type: ignore[attr-defined]
-            whole = chunks[rank] if rank < len(chunks) else whole.narrow(placement.dim, 0, 0)  # type: ignore[attr-defined]
-    return whole
-
-
 def assemble(model: PreTrainedModel, cut: Cut, into: PreTrainedModel | None = None) -> PreTrainedModel:
-    """An ordinary model with the weights as they are now, gathered one parameter at a time; `into`: an earlier one."""
+    """An ordinary model with the current weights, gathered one parameter at a time; `into`: an earlier result."""
     if into is None:
         device = model.device
         memory = {id(p): _empty(p, device) for p in cut.blueprint.parameters()}
@@ -253,14 +240,6 @@ def assemble(model: PreTrainedModel, cut: Cut, into: PreTrainedModel | None = No
         for name, p in model.named_parameters():
             targets[name].copy_(whole_tensor(p))
     return into
-
-
-def fill(model: PreTrainedModel, tensors: Mapping[str, torch.Tensor]) -> None:
-    """Take each parameter's part of whole tensors, by name."""
-    with torch.no_grad():
-        for name, p in model.named_parameters():
-            if name in tensors:
-                own_part(p).copy_(part_of(tensors[name], p))
 
 
 def _empty(p: torch.Tensor, device: torch.device) -> nn.Parameter:

@@ -1,4 +1,4 @@
-"""Random numbers that leave those of everybody else alone."""
+"""Draws without disturbing the global RNG state."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 
 
 def own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    """What is drawn within leaves the random state of the host and of this device as it was. Other devices, which are
-    those of other processes, are not touched."""
+    """Inside, draws do not change the RNG state of the host and of this device. Other devices, which belong to other
+    processes, are not touched."""
     fork: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
     return fork

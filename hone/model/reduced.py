@@ -1,11 +1,11 @@
-"""Linear layers in a lower precision than the policy's, to sample faster: copies of the weights as they are now.
+"""Linear layers in lower precision than the policy's, to sample faster, on copies of the current weights.
 
-    with reduced(model, "bfloat16"): ...    # the modules and their weights stay what they are
+    with reduced(model, "bfloat16"): ...    # the modules and their weights do not change
 
 bfloat16: weights and inputs are rounded, sums are in float32. int8: each row of the weight is round(w / s) with its own
 s = max |w| / 127, inputs are rounded to bfloat16 ("weight-only, per channel"). Embeddings, norms, attention and, as is
-usual, the output head keep the policy's precision. What is sampled is another distribution than the policy's, if a near
-one; the log-probs that come with the tokens are its own.
+usual, the output head keep the policy's precision. Samples come from a distribution close but not equal to the
+policy's; the log-probs of the tokens are those of this distribution.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from hone.model.linear import PACKED_ROWS, plain_layers
 Weights = Literal["policy", "bfloat16", "int8"]
 Product = Callable[[Tensor], Tensor]
 
-#: Rows up to which PyTorch's int8 product is used: it reads less, and computes slowly. More of them are padded to 8.
+#: PyTorch's int8 product is used up to this many rows: it reads less but computes slowly, and pads more rows to 8.
 INT8_ROWS = 1
-#: It reads so many numbers at once, and beyond the end of a row if they are fewer.
+#: It reads this many numbers at once, beyond the end of a shorter row.
 INT8_MULTIPLE = 16
 
 
 def check(model: PreTrainedModel, weights: Weights) -> None:
-    """Raises UserError if this model cannot be sampled from with such weights here."""
+    """Raises UserError if this model cannot be sampled with these weights on this device."""
     if weights == "policy" or (weights == "bfloat16" and model.dtype == torch.bfloat16):
         return
     if model.dtype != torch.float32:
@@ -46,7 +46,7 @@ def check(model: PreTrainedModel, weights: Weights) -> None:
 
 @contextmanager
 def reduced(model: PreTrainedModel, weights: Weights) -> Iterator[None]:
-    """For the duration, linear layers multiply by copies of that precision, made on entry. Nothing trains meanwhile."""
+    """Inside, linear layers use copies of their weights in this precision, made on entry. Nothing trains meanwhile."""
     check(model, weights)
     layers = [] if weights == "policy" or model.dtype != torch.float32 else plain_layers(model)
     head = model.get_output_embeddings()
@@ -61,7 +61,7 @@ def reduced(model: PreTrainedModel, weights: Weights) -> Iterator[None]:
 
 
 def quantised(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """weight [N, K] -> int8 [N, K] and scales [N] bfloat16, whose product is near it: off by half a scale at most."""
+    """weight [N, K] -> int8 [N, K] and scales [N] bfloat16, whose product differs from it by at most half a scale."""
     scale = (weight.abs().amax(dim=1) / 127).clamp_min(torch.finfo(torch.float32).tiny).to(torch.bfloat16)
     # Rounded down, a scale would put the largest weight beyond 127.
     return (weight / scale.float()[:, None]).round().clamp(-127, 127).to(torch.int8), scale
@@ -95,7 +95,7 @@ def _int8(layer: nn.Linear) -> Product:
 
 
 def _product(weight: Tensor) -> Product:
-    """x [..., K] -> x @ weight.T [..., N], both bfloat16; laid out as oneDNN reads it, where that is what computes."""
+    """x [..., K] -> x @ weight.T [..., N], both bfloat16; in oneDNN's layout where oneDNN computes it."""
     if weight.device.type != "cpu" or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return lambda x: F.linear(x, weight)
     packed = torch.ops.mkldnn._reorder_linear_weight(weight, PACKED_ROWS)

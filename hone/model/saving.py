@@ -1,11 +1,11 @@
-"""A model's settings on disk, for other programs too.
+"""Save a model and its config so that other programs can read them.
 
     save_model(model, folder)      # config.json, generation_config.json, model.safetensors
     save_settings(config, folder)  # config.json alone
 
-transformers 5 writes what it knows of rotary positions into `rope_parameters` only. Programs on transformers 4 (SGLang
-0.5.9, many tools for inference) do not know that key: they take the default base of 10 000 for any model, without a
-warning. So config.json gets the older keys beside it, which both read alike.
+transformers 5 writes rotary settings into `rope_parameters` only. Programs on transformers 4 (SGLang 0.5.9, many
+inference tools) ignore that key and silently use the default base of 10 000. So config.json also gets the older keys,
+which both versions read alike.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
 
 CONFIG = "config.json"
-#: Keys of `rope_parameters` that stand at the top level of transformers 4's settings.
+#: Keys of `rope_parameters` that are at the top level of transformers 4's config.
 TOP = ("rope_theta", "partial_rotary_factor")
 
 
@@ -30,13 +30,13 @@ def save_model(model: PreTrainedModel, folder: Path, **arguments: Any) -> None:
 
 
 def save_settings(config: PretrainedConfig, folder: Path) -> None:
-    """`config.save_pretrained`, likewise."""
+    """`config.save_pretrained`, with the older keys too."""
     config.save_pretrained(folder)
     add_older_keys(folder)
 
 
 def add_older_keys(folder: Path) -> None:
-    """Write `older_keys` into the folder's config.json, at every level that has rotary positions."""
+    """Write `older_keys` into the folder's config.json, at every level with rotary settings."""
     file = folder / CONFIG
     settings = json.loads(file.read_text())
     levels = [settings, *(value for value in settings.values() if isinstance(value, dict))]  # text_config and others
@@ -52,8 +52,8 @@ def older_keys(settings: Mapping[str, Any]) -> dict[str, Any]:
         {"rope_theta": 1e6, "rope_type": "yarn", "factor": 4.0}
         -> {"rope_theta": 1e6, "rope_scaling": {"rope_type": "yarn", "factor": 4.0}}
 
-    Parameters for each kind of layer (Gemma 3) become `rope_theta` of full and `rope_local_base_freq` of sliding
-    attention.
+    Parameters per kind of layer (Gemma 3) become `rope_theta` for full attention and `rope_local_base_freq` for
+    sliding attention.
     """
     rope = settings.get("rope_parameters")
     if not isinstance(rope, Mapping):

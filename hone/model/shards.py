@@ -1,12 +1,12 @@
-"""Tensors in files, each process its own part: `torch.distributed.checkpoint` with safetensors, nothing unpickled.
+"""Sharded tensor files, one part per process: `torch.distributed.checkpoint` with safetensors, nothing unpickled.
 
     shards.write(folder, shards.stage(tensors), group)   # every process of the group; plain tensors or DTensors
     shards.read(folder, tensors)                         # in place, into whatever layout these tensors have
-    shards.whole(folder)                                 # everything, put together, by name
+    shards.whole(folder)                                 # name -> whole tensor
 
-A file holds the parts of one process, and where in the whole tensor each belongs (`DCP_SHARDING_INFO` in its header):
-who reads need not have the layout of who wrote. `.metadata`, which torch's own format keeps beside its files, is a
-pickle; the format for Hugging Face has none.
+A file holds the parts of one process and their offsets in the whole tensors (`DCP_SHARDING_INFO` in its header), so
+readers may use a different layout than the writers. torch's own format keeps a pickle, `.metadata`, beside its files;
+the Hugging Face format does not.
 """
 
 from __future__ import annotations
@@ -27,25 +27,25 @@ from torch.distributed.checkpoint.state_dict_saver import save
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-#: A file is put together in memory before it is written, so it should not be large.
+#: A file is assembled in memory before it is written, so it should not be large.
 FILE_BYTES = 1 << 30
 
 Tensors = Mapping[str, torch.Tensor]
 
-# torch says so whenever one process saves by itself, or each reads by itself, as it is meant here.
+# torch warns whenever a process saves or reads by itself, which is intended here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 
 def stage(tensors: Tensors) -> dict[str, torch.Tensor]:
-    """Copies in the memory of the host, of this process's parts."""
+    """Copies of this process's parts in host memory."""
     copies = BlockingAsyncStager().stage({name: tensor.detach() for name, tensor in tensors.items()})
     return dict(copies)
 
 
 def write(folder: Path, tensors: Tensors, group: ProcessGroup | None = None) -> None:
-    """This process's parts into `folder`, synced to the disk. None without a group: this process is the only one.
+    """Write this process's parts into `folder` and sync them. Without a group this process is the only one.
 
-    Raises OSError as the disk does.
+    Raises OSError if writing fails.
     """
     if not tensors:
         return
@@ -57,16 +57,16 @@ def write(folder: Path, tensors: Tensors, group: ProcessGroup | None = None) -> 
 
 
 def read(folder: Path, into: Tensors) -> None:
-    """Fill tensors from the files. Every process reads what it needs by itself.
+    """Fill tensors in place from the files. Every process reads only what it needs, without the others.
 
-    Raises ValueError for tensors that are not there, or have another shape.
+    Raises ValueError for tensors that are missing or have another shape.
     """
-    there = shapes(folder)
-    wrong = [name for name, tensor in into.items() if there.get(name) != tuple(tensor.shape)]
+    saved = shapes(folder)
+    wrong = [name for name, tensor in into.items() if saved.get(name) != tuple(tensor.shape)]
     if wrong:
         name = wrong[0]
         raise ValueError(
-            f"{folder}: {name} is {there.get(name, 'not there')}, and {tuple(into[name].shape)} is needed"
+            f"{folder}: {name} is {saved.get(name, 'missing')}, but {tuple(into[name].shape)} is needed"
             + (f" (and {len(wrong) - 1} more)" if wrong[1:] else "")
         )
     if into:
@@ -80,26 +80,26 @@ def is_sharded(folder: str | Path) -> bool:
 
 
 def shapes(folder: Path) -> dict[str, tuple[int, ...]]:
-    """Name -> shape of every tensor there; none if there is no such folder."""
+    """Name -> shape of every tensor in the folder; empty if it does not exist."""
     if not folder.is_dir():
         return {}
     return {name: tuple(entry.size) for name, entry in _described(folder).items()}
 
 
 def whole(folder: Path) -> dict[str, torch.Tensor]:
-    """Every tensor there, in one piece, in the memory of the host."""
+    """Name -> whole tensor, in host memory."""
     tensors = {n: torch.empty(entry.size, dtype=entry.properties.dtype) for n, entry in _described(folder).items()}
     read(folder, tensors)
     return tensors
 
 
 def _described(folder: Path) -> Mapping[str, TensorStorageMetadata]:
-    found = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
-    return {name: entry for name, entry in found.items() if isinstance(entry, TensorStorageMetadata)}
+    metadata = HuggingFaceStorageReader(str(folder)).read_metadata().state_dict_metadata
+    return {name: entry for name, entry in metadata.items() if isinstance(entry, TensorStorageMetadata)}
 
 
 def _files(tensors: Tensors) -> dict[str, int]:
-    """Name -> number of the file that it goes to, from 1; every process has the same names and whole sizes."""
+    """Name -> file number, from 1; the same on every process, since names and whole sizes are."""
     numbers, size = {}, 0
     number = 1
     for name, tensor in tensors.items():
@@ -111,6 +111,6 @@ def _files(tensors: Tensors) -> dict[str, int]:
 
 
 def _cause(error: CheckpointException) -> BaseException:
-    """The error of the disk, on whichever process it was; else torch's collection, with the stack of each."""
+    """The OSError of any process, if there is one; else torch's collected error with all stacks."""
     failures = (failure[0] for failure in error.failures.values())
     return next((failure for failure in failures if isinstance(failure, OSError)), error)

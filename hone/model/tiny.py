@@ -26,10 +26,10 @@ PUNCTUATION = r"[^\w\s]|\n"
 
 
 def train_tokenizer(texts: Iterable[str], vocab_size: int, phrases: int = 0) -> PreTrainedTokenizerFast:
-    """Byte-level BPE: every string round-trips (in Unicode's form NFC). Tags and phrases are visible one-token words.
+    """Byte-level BPE: every string round-trips (in Unicode's form NFC). Tags and phrases are single plain tokens.
 
-    Text is split into words as Qwen2 does, since AutoTokenizer does that with whatever tokenizer lies beside a Qwen2
-    model: the tokenizer that is loaded is the one that was made.
+    Text is split into words as in Qwen2, because AutoTokenizer does so for any tokenizer beside a Qwen2 model: the
+    loaded tokenizer equals the trained one.
     """
     texts = list(texts)
     whole = [*TAGS, *common_phrases(texts, phrases)]
@@ -49,9 +49,9 @@ def train_tokenizer(texts: Iterable[str], vocab_size: int, phrases: int = 0) -> 
 
 
 def common_phrases(texts: Sequence[str], count: int) -> list[str]:
-    """At most `count` phrases of several words, such as ` is a knight`, that stand between punctuation.
+    """At most `count` phrases of several words, such as ` is a knight`, without punctuation.
 
-    They are what byte-pair merges across blanks find first: superwords, Liu et al., SuperBPE, arXiv:2503.13423.
+    They are the first byte-pair merges across blanks: superwords, Liu et al., SuperBPE, arXiv:2503.13423.
     """
     if not count:
         return []
@@ -65,8 +65,8 @@ def common_phrases(texts: Sequence[str], count: int) -> list[str]:
 
 
 def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTokenizerFast, seed: int) -> None:
-    """Write the checkpoint of a freshly initialised model to `folder`, with a tokenizer or one made of `texts`;
-    `checksums.json` in it is written last."""
+    """Write the checkpoint of a freshly initialised model to `folder`, with the tokenizer `texts` or
+    one trained on `texts`; `checksums.json` is written last."""
     if isinstance(texts, PreTrainedTokenizerFast):
         tokenizer = texts
     else:
@@ -99,7 +99,7 @@ def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTo
 
 @torch.no_grad()
 def _scale_residual_branches(model: Qwen2ForCausalLM) -> None:
-    """What each layer adds to the residual stream starts smaller by 1/sqrt(2 layers), as in GPT-2."""
+    """Scale the initial outputs of attention and MLP by 1/sqrt(2 layers), as in GPT-2."""
     factor = (2 * model.config.num_hidden_layers) ** -0.5
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.mul_(factor)

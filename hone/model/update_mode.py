@@ -1,12 +1,11 @@
-"""What an update computes with: the sampler's network, without any randomness that the sampler does not have.
+"""The mode of the model in an update: the sampler's network, without any randomness that the sampler lacks.
 
     with update_mode(model): ...      # around the forward and the backward pass of an update
 
-Models stay in eval mode, in training too. Setting `nn.Dropout` to zero is not enough: many architectures drop out
-through `torch.nn.functional.dropout(training=self.training)`, add noise to a router, or sample its choices, all of it
-in train mode only. Two things do need train mode, and get it module by module: layers whose activations are computed
-again in the backward pass, since transformers looks there, and the dropout of an adapter in supervised stages, which
-the user asked for.
+Models stay in eval mode, even in training. Setting `nn.Dropout` to zero is not enough: many architectures use
+`torch.nn.functional.dropout(training=self.training)`, add noise to a router, or sample its choices, all in train mode
+only. Two kinds of modules do need train mode and get it one by one: layers that recompute activations in the backward
+pass, since transformers checks it there, and the dropout of an adapter in supervised stages, if the user set it.
 """
 
 from __future__ import annotations
@@ -24,28 +23,28 @@ from hone.model import attention
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
-    """Keep only the input of each layer, and compute the rest again in the backward pass of `update_mode`.
+    """Keep only the input of each layer and recompute the rest in the backward pass of `update_mode`.
 
-    Raises ValueError (transformers' own, or one like it) for a model that was not written for it.
+    Raises ValueError for a model that does not support it.
     """
-    # Newer transformers call it activation_checkpointing_enable, and warn of the old name.
+    # Newer transformers name it activation_checkpointing_enable and warn about the old name.
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": True})  # our attention keeps its inner graph: only a pass without gradient builds none
+    enable({"use_reentrant": True})  # only a pass without gradients keeps our attention from storing its inner graph
     layers = _recomputed(model)
     if not layers:
-        raise ValueError(f"{type(model).__name__} has no layers that can be computed again")
+        raise ValueError(f"{type(model).__name__} has no layers that can be recomputed")
     for layer in layers:
         layer._gradient_checkpointing_func = functools.partial(_in_eval_mode, layer._gradient_checkpointing_func)
 
 
 @contextmanager
 def update_mode(model: nn.Module) -> Iterator[None]:
-    """For the duration, activations are recomputed where that was requested, and an adapter's own dropout is on."""
+    """Inside, activations are recomputed if requested, and an adapter's dropout is on."""
     modules = [*_recomputed(model), *_adapter_dropout(model)]
     before = [module.training for module in modules]
     try:
         for module in modules:
-            module.training = True  # of this module alone, not of what is inside it
+            module.training = True  # of this module only, not of its children
         yield
     finally:
         for module, training in zip(modules, before, strict=True):
@@ -57,21 +56,21 @@ def _recomputed(model: nn.Module) -> list[Any]:
 
 
 def _adapter_dropout(model: nn.Module) -> list[nn.Module]:
-    """peft keeps it in a dictionary called `lora_dropout` in each adapted layer."""
+    """The dropout modules of an adapter: peft keeps them in a dictionary `lora_dropout` in each adapted layer."""
     return [m for name, m in model.named_modules() if ".lora_dropout." in name and isinstance(m, nn.Dropout)]
 
 
 def _in_eval_mode(checkpoint: Callable[..., Any], forward: functools.partial[Any], *inputs: Any) -> Any:
-    """`checkpoint(forward, *inputs)`, where a layer that looks at `self.training` in its forward finds it off.
+    """`checkpoint(forward, *inputs)`, with `self.training` off inside the layer's forward.
 
-    The backward pass runs `forward` again, outside of the model's forward call: that belongs to the same pass.
+    The backward pass runs `forward` again, outside of the model's forward call, as part of the same `ForwardPass`.
     """
-    layer, this = _layer_of(forward), attention.current_pass()
+    layer, current = _layer_of(forward), attention.current_pass()
 
     def run(*again: Any) -> Any:
         before, layer.training = layer.training, False
         try:
-            with attention.forward_pass(this):
+            with attention.forward_pass(current):
                 return forward(*again)
         finally:
             layer.training = before
@@ -80,8 +79,8 @@ def _in_eval_mode(checkpoint: Callable[..., Any], forward: functools.partial[Any
 
 
 def _layer_of(forward: functools.partial[Any]) -> nn.Module:
-    """transformers passes `partial(Layer.forward, layer, ...)`, before 5.20 a partial of the layer's own `__call__`."""
+    """The layer in `partial(Layer.forward, layer, ...)`, before transformers 5.20 a partial of its `__call__`."""
     owner = forward.args[0] if forward.args else getattr(forward.func, "__self__", None)
     if not isinstance(owner, nn.Module):
-        raise ValueError("this version of transformers hands layers to activation checkpointing in an unknown way")
+        raise ValueError("this version of transformers passes layers to activation checkpointing in an unknown way")
     return owner

@@ -32,7 +32,7 @@ import torch
 import transformers
 
 from hone.base.settings import UserError
-from hone.learn.forward import fast_layers, score, to_device
+from hone.learn.forward import fast_layers, to_device, token_logprobs
 from hone.learn.pack import pack
 from hone.learn.samples import supervised_sample
 from hone.learn.totals import split_by_sample
@@ -176,7 +176,7 @@ def _packed(model: PreTrainedModel, turns: list[Turn]) -> FloatArray:
     found: dict[int, FloatArray] = {}
     for batch in pack(samples, [0.0] * len(samples), tokens_per_microbatch=1 << 30):
         with fast_layers(model), update_mode(model):
-            logprobs = score(model, to_device(batch, model.device), 1.0)[1]
+            logprobs = token_logprobs(model, to_device(batch, model.device), 1.0)[1]
         found |= dict(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
     return np.concatenate([found[i] for i in range(len(turns))])
 

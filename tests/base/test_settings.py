@@ -109,8 +109,8 @@ def test_an_error_names_the_file_it_is_in(write):
 
 def test_overrides_win_in_order(write):
     file = write(MINIMAL + "optim: {lr: 1e-3, grad_clip: 2.0}")
-    given = ["optim.lr=1", "optim.lr=1e-5", "task.people=[2, 5]", "model=o/m", "prompt.system=''", "runs=a=b"]
-    recipe = load(file, given)
+    overrides = ["optim.lr=1", "optim.lr=1e-5", "task.people=[2, 5]", "model=o/m", "prompt.system=''", "runs=a=b"]
+    recipe = load(file, overrides)
     assert (recipe.optim.lr, recipe.optim.grad_clip) == (1e-5, 2.0)
     assert (recipe.task.people, recipe.model.path, recipe.prompt.system, recipe.runs) == ((2, 5), "o/m", "", "a=b")
     assert load(file, ["algo.dual_clip=null"]).algo.dual_clip is None
@@ -233,11 +233,11 @@ def test_wrong_overrides(write, override, message):
     ],
 )
 def test_one_line_says_where_what_and_how(write, line, message):
-    found = problems(write(MINIMAL + "\n" + line))
-    assert len(found) == 1
+    actual = problems(write(MINIMAL + "\n" + line))
+    assert len(actual) == 1
     expected = f"r.yaml:{4 + line.count(chr(10))}: {message}"
-    assert found[0].startswith(expected)
-    assert found[0] == expected or message.endswith("valid here: ")
+    assert actual[0].startswith(expected)
+    assert actual[0] == expected or message.endswith("valid here: ")
 
 
 @pytest.mark.parametrize(
@@ -280,9 +280,9 @@ def test_one_line_says_where_what_and_how(write, line, message):
     ],
 )
 def test_whole_files(write, text, lines):
-    found = problems(write(text))
-    assert len(found) == len(lines)
-    for line, start in zip(found, lines, strict=True):
+    actual = problems(write(text))
+    assert len(actual) == len(lines)
+    for line, start in zip(actual, lines, strict=True):
         assert line.startswith(start)
         assert line == start or start[-1] == " "
 

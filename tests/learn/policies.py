@@ -59,21 +59,23 @@ def gradient(
     ref = load_other(policy) if reference else None
     random_head(policy)
     batch = prepare(groups, policy, ref, algo, SAMPLING, packer(budget, share))
-    given = {"old_logprobs": per_sample(batch.samples, lambda b: policy.logprobs(b, 1.0), packer(budget, share))}
+    per_token = {"old_logprobs": per_sample(batch.samples, lambda b: policy.logprobs(b, 1.0), packer(budget, share))}
     if ref is not None:
-        given["ref_logprobs"] = per_sample(batch.samples, lambda b: frozen_logprobs(ref, b, 1.0), packer(budget, share))
+        per_token["ref_logprobs"] = per_sample(
+            batch.samples, lambda b: frozen_logprobs(ref, b, 1.0), packer(budget, share)
+        )
     if algo.advantage == "gae":
         token = {name: by_sample(batch, name) for name in ("old_values", "value_targets")}
-        given |= {name: [values[i] for i in range(len(batch.samples))] for name, values in token.items()}
+        per_token |= {name: [values[i] for i in range(len(batch.samples))] for name, values in token.items()}
     move(policy, 0.02, seed=2)
     updates = minibatches(
-        updates_of(groups, algo), batch.samples, algo, SAMPLING.max_tokens, packer(budget, share), **given
+        updates_of(groups, algo), batch.samples, algo, SAMPLING.max_tokens, packer(budget, share), **per_token
     )
     return gradient_of(policy, updates, algo)
 
 
 def gradient_of(policy: Policy, updates: Sequence[Sequence[MicroBatch]], algo: AlgoConfig) -> np.ndarray:
-    """What the optimizer is given: of the model, then of the value head."""
+    """The gradients that the optimizer receives: of the model, then of the value head."""
     got: list[torch.Tensor] = []
     policy.optimizer.step = lambda *_: got.extend(p.grad.clone() for p in policy._stepped())  # type: ignore[assignment,method-assign,func-returns-value]
     policy.update(updates, algo, SAMPLING.temperature)

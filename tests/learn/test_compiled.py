@@ -44,8 +44,8 @@ def test_compiled_layers_have_the_same_gradient_and_any_length_will_do(folder: P
     groups, algo = make_groups(REWARDS), AlgoConfig(entropy_coef=0.01)
     expected = gradient(load(folder), groups, algo, 60)
     policy = load(folder, compile=True)
-    found = gradient(policy, groups, algo, 60)
-    np.testing.assert_allclose(found, expected, atol=2e-6 * np.abs(expected).max())
+    actual = gradient(policy, groups, algo, 60)
+    np.testing.assert_allclose(actual, expected, atol=2e-6 * np.abs(expected).max())
     assert not any("forward" in vars(module) for module in policy.model.modules())
     counts = []
     for seed, budget in ((0, 10_000), (1, 300), (2, 130), (3, 10_000)):
@@ -63,8 +63,8 @@ def test_the_compiler_of_this_machine_agrees(folder: Path, recompute: bool) -> N
     groups = make_groups(REWARDS)
     expected = gradient(load(folder), groups, AlgoConfig(), 60, reference=True)
     policy = load(folder, compile=True, recompute_activations=recompute)
-    found = gradient(policy, groups, AlgoConfig(), 60, reference=True)
-    np.testing.assert_allclose(found, expected, atol=2e-5 * np.abs(expected).max())
+    actual = gradient(policy, groups, AlgoConfig(), 60, reference=True)
+    np.testing.assert_allclose(actual, expected, atol=2e-5 * np.abs(expected).max())
 
 
 def test_a_model_that_does_not_name_its_layers_is_refused(folder: Path) -> None:

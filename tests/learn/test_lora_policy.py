@@ -89,9 +89,9 @@ def test_the_gradient_is_that_of_the_matrix(folder: Path, recompute: bool) -> No
 
         policy.optimizer.step = take  # type: ignore[method-assign,assignment]
         policy.update(batch.minibatches, AlgoConfig(), 1.0)
-        found = dict(grads)
+        actual = dict(grads)
         grads.clear()
-        return found
+        return actual
 
     own = gradients(policy)
     full = load(folder, None)
@@ -115,9 +115,9 @@ def test_the_reference_is_the_policy_with_its_adapter_off(folder: Path) -> None:
     for seed in range(3):
         step(policy, seed)
     batch = prepare(make_groups(REWARDS), policy, policy.reference, KL, SAMPLING, packer(64))
-    found = np.concatenate([m.ref_logprobs.numpy() for u in batch.minibatches for m in u])
+    actual = np.concatenate([m.ref_logprobs.numpy() for u in batch.minibatches for m in u])
     expected = np.concatenate([frozen_logprobs(start.model, [m], 1.0)[0] for u in batch.minibatches for m in u])
-    np.testing.assert_array_equal(found, expected)
+    np.testing.assert_array_equal(actual, expected)
     assert np.abs(logprobs(policy.model, batch) - logprobs(start.model, batch)).max() > 0.1
 
 
@@ -295,11 +295,11 @@ def test_rates_by_layer() -> None:
 
 def test_depths_of_a_model(folder: Path) -> None:
     model = load(folder, None).model
-    found = depths(model)
+    actual = depths(model)
     assert num_layers(model) == 2
-    assert found["model.embed_tokens.weight"] == 0
-    assert found["model.layers.1.mlp.up_proj.weight"] == 2
-    assert found["model.norm.weight"] == 3
+    assert actual["model.embed_tokens.weight"] == 0
+    assert actual["model.layers.1.mlp.up_proj.weight"] == 2
+    assert actual["model.norm.weight"] == 3
 
 
 @pytest.mark.parametrize("adapter", [None, LORA], ids=["full", "adapter"])
@@ -348,7 +348,7 @@ def test_growing_layers_keep_their_moments(folder: Path) -> None:
 
 
 def test_more_layers_than_there_are(folder: Path) -> None:
-    with pytest.raises(UserError, match=r"layers.count: 3 of a model of 2 layers; give at most 2"):
+    with pytest.raises(UserError, match=r"layers.count: 3 exceeds the 2 layers of the model; give at most 2"):
         load(folder, layers=LayersConfig(train="last", count=3))
     for wrong in ({"train": "last"}, {"count": 2}):
         with pytest.raises(ValueError, match="count: "):

@@ -93,8 +93,8 @@ def test_gradients() -> None:
     assert (warning.name, warning.step) == ("grad_explosion", 22)
     # Steps without any signal (all groups alike) have norm 0 and do not make the next one a spike.
     assert all_warnings(history(25, GRAD_NORM=lambda t: 1.0 if t >= 15 else 0.0)) == []
-    found = all_warnings(history(10, GRAD_NORM=lambda t: math.nan if t == 7 else 1.0))
-    assert [(w.name, w.step) for w in found] == [("grad_not_finite", 7)]
+    warnings = all_warnings(history(10, GRAD_NORM=lambda t: math.nan if t == 7 else 1.0))
+    assert [(w.name, w.step) for w in warnings] == [("grad_not_finite", 7)]
 
 
 def test_missing_metrics_are_not_watched() -> None:

@@ -98,13 +98,13 @@ def test_log_probs_are_those_of_what_is_sampled_from(model: Qwen2ForCausalLM, we
     (group,) = engine.generate([np.arange(9)], sampling, samples=8, seed=3)
 
     def gap() -> float:
-        found = []
+        gaps = []
         for turn in group:
             ids = torch.tensor(np.concatenate([turn.prompt_ids, turn.completion_ids]))[None]
             logits = model(input_ids=ids, use_cache=False).logits[0, 8:-1] / 0.7
             own = logits.log_softmax(-1).gather(1, ids[0, 9:, None])[:, 0]
-            found.append(np.abs(own.numpy() - turn.logprobs).mean())
-        return float(np.mean(found))
+            gaps.append(np.abs(own.numpy() - turn.logprobs).mean())
+        return float(np.mean(gaps))
 
     with torch.no_grad():
         with engine.as_served(model):
