@@ -59,7 +59,7 @@ class ServerActor(Machine, ServerAgent):
     """Asked by the first worker for its server."""
 
 
-class Worker(Machine):
+class WorkerActor(Machine):
     def __init__(self) -> None:
         adopt_orphans()
         self._others = below()

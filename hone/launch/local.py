@@ -35,7 +35,7 @@ def threads(workers: int) -> int:
 
 
 class LocalWorkers:
-    """`command` once for each rank, started now. See `hone.launch.supervise.Workers`."""
+    """`command` once for each rank, started now. See `hone.launch.supervise.WorkerGroup`."""
 
     def __init__(self, job: Job, command: Sequence[str]) -> None:
         self._others = below()

@@ -28,7 +28,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 import hone
 from hone.base.settings import UserError
-from hone.launch.actor import SHARED, ServerActor, Worker
+from hone.launch.actor import SHARED, ServerActor, WorkerActor
 from hone.launch.job import Job, environment
 from hone.launch.supervise import Exit, announce, impatient, supervise
 from hone.recipe.sections.launch import RayConfig
@@ -87,7 +87,7 @@ def run(job: Job) -> int:
 
 
 class RayWorkers:
-    """Actors by rank, each with its worker started. See `hone.launch.supervise.Workers`."""
+    """Actors by rank, each with its worker started. See `hone.launch.supervise.WorkerGroup`."""
 
     def __init__(self, job: Job) -> None:
         self._config = job.launch.ray
@@ -142,7 +142,7 @@ class RayWorkers:
 
     def _created(self, job: Job) -> tuple[list[Any], list[dict[str, Any]]]:
         """Actors in the order of their ranks: those of one machine follow each other. And that of the server."""
-        kind: Any = ray.remote(Worker)
+        kind: Any = ray.remote(WorkerActor)
         actors = [
             kind.options(
                 num_cpus=self._config.cpus,

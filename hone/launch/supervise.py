@@ -49,7 +49,7 @@ class Exit:
         return cls(128 - code, f"was killed by {names.get(-code, f'signal {-code}')}", lost=True)
 
 
-class Workers(Protocol):
+class WorkerGroup(Protocol):
     """Those of one attempt, already started."""
 
     def ended(self) -> dict[int, Exit]:
@@ -67,7 +67,7 @@ class Workers(Protocol):
         ...
 
 
-def supervise(job: Job, begin: Callable[[Job], Workers]) -> int:
+def supervise(job: Job, begin: Callable[[Job], WorkerGroup]) -> int:
     """Start the workers, as often as `restarts` allows; returns the exit code of the first that failed, else 0."""
     attempt = 0
     while True:
@@ -96,7 +96,7 @@ def supervise(job: Job, begin: Callable[[Job], Workers]) -> int:
             return exit.code
 
 
-def watch(workers: Workers, size: int, asked: list[int]) -> tuple[int | None, dict[int, Exit]]:
+def watch(workers: WorkerGroup, size: int, asked: list[int]) -> tuple[int | None, dict[int, Exit]]:
     """Until all have ended, or a bound after the first failure. `asked`: signals to hand on, as they come in.
 
     Returns the rank whose failure was the cause, if one failed, and how the workers ended. One that was killed is the

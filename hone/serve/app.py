@@ -29,10 +29,10 @@ from starlette.routing import Route
 from hone.base.settings import UserError
 from hone.rollout.native.requests import Output, Request
 from hone.serve.answer import Answer, chat_logprobs, completion_logprobs
+from hone.serve.engine_thread import EngineThread
 from hone.serve.guard import Guard
 from hone.serve.model import ServedModel
 from hone.serve.protocol import ApiError, ChatAsk, CompletionAsk, check_amount, parse, refused, to_json
-from hone.serve.worker import Worker
 from hone.types import IntArray
 
 _LOOK = 0.5  # seconds between two looks at whether a client is still there
@@ -42,7 +42,7 @@ Choice = Callable[[int, Answer, str, bool, bool], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Job:
+class GenerationJob:
     """A checked request, on its way through the engine."""
 
     kind: str  # object of the response
@@ -56,8 +56,8 @@ class Job:
 
 
 class Api:
-    def __init__(self, model: ServedModel, worker: Worker) -> None:
-        self.model, self.worker, self.started = model, worker, int(time.time())
+    def __init__(self, model: ServedModel, thread: EngineThread) -> None:
+        self.model, self.thread, self.started = model, thread, int(time.time())
 
     async def models(self, _: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._about()]})
@@ -79,17 +79,17 @@ class Api:
     async def chat(self, http: HttpRequest) -> Response:
         return await self._respond(http, *await run_in_threadpool(self._read_chat, await http.body()))
 
-    def _read_completion(self, body: bytes) -> tuple[Any, Job]:
+    def _read_completion(self, body: bytes) -> tuple[Any, GenerationJob]:
         ask = parse(CompletionAsk, body)
         return ask, self._completion_job(ask)
 
-    def _read_chat(self, body: bytes) -> tuple[Any, Job]:
+    def _read_chat(self, body: bytes) -> tuple[Any, GenerationJob]:
         ask = parse(ChatAsk, body)
         return ask, self._chat_job(ask)
 
     # --- from what is asked to requests ---
 
-    def _completion_job(self, ask: CompletionAsk) -> Job:
+    def _completion_job(self, ask: CompletionAsk) -> GenerationJob:
         self._check_name(ask.model)
         if ask.max_tokens == 0 and not ask.echo:
             raise ApiError("max_tokens is 0: without echo there is nothing to answer", param="max_tokens")
@@ -115,11 +115,11 @@ class Api:
                 scores = completion_logprobs(self.model.tokenizer, answer.scored, top)
             return {"index": i, "text": new, "logprobs": scores, "finish_reason": answer.finish if last else None}
 
-        return Job(
+        return GenerationJob(
             "text_completion", "cmpl", requests, answers, ask.logprobs is not None, whole, whole, ask.max_tokens == 0
         )
 
-    def _chat_job(self, ask: ChatAsk) -> Job:
+    def _chat_job(self, ask: ChatAsk) -> GenerationJob:
         self._check_name(ask.model)
         messages = [message.plain() for message in ask.messages]
         if messages[-1]["role"] != "user":
@@ -151,7 +151,7 @@ class Api:
             finish = answer.finish if last else None
             return {"index": i, "delta": delta, "logprobs": scores(answer), "finish_reason": finish}
 
-        return Job("chat.completion", "chatcmpl", [request], answers, ask.logprobs, whole, piece)
+        return GenerationJob("chat.completion", "chatcmpl", [request], answers, ask.logprobs, whole, piece)
 
     def _check_name(self, name: str) -> None:
         if name != self.model.name:
@@ -185,7 +185,7 @@ class Api:
 
     # --- from the engine's news to the response ---
 
-    async def _respond(self, http: HttpRequest, ask: Any, job: Job) -> Response:
+    async def _respond(self, http: HttpRequest, ask: Any, job: GenerationJob) -> Response:
         head = {"id": f"{job.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model.name}
         if ask.stream:
             kind = job.kind + (".chunk" if job.prefix == "chatcmpl" else "")
@@ -204,17 +204,17 @@ class Api:
         return Response(body, media_type="application/json")
 
     @staticmethod
-    def _whole(head: dict[str, Any], job: Job) -> bytes:
+    def _whole(head: dict[str, Any], job: GenerationJob) -> bytes:
         choices = [job.answer(i, answer, answer.text, True, True) for i, answer in enumerate(job.answers)]
         return to_json({**head, "choices": choices, "usage": _usage(job)}).encode()
 
-    async def _collect(self, job: Job, echo: bool) -> None:
+    async def _collect(self, job: GenerationJob, echo: bool) -> None:
         echoed: set[int] = set()
         async with aclosing(self._run(job)) as news:
             async for items in news:
                 await run_in_threadpool(self._take, job, items, echoed if echo else None)
 
-    def _take(self, job: Job, items: Sequence[tuple[int, Output]], echoed: set[int] | None) -> None:
+    def _take(self, job: GenerationJob, items: Sequence[tuple[int, Output]], echoed: set[int] | None) -> None:
         """News of the engine into the answers. `echoed`: the requests whose prompt stands there; None: not wanted."""
         n = job.requests[0].samples
         for which, output in items:
@@ -236,7 +236,7 @@ class Api:
                 s = output.prompt
                 answer.echo(request.prompt_ids, s.logprobs, s.top_ids, s.top_logprobs)
 
-    async def _events(self, head: dict[str, Any], job: Job, usage: bool) -> AsyncGenerator[str, None]:
+    async def _events(self, head: dict[str, Any], job: GenerationJob, usage: bool) -> AsyncGenerator[str, None]:
         begun = set[int]()
         async with aclosing(self._run(job)) as news:
             async for items in news:
@@ -247,7 +247,9 @@ class Api:
         yield "data: [DONE]\n\n"
 
     @staticmethod
-    def _pieces(head: dict[str, Any], job: Job, items: Sequence[tuple[int, Output]], begun: set[int]) -> list[str]:
+    def _pieces(
+        head: dict[str, Any], job: GenerationJob, items: Sequence[tuple[int, Output]], begun: set[int]
+    ) -> list[str]:
         """The events of a stream for some news. `begun`: the choices that had one already."""
         n, events = job.requests[0].samples, []
         for which, output in items:
@@ -261,9 +263,9 @@ class Api:
                 begun.add(i)
         return events
 
-    async def _run(self, job: Job) -> AsyncGenerator[Any, None]:
+    async def _run(self, job: GenerationJob) -> AsyncGenerator[Any, None]:
         try:
-            async with aclosing(self.worker.run(job.requests)) as news:
+            async with aclosing(self.thread.run(job.requests)) as news:
                 async for item in news:
                     yield item
         except UserError as error:
@@ -272,7 +274,7 @@ class Api:
             raise ApiError(str(error), 503) from None
 
 
-def _usage(job: Job) -> dict[str, int]:
+def _usage(job: GenerationJob) -> dict[str, int]:
     prompt, completion = sum(len(r.prompt_ids) for r in job.requests), sum(answer.tokens for answer in job.answers)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
@@ -305,9 +307,9 @@ def _on_http_error(_: HttpRequest, error: Any) -> Response:
     return JSONResponse(ApiError(str(error.detail), error.status_code).body, error.status_code)
 
 
-def make_app(model: ServedModel, worker: Worker, hosts: Sequence[str] = ()) -> Starlette:
+def make_app(model: ServedModel, thread: EngineThread, hosts: Sequence[str] = ()) -> Starlette:
     """`hosts`: names that requests may address; none: any. See `hone.serve.guard`."""
-    api = Api(model, worker)
+    api = Api(model, thread)
     routes = [
         Route("/v1/models", api.models),
         Route("/v1/models/{name:path}", api.one_model),

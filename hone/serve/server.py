@@ -29,13 +29,13 @@ def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: 
         from hone.serve.guard import allowed_hosts
     except ImportError as error:
         raise UserError(f"hone serve needs {error.name}: pip install 'hone-rl[serve]'") from error
+    from hone.serve.engine_thread import EngineThread
     from hone.serve.model import load_served
-    from hone.serve.worker import Worker
 
     listener = listen(host, port)
     model = load_served(target, overrides, checkpoint)
-    with Worker(model.engine) as worker:
-        app = make_app(model, worker, allowed_hosts(host))
+    with EngineThread(model.engine) as thread:
+        app = make_app(model, thread, allowed_hosts(host))
         config = settings(app)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}/v1"

@@ -205,13 +205,13 @@ def test_new_weights_are_taken_over_while_nothing_is_generated_and_caches_are_dr
     assert server.calls[:4] == calls
     assert server.model.version == 2
     assert not server.paused
-    assert len(list(engine._handover._folder.iterdir())) == 1  # weights that were taken over do not pile up
+    assert len(list(engine._transfer._folder.iterdir())) == 1  # weights that were taken over do not pile up
     assert flat(engine.generate(PROMPTS, SAMPLING, samples=1, seed=0))[0][3] == 2
 
 
 def test_an_adapter_is_handed_over_by_itself_under_a_name_for_each_version(running: Any, tmp_path: Path) -> None:
     engine, server, _ = running("vllm", lora="adapter")
-    folder = engine._handover._folder
+    folder = engine._transfer._folder
     engine.sync(Adapted(1), 1)
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_000001", "base_000"]
     first = list(server.adapters)
@@ -254,7 +254,7 @@ def test_an_adapter_with_merged_weights_and_a_policy_without_one_go_whole(runnin
         engine, server, _ = running("vllm", lora=lora)
         engine.sync(policy, 1)
         assert not server.adapters
-        assert [path.name for path in engine._handover._folder.iterdir()] == ["version_000001"]
+        assert [path.name for path in engine._transfer._folder.iterdir()] == ["version_000001"]
         assert flat(engine.generate(PROMPTS, SAMPLING, samples=1, seed=3)) == wanted(1, 1, 3)
         engine.close()
 

@@ -14,10 +14,10 @@ from hone.model import tiny
 from hone.model.load import load_tokenizer
 from hone.recipe.sections.model import ModelConfig, TinyConfig
 from hone.serve.app import make_app
+from hone.serve.engine_thread import EngineThread
 from hone.serve.guard import LOOPBACK
 from hone.serve.model import ServedModel, load_served
 from hone.serve.server import listen, settings
-from hone.serve.worker import Worker
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -45,8 +45,8 @@ def model(folder: Path) -> ServedModel:
 def url(model: ServedModel) -> Iterator[str]:
     """Base address of the API."""
     listener = listen("127.0.0.1", 0)
-    with Worker(model.engine) as worker:
-        app = make_app(model, worker, LOOPBACK)
+    with EngineThread(model.engine) as thread:
+        app = make_app(model, thread, LOOPBACK)
         config = settings(app)
         config.timeout_graceful_shutdown = 1
         server = uvicorn.Server(config)

@@ -1,6 +1,6 @@
 """A server on the machine of an actor of Ray, which the launcher has placed: see `hone.launch.ray`.
 
-The first worker asks the actor, a `hone.rollout.servers.host.Caretaker`, to start the server and to stop it. What the
+The first worker asks the actor, a `hone.rollout.servers.host.ServerAgent`, to start the server and to stop it. What the
 server generates comes over HTTP, as from one on this machine. An actor that is lost is started again by Ray, on another
 machine if need be, and with it the server.
 """

@@ -16,8 +16,9 @@ from typing import Any
 
 from hone.base.http import Http, ServerRefused
 from hone.recipe.sections.rollout import SamplingConfig
-from hone.rollout.servers.handover import Handed
-from hone.rollout.servers.server import SHORT, Aborted, ServerEngine, StaleAnswer, ordinary
+from hone.rollout.servers.lifecycle import SHORT
+from hone.rollout.servers.server import Aborted, ServerEngine, StaleAnswer, ordinary
+from hone.rollout.servers.weight_transfer import ServedWeights
 from hone.types import Finish
 
 #: SGLang's word for all tokens of the vocabulary.
@@ -35,7 +36,7 @@ class SGLangEngine(ServerEngine):
     module = "sglang"
     reserved = RESERVED
 
-    def _command(self, served: Handed, port: int) -> list[str]:
+    def _command(self, served: ServedWeights, port: int) -> list[str]:
         options = {
             "--model-path": served.model,
             "--host": self._host.address,
@@ -56,7 +57,7 @@ class SGLangEngine(ServerEngine):
         http.get("/health_generate", seconds=SHORT + 20, what="SGLang's health")  # it gives itself 20 s to say no
         return True
 
-    def _update(self, new: Handed, old: Handed | None) -> None:
+    def _update(self, new: ServedWeights, old: ServedWeights | None) -> None:
         """In the order that SGLang's guide prescribes: pause, update, continue.
 
         None of our answers is under way now. What still runs was given up by us or belongs to another client, and

@@ -18,9 +18,10 @@ from typing import Any
 from hone.base.http import Http, ServerRefused
 from hone.recipe.sections.rollout import VLLM_RANKS, SamplingConfig, VLLMConfig
 from hone.rollout.engine import Weights
-from hone.rollout.servers.handover import Handed
 from hone.rollout.servers.host import Host
-from hone.rollout.servers.server import MODEL, SHORT, Aborted, ServerEngine, ordinary
+from hone.rollout.servers.lifecycle import MODEL, SHORT
+from hone.rollout.servers.server import Aborted, ServerEngine, ordinary
+from hone.rollout.servers.weight_transfer import ServedWeights
 from hone.types import Finish
 
 #: Run by the server's interpreter: is it a build for CPUs? As vllm.platforms asks, without its import, of seconds.
@@ -36,7 +37,7 @@ def is_cpu_build(host: Host, python: str, environment: Mapping[str, str]) -> boo
     return host.output([python, "-c", CPU_BUILD], environment)[1].strip() == "True"
 
 
-def engine_options(served: Handed, dtype: str, max_sequences: int, cpu: bool) -> list[str]:
+def engine_options(served: ServedWeights, dtype: str, max_sequences: int, cpu: bool) -> list[str]:
     """Of vLLM's command line, and of its engine in this process."""
     options = {
         "--model": served.model,
@@ -61,7 +62,7 @@ class VLLMEngine(ServerEngine):
     _room = 0  # the largest rank that the server was started for
     _adapter: str | None = None  # the name under which it serves the adapter
 
-    def _command(self, served: Handed, port: int) -> list[str]:
+    def _command(self, served: ServedWeights, port: int) -> list[str]:
         command = [self._python(), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--served-model-name", MODEL, "--host", self._host.address, "--port", str(port)]
         cpu = is_cpu_build(self._host, self._python(), self._environment() | self.config.environment)
@@ -75,7 +76,7 @@ class VLLMEngine(ServerEngine):
             **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self.config.serves_adapter else {}),
         }
 
-    def _fits(self, new: Handed) -> bool:
+    def _fits(self, new: ServedWeights) -> bool:
         return new.rank <= self._room
 
     def _launch(self) -> None:
@@ -89,7 +90,7 @@ class VLLMEngine(ServerEngine):
         http.get("/health", seconds=SHORT, what="vLLM's health")
         return True
 
-    def _update(self, new: Handed, old: Handed | None) -> None:
+    def _update(self, new: ServedWeights, old: ServedWeights | None) -> None:
         """Nothing is generated meanwhile: `wait` lets requests end, and none comes in before /resume."""
         self._post("/pause?mode=wait", None, "vLLM's pause")
         if old is None or new.model != old.model:
@@ -101,7 +102,7 @@ class VLLMEngine(ServerEngine):
             raise ServerRefused(200, "success is false: keys and values of the old weights are still held", "the reset")
         self._post("/resume", None, "vLLM's resume")
 
-    def _load_adapter(self, served: Handed) -> None:
+    def _load_adapter(self, served: ServedWeights) -> None:
         """Under a new name. The one before is forgotten: the server keeps one, and would not serve the old again."""
         name, before = f"{MODEL}-{served.version}-{uuid.uuid4().hex[:8]}", self._adapter
         body = {"lora_name": name, "lora_path": str(served.adapter)}

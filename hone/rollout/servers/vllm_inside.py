@@ -20,10 +20,10 @@ import numpy as np
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, VLLMConfig
 from hone.rollout.engine import Weights, check_room
-from hone.rollout.servers.handover import Handed, WeightTransfer
 from hone.rollout.servers.host import Host
 from hone.rollout.servers.server import ordinary, prompt_seed
 from hone.rollout.servers.vllm import engine_options, held_weights, is_cpu_build, room
+from hone.rollout.servers.weight_transfer import ServedWeights, WeightTransfer
 from hone.types import IntArray, Turn
 
 if TYPE_CHECKING:
@@ -47,8 +47,8 @@ class VLLMInside:
         self._config, self._stops = config, [int(i) for i in stop_ids]
         self._dtype, self._max_sequences = dtype, max_sequences
         weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
-        self._handover = WeightTransfer(weights, adapter=config.serves_adapter)
-        self._served: Handed | None = None
+        self._transfer = WeightTransfer(weights, adapter=config.serves_adapter)
+        self._served: ServedWeights | None = None
         self._llm: Any = None
         self._room = 0
         self._adapter: Any = None  # vLLM's LoRARequest
@@ -58,7 +58,7 @@ class VLLMInside:
 
     def sync(self, policy: Policy, version: int) -> None:
         """Hand over the weights; the first time, start vLLM with them."""
-        new, before = self._handover.export(policy, version), self._served
+        new, before = self._transfer.export(policy, version), self._served
         self._served = new
         if self._llm is None or new.rank > self._room:
             self.stop()
@@ -70,7 +70,7 @@ class VLLMInside:
         if not self._llm.reset_prefix_cache():
             raise UserError("vLLM did not drop the keys and values of the old weights (reset_prefix_cache)")
         if before is not None:
-            self._handover.drop(before, new)
+            self._transfer.drop(before, new)
 
     def generate(
         self,
@@ -109,7 +109,7 @@ class VLLMInside:
     def close(self) -> None:
         self.stop()
         if self._served is not None:
-            self._handover.drop(self._served)
+            self._transfer.drop(self._served)
             self._served = None
 
     def stop(self) -> None:
@@ -147,7 +147,7 @@ class VLLMInside:
         assert self._served is not None, "sync first: it starts vLLM"
         return self._served.version
 
-    def _start(self, served: Handed) -> Any:
+    def _start(self, served: ServedWeights) -> Any:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         host = Host()
         if host.inside not in sys.path:
@@ -180,7 +180,7 @@ class VLLMInside:
         return found
 
 
-def _adapter(served: Handed) -> Any:
+def _adapter(served: ServedWeights) -> Any:
     """A name and a number for each version: no cached keys are taken for those of another."""
     from vllm.lora.request import LoRARequest
 

@@ -1,9 +1,9 @@
 """Weights on their way to a server: in folders that are whole or not there.
 
-handover = WeightTransfer(Path("serving"), adapter=True)
-first = handover.export(policy, version=0)    # serving/base_000 and serving/adapter_000000
-second = handover.export(policy, version=1)   # the same base, serving/adapter_000001
-handover.drop(first, second)                  # the server holds the second: serving/adapter_000000 goes
+transfer = WeightTransfer(Path("serving"), adapter=True)
+first = transfer.export(policy, version=0)    # serving/base_000 and serving/adapter_000000
+second = transfer.export(policy, version=1)   # the same base, serving/adapter_000001
+transfer.drop(first, second)                  # the server holds the second: serving/adapter_000000 goes
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
+class ServedWeights:
     """What a server is given: whole weights, or an adapter with those that it belongs to."""
 
     version: int
@@ -40,20 +40,20 @@ class WeightTransfer:
         self._folder, self._adapter = folder, adapter
         self._clean = False
 
-    def export(self, policy: Policy, version: int) -> Handed:
+    def export(self, policy: Policy, version: int) -> ServedWeights:
         if not self._clean:  # nothing of an earlier run is of use
             for old in (path for kind in ("version", "base", "adapter") for path in self._folder.glob(f"{kind}_*")):
                 shutil.rmtree(old)
             self._clean = True
         if not self._adapter or policy.lora is None:
-            return Handed(version, self._write(f"version_{version:06d}", policy.export))
+            return ServedWeights(version, self._write(f"version_{version:06d}", policy.export))
         base = self._folder / f"base_{len(policy.resets):03d}"
         if not base.exists():
             self._write(base.name, policy.export_base)
         adapter = self._write(f"adapter_{version:06d}", policy.export_adapter)
-        return Handed(version, base.resolve(), adapter, policy.lora.rank)
+        return ServedWeights(version, base.resolve(), adapter, policy.lora.rank)
 
-    def drop(self, old: Handed, new: Handed | None = None) -> None:
+    def drop(self, old: ServedWeights, new: ServedWeights | None = None) -> None:
         """Remove what the server was given before and needs no more."""
         for folder in old.folders - (new.folders if new else set()):
             shutil.rmtree(folder, ignore_errors=new is None)  # at the end of a run it may be gone

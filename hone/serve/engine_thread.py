@@ -1,7 +1,7 @@
 """The thread that owns the running batch. Requests of all clients join it; news go back to each.
 
-with Worker(engine) as worker:
-    async for output in worker.run([Request(...)]): ...
+with EngineThread(engine) as thread:
+    async for output in thread.run([Request(...)]): ...
 """
 
 from __future__ import annotations
@@ -29,20 +29,20 @@ class _Ticket:
     """Requests that came together from one client."""
 
     requests: Sequence[Request]
-    tell: Callable[[News], None]  # called in the worker's thread
+    tell: Callable[[News], None]  # called in the engine's thread
     numbers: list[int] = field(default_factory=list)  # the core's, consecutive, once it has taken them
     left: dict[int, int] = field(default_factory=dict)  # number -> samples that have not finished
     cancelled: bool = False
 
 
-class Worker:
+class EngineThread:
     def __init__(self, engine: NativeEngine) -> None:
         self._engine = engine
         self._inbox: queue.SimpleQueue[_Ticket | None] = queue.SimpleQueue()  # None: look again, or stop
         self._stopping = False
         self._thread = threading.Thread(target=self._live, name="hone engine", daemon=True)
 
-    def __enter__(self) -> Worker:
+    def __enter__(self) -> EngineThread:
         self._thread.start()
         return self
 
