@@ -263,10 +263,10 @@ class Core:
             return []
         watched = [(row, work) for row, work in enumerate(self._rows.work) if work in self._watches]
         outputs = []
-        tokens_since = self._rows.tokens_since(
+        new_tokens = self._rows.tokens_since(
             [row for row, _ in watched], [self._watches[work].seen for _, work in watched]
         )
-        for (row, work), (tokens, logprobs) in zip(watched, tokens_since):
+        for (row, work), (tokens, logprobs) in zip(watched, new_tokens):
             watch = self._watches[work]
             n = len(tokens)
             if watch.stop is not None and work not in self._ended:

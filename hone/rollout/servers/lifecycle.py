@@ -1,4 +1,4 @@
-"""A server's life: checked before the run, started, connected to, and started again when it is lost."""
+"""The lifecycle of a server: checked before the run, started or connected to, and restarted when it is lost."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class ServerLifecycle(ABC):
 
     @abstractmethod
     def _command(self, served: ServedWeights, port: int) -> list[str]:
-        """The command line of a server for these weights, which listens at this port of the host's address."""
+        """The command line of a server for these weights, listening on this port of the host's address."""
 
     @abstractmethod
     def _environment(self) -> dict[str, str]: ...
@@ -59,10 +59,10 @@ class ServerLifecycle(ABC):
 
     @abstractmethod
     def _update(self, new: ServedWeights, old: ServedWeights | None) -> None:
-        """Replace the weights in place; what was cached of the old ones is dropped. `old` None: it is not known."""
+        """Replace the weights in place and drop caches of the old ones. `old` None: not known."""
 
     def _fits(self, new: ServedWeights) -> bool:
-        """Whether the server that was started can take these weights over in place."""
+        """Whether the running server can load these weights in place."""
         return True
 
     @property
@@ -71,19 +71,19 @@ class ServerLifecycle(ABC):
         return self._http
 
     def _check_possible(self) -> None:
-        """Before anything is loaded or exported. Raises UserError."""
+        """Check the settings before anything is loaded or exported. Raises UserError."""
         if self.config.url is not None:
             try:
                 self._healthy(server_at(self.config.url))
             except ServerError as error:
-                message = f"rollout.{self.module}.url: no server that can be used at {self.config.url}: {error}"
+                message = f"rollout.{self.module}.url: no usable server at {self.config.url}: {error}"
                 raise UserError(f"{message}; start one, or remove url to have hone start it") from error
             return
         self._check_port()
         python = self._python()
-        look = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({self.module!r}) is None)"
+        probe = f"import importlib.util, sys; sys.exit(importlib.util.find_spec({self.module!r}) is None)"
         try:
-            missing, _ = self._host.output([python, "-c", look], self._environment() | self.config.environment)
+            missing, _ = self._host.output([python, "-c", probe], self._environment() | self.config.environment)
         except (OSError, subprocess.TimeoutExpired) as error:
             raise UserError(f"rollout.{self.module}.python: {python} cannot be run ({error})") from error
         if missing:
@@ -108,7 +108,7 @@ class ServerLifecycle(ABC):
             )
 
     def _start(self) -> None:
-        """A new server with the weights in `_served`; one that is lost while it comes up counts as a restart."""
+        """Start a server with the weights in `_served`; one that is lost while starting counts as a restart."""
         while True:
             try:
                 return self._launch()
@@ -116,7 +116,7 @@ class ServerLifecycle(ABC):
                 self._count(error, "it is started again", "")
 
     def _launch(self) -> None:
-        """On a port of loopback, or of a machine of the cluster."""
+        """Start a server on a port of the host's address, and wait until it is healthy."""
         assert self._served is not None
         if self._process is not None and self._process.running:
             self._process.stop()
@@ -135,33 +135,33 @@ class ServerLifecycle(ABC):
         def healthy() -> bool:
             try:
                 return self._healthy(http)
-            except ServerError:  # it is only just starting
+            except ServerError:  # still starting
                 return False
 
         self._process.wait_until(healthy, self.config.start_timeout)
-        self._look_around(http)
+        self._read_model_info(http)
         self._http = http
 
     def _take_over(self, new: ServedWeights, before: ServedWeights | None) -> None:
-        """New weights for the server that runs; the first time, connect to the one at `url`."""
+        """Give the running server new weights; the first time, connect to the one at `url`."""
         if self._http is None:
             assert self.config.url is not None
             http = server_at(self.config.url)
-            self._look_around(http)
+            self._read_model_info(http)
             self._http = http
         self._update(new, before)
 
-    def _look_around(self, http: Http) -> None:
-        """The name of the model and the length of its context."""
+    def _read_model_info(self, http: Http) -> None:
+        """Read the model's name and the length of its context."""
         models = http.get("/v1/models", seconds=SHORT, what="the list of models")
         first = models["data"][0]
         length = first.get("max_model_len")
         self._model, self._context = first["id"], None if length is None else length - self.reserved
 
     def _recover(self, error: ServerError, waiting: str) -> None:
-        """Start the server again, or wait for the one at `url`; then give it the weights and have them checked.
+        """Restart the server, or wait for the one at `url`; then give it the weights and have them checked.
 
-        Again, while it is lost once more before it has them and restarts are left.
+        Repeats if the server is lost before it has the weights, until no restarts remain.
         """
         lost: ServerError | None = error
         while lost is not None:
@@ -181,7 +181,7 @@ class ServerLifecycle(ABC):
         self.on_restart()
 
     def _end(self, error: ServerError) -> str:
-        """Stop what is left of the server. Returns the end of its log, if it has ended by itself."""
+        """Stop the server. Returns the end of its log if it ended by itself."""
         if self._process is None:
             return ""
         log = ""
@@ -192,7 +192,7 @@ class ServerLifecycle(ABC):
         return log
 
     def _count(self, error: ServerError, then: str, log: str) -> None:
-        """One more restart. Raises UserError if that is one too many, `error` if nobody wants the server any more."""
+        """Count a restart. Raises UserError if no restarts remain, and `error` if the engine was closed."""
         if self._closed:
             raise error
         if self._restarts >= self.config.restarts:

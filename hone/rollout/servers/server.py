@@ -1,8 +1,8 @@
-"""What the engines behind servers share: weights are handed over in a folder, answers asked for prompt by prompt.
+"""The base of engines behind servers: weights are transferred in a folder, prompts are sent one request each.
 
-A server that crashes or hangs is started again with the same weights, and only the prompts that have no answers yet
-are asked again: no group is lost, none comes twice. Every wait has a bound and a name. `hone.rollout.servers.vllm` and
-`hone.rollout.servers.sglang` say what differs.
+A server that crashes or hangs is restarted with the same weights, and only the prompts without answers are sent again:
+no group is lost or duplicated. Every wait has a bound and a name. The subclasses are in `hone.rollout.servers.vllm` and
+`hone.rollout.servers.sglang`.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ TRIES = 3  # attempts at one prompt while the server is healthy but returns no c
 
 
 class Aborted(ServerError):
-    """The server gave up an answer in the middle."""
+    """The server aborted an answer before its end."""
 
 
 class StaleAnswer(ServerError):
-    """An answer, or a part of it, is not from the weights that the server was given last."""
+    """An answer, or part of it, does not come from the newest weights."""
 
 
 class ServerEngine(ServerLifecycle):
-    """Implements `hone.rollout.engine.Engine`; also what `hone.rollout.identity` needs.
+    """Implements `hone.rollout.engine.Engine` and `hone.rollout.identity.Scorer`.
 
-    `folder`: where the log is written, and weights are handed over unless the settings name another folder. `host`:
-    where the server is started, unless it runs already. `vocabulary`: how many token ids the model has, if known.
+    `folder`: for the log, and for weights unless the settings name another folder. `host`: where the server is
+    started, unless `url` is set. `vocabulary`: the number of token ids of the model, if known.
     """
 
     def __init__(
@@ -71,10 +71,9 @@ class ServerEngine(ServerLifecycle):
     # --- Engine -------------------------------------------------------------------------------
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Hand over the weights; the first time, start the server with them or connect to the one at `url`.
+        """Transfer the weights; the first time, start the server with them or connect to the one at `url`.
 
-        Raises RuntimeError while `generate` runs in another thread: the end of an answer would be of other weights than
-        its beginning.
+        Raises RuntimeError while `generate` runs in another thread: answers would mix two versions of the weights.
         """
         if not self._generating.acquire(blocking=False):
             raise RuntimeError("sync while answers are being generated: wait for generate to return")
@@ -105,8 +104,8 @@ class ServerEngine(ServerLifecycle):
     ) -> list[list[Turn]]:
         """See `hone.rollout.engine.Engine`.
 
-        Each prompt has a seed of its own, but the arithmetic of a server depends on what else is in its batch: the
-        same call need not give the same tokens. Raises UserError when restarts are used up, or an answer does not come.
+        Each prompt has a seed of its own, but a server's arithmetic depends on the rest of its batch: the same call
+        need not return the same tokens. Raises UserError if no restarts remain, or an answer fails repeatedly.
         """
         if samples < 1:
             raise ValueError(f"samples is {samples}: ask for at least one completion per prompt")
@@ -139,7 +138,7 @@ class ServerEngine(ServerLifecycle):
         return [done[i] for i in range(len(prompts))]
 
     def close(self) -> None:
-        """Ends what is under way, in other threads too, and the server if hone started it."""
+        """End running requests, in other threads too, and the server if hone started it."""
         self._closed = True
         if self._http is not None:
             self._http.hang_up()
@@ -147,15 +146,15 @@ class ServerEngine(ServerLifecycle):
             self._process.stop()
             self._process = None
         if self._served is not None:
-            self._transfer.drop(self._served)  # a copy; it may lie in memory
+            self._transfer.drop(self._served)  # a copy, perhaps in memory (tmpfs)
         self._http = self._served = None
 
     # --- for hone.rollout.identity ------------------------------------------------------------
 
     def probe(self, sequences: Sequence[IntArray]) -> tuple[list[Turn], Weights | None]:
-        """`score` and `weights`, both of one life of the server: when it is lost meanwhile, both are asked again.
+        """`score` and `weights` of the same server process: if it is lost between them, both are requested again.
 
-        Raises UserError when restarts are used up, or no whole answer comes.
+        Raises UserError if no restarts remain, or no complete answer comes.
         """
         check_tokens(sequences, self._vocabulary)
         tries: Counter[int] = Counter()
@@ -176,21 +175,21 @@ class ServerEngine(ServerLifecycle):
         return turns
 
     def weights(self) -> Weights | None:
-        """What the server says of the tensors that it holds, where it can say so."""
+        """The digests of the server's tensors; None if it cannot compute them."""
         return None
 
-    # --- what differs -------------------------------------------------------------------------
+    # --- of each server -----------------------------------------------------------------------
 
     @abstractmethod
     def _answers(
         self, prompt: list[int], sampling: SamplingConfig, samples: int, seed: int
     ) -> list[tuple[list[int], list[float], Finish]]:
-        """Token ids, log-probs at sampling settings, and finish of each sample; Aborted if one has none."""
+        """Token ids, log-probs under the sampling settings, and finish of each sample. Raises Aborted."""
 
     @abstractmethod
     def _score(self, ids: list[int]) -> list[float]: ...
 
-    # --- asking -------------------------------------------------------------------------------
+    # --- requests -----------------------------------------------------------------------------
 
     def _round(
         self,
@@ -201,9 +200,9 @@ class ServerEngine(ServerLifecycle):
         progress: Callable[[int, int], None] | None,
         total: int,
     ) -> ServerError | None:
-        """Ask for what is waiting; answers go into `done`. Returns why the server has to be started again, if so."""
+        """Send the waiting prompts; answers go into `done`. Returns the error if the server must be restarted."""
         lost: ServerError | None = None
-        stop = threading.Event()  # what has not been sent yet need not be
+        stop = threading.Event()  # send no further prompts
 
         def send(i: int) -> list[Turn]:
             if stop.is_set():
@@ -217,7 +216,7 @@ class ServerEngine(ServerLifecycle):
                 try:
                     done[futures[future]] = future.result()
                 except (ServerLost, ServerHangs) as error:
-                    if lost is None:  # the others wait for the same server: they need not wait for their time-outs
+                    if lost is None:  # other requests to this server need not wait for their time-outs
                         lost = error
                         stop.set()
                         self.http.hang_up()
@@ -238,7 +237,7 @@ class ServerEngine(ServerLifecycle):
         return lost
 
     def _try_again(self, prompt: int, error: ServerRefused | Aborted, tries: Counter[int]) -> None:
-        """Raises UserError if it is the request's fault, or if it happened too often."""
+        """Record a failed attempt. Raises UserError if the request itself is at fault, or has failed too often."""
         if isinstance(error, ServerRefused) and not may_pass(error):
             raise UserError(f"{self.name} refuses prompt {prompt}: {error.message} (status {error.status})") from error
         tries[prompt] += 1
@@ -251,21 +250,21 @@ class ServerEngine(ServerLifecycle):
         self.http.pause(tries[prompt])
 
     def _turns(self, prompt: IntArray, sampling: SamplingConfig, samples: int, seed: int) -> list[Turn]:
-        found = self._answers([int(i) for i in prompt], sampling, samples, seed)
-        if len(found) != samples:
-            raise Aborted(f"{len(found)} answers instead of {samples}")
+        answers = self._answers([int(i) for i in prompt], sampling, samples, seed)
+        if len(answers) != samples:
+            raise Aborted(f"{len(answers)} answers instead of {samples}")
         return [
             Turn(prompt, np.asarray(ids, np.int64), np.asarray(logprobs, np.float32), finish, self._version)
-            for ids, logprobs, finish in found
+            for ids, logprobs, finish in answers
         ]
 
 
 def prompt_seed(seed: int, prompt: int) -> int:
-    """A seed of 62 bits for each (seed, prompt); servers count up from it for the samples of a prompt."""
+    """A 62-bit seed for each (seed, prompt); servers count up from it for the samples of a prompt."""
     digest = hashlib.blake2b(f"{seed}/{prompt}".encode(), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> 2
 
 
 def ordinary(sampling: SamplingConfig) -> dict[str, Any]:
-    """The settings that every server calls the same."""
+    """The settings with the same name on every server."""
     return {"temperature": sampling.temperature, "top_p": sampling.top_p, "min_p": sampling.min_p}

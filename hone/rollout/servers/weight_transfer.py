@@ -1,4 +1,4 @@
-"""Weights on their way to a server: in folders that are whole or not there.
+"""Transfer of weights to a server, in folders that are complete or absent.
 
 transfer = WeightTransfer(Path("serving"), adapter=True)
 first = transfer.export(policy, version=0)    # serving/base_000 and serving/adapter_000000
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ServedWeights:
-    """What a server is given: whole weights, or an adapter with those that it belongs to."""
+    """Exported weights for a server: a whole model, or an adapter and its base."""
 
     version: int
-    model: Path  # an ordinary Hugging Face checkpoint
+    model: Path  # a plain Hugging Face checkpoint
     adapter: Path | None = None  # in peft's format; `model` is then its base
     rank: int = 0  # of the adapter
 
@@ -34,14 +34,14 @@ class ServedWeights:
 
 
 class WeightTransfer:
-    """`adapter`: an adapter goes by itself, its base only when a hard reset made a new one; else it is merged in."""
+    """`adapter`: export adapters alone, and their base only when a hard reset made a new one; else merge them."""
 
     def __init__(self, folder: Path, *, adapter: bool = False) -> None:
         self._folder, self._adapter = folder, adapter
         self._clean = False
 
     def export(self, policy: Policy, version: int) -> ServedWeights:
-        if not self._clean:  # nothing of an earlier run is of use
+        if not self._clean:  # remove the weights of an earlier run
             for old in (path for kind in ("version", "base", "adapter") for path in self._folder.glob(f"{kind}_*")):
                 shutil.rmtree(old)
             self._clean = True
@@ -54,15 +54,15 @@ class WeightTransfer:
         return ServedWeights(version, base.resolve(), adapter, policy.lora.rank)
 
     def drop(self, old: ServedWeights, new: ServedWeights | None = None) -> None:
-        """Remove what the server was given before and needs no more."""
+        """Remove the old weights that the new ones do not use."""
         for folder in old.folders - (new.folders if new else set()):
-            shutil.rmtree(folder, ignore_errors=new is None)  # at the end of a run it may be gone
+            shutil.rmtree(folder, ignore_errors=new is None)  # at the end of a run they may be gone
 
     def _write(self, name: str, export: Callable[[Path], None]) -> Path:
-        """A folder of that name, whole."""
+        """Export into a folder of that name, atomically."""
         final, aside = self._folder / name, self._folder / f".writing_{name}"
-        for left in self._folder.glob(".writing_*"):
-            shutil.rmtree(left)
+        for partial in self._folder.glob(".writing_*"):
+            shutil.rmtree(partial)
         aside.mkdir(parents=True)
         export(aside)
         if final.exists():  # the same version again, as after a refused sync
