@@ -113,7 +113,7 @@ class ServerLifecycle(ABC):
             try:
                 return self._launch()
             except (ServerLost, ServerHangs) as error:
-                self._count(error, "it is started again", "")
+                self._count(error, "it is restarted", "")
 
     def _launch(self) -> None:
         """Start a server on a port of the host's address, and wait until it is healthy."""
@@ -166,7 +166,7 @@ class ServerLifecycle(ABC):
         lost: ServerError | None = error
         while lost is not None:
             log = self._end(lost)
-            how = "it is started again" if self.config.url is None else f"waiting for it at {self.config.url}"
+            how = "it is restarted" if self.config.url is None else f"waiting for it at {self.config.url}"
             self._count(lost, f"{how} with the weights of version {self._version}, then asked again for {waiting}", log)
             lost = None
             if self.config.url is None:
@@ -197,7 +197,7 @@ class ServerLifecycle(ABC):
             raise error
         if self._restarts >= self.config.restarts:
             raise UserError(
-                f"{self.name}: {error}. It has been started again {self._restarts} times already "
+                f"{self.name}: {error}. It has been restarted {self._restarts} times already "
                 f"(rollout.{self.module}.restarts).{log}"
             )
         self._restarts += 1
