@@ -311,4 +311,4 @@ def _nodes() -> str:
     alive = [node for node in ray.nodes() if node["Alive"]]
     free = ray.available_resources()
     each = "; ".join(f"{node['NodeManagerAddress']}: {_words(node['Resources'])}" for node in alive)
-    return f"{len(alive)} machines ({each}), of which free: {_words(free)}"
+    return f"{len(alive)} machines ({each}); free: {_words(free)}"

@@ -1,6 +1,6 @@
 """The frozen model of the perplexity reward, in this process: the groups of a step packed, as in training.
 
-answerer = load_answerer(recipe.reward, model, recipe.prompt, task.system)      # None unless it is asked for
+answerer = load_answerer(recipe.reward, model, recipe.prompt, task.system)      # None unless the reward uses it
 answerer.logprobs(problem, ["", "A context."], cue, "42")                       # [2] arrays, one value per token
 """
 

@@ -46,7 +46,7 @@ def now() -> datetime.date:
 
 
 @contextmanager
-def told_to_templates(date: datetime.date) -> Iterator[None]:
+def templates_dated(date: datetime.date) -> Iterator[None]:
     """Within the block, `strftime_now` in a chat template returns this date.
 
     transformers passes that function to templates itself, and would turn one passed as an argument into text; so the

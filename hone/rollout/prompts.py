@@ -154,7 +154,7 @@ class Renderer:
         plain = [dict(m) for m in messages]
         try:
             dated = "strftime_now" in str(self.tokenizer.chat_template)
-            with dates.told_to_templates(self.date) if dated else nullcontext():
+            with dates.templates_dated(self.date) if dated else nullcontext():
                 text = self.tokenizer.apply_chat_template(
                     plain, tokenize=False, add_generation_prompt=add_generation_prompt, **self._template_args
                 )

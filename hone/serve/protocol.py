@@ -177,10 +177,10 @@ def check_amount(
         raise ApiError(f"{message}: send several requests", param="n")
     tokens = (echoed + max_tokens) * params.n
     if tokens > MAX_TOKENS:
-        message = f"up to {tokens} tokens are asked for; {MAX_TOKENS} are the most: lower max_tokens or n"
+        message = f"up to {tokens} tokens are requested; {MAX_TOKENS} are the most: lower max_tokens or n"
         raise ApiError(message, param="max_tokens")
     if tokens * scores > MAX_SCORES:
-        message = f"up to {tokens * scores} log-probs are asked for; {MAX_SCORES} are the most"
+        message = f"up to {tokens * scores} log-probs are requested; {MAX_SCORES} are the most"
         raise ApiError(f"{message}: lower logprobs, max_tokens or n", param="logprobs")
 
 

@@ -74,7 +74,7 @@ class Kernel:
         def some(first: int, last: int) -> None:
             work = query.new_empty(4 * (longest + end))
             if self._call(*pointers, work.data_ptr(), first, last, *shape, scaling):
-                raise ValueError(f"head size {size} is none of {HEAD_SIZES}")
+                raise ValueError(f"head size {size} is not one of {HEAD_SIZES}")
 
         shares = max(1, min(torch.get_num_threads(), batch // ROWS_PER_THREAD))
         bounds = [batch * i // shares for i in range(shares + 1)]
