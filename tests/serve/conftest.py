@@ -10,6 +10,7 @@ import pytest
 import torch
 import uvicorn
 
+from hone.base import checksums
 from hone.model import tiny
 from hone.model.load import load_tokenizer
 from hone.recipe.sections.model import ModelConfig, TinyConfig
@@ -32,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
+    checksums.write(folder)
     return folder
 
 
