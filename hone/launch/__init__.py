@@ -1,9 +1,9 @@
-"""Start the processes of a run, on this machine, on a Ray cluster or through Slurm; nothing else.
+"""Start the processes of a run: on this machine, on a Ray cluster or through Slurm.
 
     code = start(stages, folder, ("train", "demo", "parallel.replicate=2"), resume=False, anything_left=lambda: True)
 
-Each process is an ordinary `hone train` that finds in its environment which one it is: see `hone.launch.job`. Those of
-torchrun are the same, and then nothing is started here.
+Each process is an ordinary `hone train` that reads its rank from the environment: see `hone.launch.job`. Under torchrun
+the processes exist already, and nothing is started here.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 
 def alone(stages: Sequence[Recipe]) -> bool:
-    """Whether this process is to train itself: it is the only one, or one of those started."""
+    """Whether this process trains itself: it is the only one, or a worker."""
     config, processes = stages[0].launch, stages[0].parallel.processes
     return joined(processes) or (config.kind == "local" and processes == 1)
 
 
 def check_restarts(resume: bool) -> None:
-    """Raises UserError if torchrun restarts failed workers and a restarted one would begin the run anew."""
+    """Raises UserError if torchrun restarts failed workers and a restarted one would begin a new run."""
     restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0")
     if restarts != "0" and not resume:
         raise UserError(
             f"torchrun --max-restarts={restarts} would begin the run from its start after a failure: add --resume, "
-            "which begins a new run where there is none yet"
+            "which begins a new run if there is none yet"
         )
 
 
 def start(
     stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resume: bool, anything_left: Callable[[], bool]
 ) -> int | None:
-    """Start what the recipe asks for, and wait for its end. `arguments`: of hone, without --resume.
+    """Start the processes that the recipe configures, and wait for their end. `arguments`: of hone, without --resume.
 
-    `anything_left`: False if the run is finished; it raises UserError for what is known to fail. It is called before
-    anything is written, and the run folder is locked meanwhile and until the end: the workers share the lock.
+    `anything_left` returns False if the run is finished, and raises UserError if it cannot succeed. It is called before
+    anything is written. The run folder is locked from then until the end; the workers share the lock.
 
-    Returns the exit code; None if this process is to train itself: it is the only one, or one of those started.
-    Raises UserError if the processes cannot be started.
+    Returns the exit code, or None if this process trains itself (see `alone`). Raises UserError if the processes cannot
+    be started.
     """
     first = stages[0]
     config, processes = first.launch, first.parallel.processes
@@ -77,5 +77,5 @@ def start(
             set_aside(folder)
         (folder / "logs").mkdir(parents=True, exist_ok=True)
         if before := lock.taken_over(folder):
-            job.event("lock_taken_over", f"the run folder was locked by {before}, which had ended")
+            job.event("lock_taken_over", f"the run folder was still locked by {before}, which had ended")
         return way.run(job)

@@ -1,6 +1,6 @@
-"""What runs in each actor of Ray: a worker or a server as a process of its own, so that its end is not the actor's.
+"""The Ray actors: each runs a worker or a server as a process of its own, and so survives its end.
 
-Plain classes without Ray in them, but for `about`. Every method answers at once: an actor does one thing at a time.
+The classes do not use Ray, except in `about`. Every method returns at once: an actor runs one at a time.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from hone.grade.child import adopt_orphans
 from hone.launch.process import below, end, started
 from hone.rollout.servers.host import ServerAgent
 
-#: Seconds until a file that one machine has written is seen by another: shared storage keeps what it has looked up.
+#: Seconds until a file written by one machine is visible to another: shared storage caches lookups.
 SHARED = 30.0
-#: Most that is handed on of a worker's output at once, bytes.
+#: Most bytes of a worker's output returned at once.
 CHUNK = 1 << 20
 
 
 class Machine:
-    """What is asked of every actor about the machine it is on."""
+    """The part of every actor that reports on its machine."""
 
     def about(self) -> dict[str, Any]:
-        """The machine: its address, its name in the cluster, the devices that were given to this actor."""
+        """The machine's address, its name in the cluster, and the devices assigned to this actor."""
         import ray
 
         context = ray.get_runtime_context()
@@ -44,22 +44,22 @@ class Machine:
         }
 
     def sees(self, working: str, token: Path, text: str) -> str | None:
-        """What is missing here for the run: the folder it is started in, or its own. None: nothing."""
+        """Which folder this machine does not share: the working folder or the run folder. None if it has both."""
         if not Path(working).is_dir():
-            return f"the folder {working}, in which hone was started, is not there"
+            return f"the folder {working}, in which hone was started, does not exist"
         end = time.monotonic() + SHARED
         while not token.is_file():
             if time.monotonic() > end:
-                return f"{token.parent} does not have the file that rank 0 has written there"
+                return f"{token.parent} does not have the file that rank 0 wrote there"
             time.sleep(0.2)
-        return None if token.read_text() == text else f"{token} is not the file that rank 0 has written"
+        return None if token.read_text() == text else f"{token} is not the file that rank 0 wrote"
 
 
 class ServerActor(Machine, ServerAgent):
-    """Asked by the first worker for its server."""
+    """Runs the server of the first worker."""
 
 
-class Worker(Machine):
+class WorkerActor(Machine):
     def __init__(self) -> None:
         adopt_orphans()
         self._others = below()
@@ -71,21 +71,21 @@ class Worker(Machine):
         token.write_text(text)
 
     def free_port(self) -> int:
-        """That nobody listens on now, at any address of this machine."""
+        """A port that is free now on every address of this machine."""
         with socket.socket() as probe:
             probe.bind(("", 0))
             return int(probe.getsockname()[1])
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path, working: str) -> None:
-        """`arguments`: of the interpreter that runs the actor, as hone is installed in it."""
+        """`arguments`: for the actor's own interpreter, which has hone."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         self._process = started([sys.executable, *arguments], environment, log, Path(working))
 
     def poll(self, offset: int | None) -> tuple[bytes, int | None]:
-        """What it has said from byte `offset` of its log on, and how it ended, as `subprocess` has it."""
+        """The worker's output from byte `offset` of its log on, and its exit code in the form of `subprocess`."""
         assert self._process is not None, "start first"
-        code = self._process.poll()  # first: what it says last is in the log then
+        code = self._process.poll()  # before reading, so that the log is complete if it has ended
         if offset is None:
             return b"", code
         with self._log.open("rb") as file:
@@ -98,6 +98,6 @@ class Worker(Machine):
             self._process.send_signal(signal.Signals(number))
 
     def stop(self) -> None:
-        """The worker, and all that it started, is gone."""
+        """Kill the worker and everything that it started."""
         if self._process is not None:
             end([self._process], self._others)

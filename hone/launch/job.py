@@ -1,4 +1,4 @@
-"""What is started: so many processes of `hone train`, each told by its environment which one it is.
+"""A job: processes of `hone train`, each with its rank in the environment.
 
 RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: the names of torchrun, which can start the
 same processes (https://docs.pytorch.org/docs/stable/elastic/run.html#environment-variables).
@@ -20,7 +20,7 @@ from hone.base.settings import UserError
 from hone.recipe.sections.launch import LaunchConfig
 from hone.runs import lock
 
-#: The process that started this worker: without it the worker ends.
+#: Holds the id of the process that started this worker; the worker ends with it.
 PARENT = "HONE_PARENT"
 #: Whether this process is a worker of a launcher.
 launched = False
@@ -28,25 +28,25 @@ launched = False
 
 @dataclass(frozen=True)
 class Job:
-    """A run to be started."""
+    """A run to start."""
 
     folder: Path  # of the run
     arguments: tuple[str, ...]  # of hone, as in ("train", "demo", "steps=3")
     processes: int
-    tensor: int  # neighbouring ranks that talk most, and belong on one machine
+    tensor: int  # size of a tensor-parallel group: neighbouring ranks, which belong on one machine
     launch: LaunchConfig
-    stages: tuple[str, ...] = ()  # folders of the stages, where there are several
+    stages: tuple[str, ...] = ()  # folders of the stages, if there are several
     server: bool = False  # a stage samples from a server that is started for it
 
     def command(self, python: str = sys.executable) -> list[str]:
-        """Of a worker. Always --resume: the folder has been set aside where the run is a new one."""
+        """A worker's command line. Always with --resume: the folder of an earlier run has been set aside."""
         return [python, "-m", "hone", *self.arguments, "--resume"]
 
     def log(self, rank: int) -> Path:
         return self.folder / "logs" / f"rank_{rank}.log"
 
     def event(self, kind: str, message: str, **details: object) -> None:
-        """Recorded where the run is: in the last stage that has begun. The workers, who write there, are gone.
+        """Record an event in the last stage that has begun, whose writers, the workers, have ended.
 
         Raises LockLost if another process has taken the run folder over.
         """
@@ -58,7 +58,7 @@ class Job:
 
 
 def environment(rank: int, size: int, local_rank: int, local_size: int, address: str, port: int) -> dict[str, str]:
-    """The contract between whoever starts processes and `hone.base.World.from_env`."""
+    """The contract between a launcher and `hone.base.World.from_env`."""
     return {
         "RANK": str(rank),
         "WORLD_SIZE": str(size),
@@ -70,13 +70,13 @@ def environment(rank: int, size: int, local_rank: int, local_size: int, address:
 
 
 def joined(processes: int) -> bool:
-    """Whether this process is one of a started job, by torchrun or by us. Raises UserError if it is of another size."""
+    """Whether this process is a worker, of torchrun or of hone. Raises UserError if the world has another size."""
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and size is None:
         return False
     if rank is None or size is None:
         there, missing = ("WORLD_SIZE", "RANK") if rank is None else ("RANK", "WORLD_SIZE")
-        raise UserError(f"{there} is set and {missing} is not: set both, as torchrun does, or none")
+        raise UserError(f"{there} is set and {missing} is not: set both, as torchrun does, or neither")
     if size != str(processes):
         raise UserError(
             f"WORLD_SIZE is {size}, and `parallel` asks for {processes} processes; start as many, or unset RANK and "
@@ -86,33 +86,33 @@ def joined(processes: int) -> bool:
 
 
 def follow_parent() -> None:
-    """End this worker, as SIGKILL would, when the launcher is gone, however it ended. Called before anything else."""
+    """Kill this worker when the launcher ends, however it ends. Call this before anything else."""
     global launched
     parent = os.environ.pop(PARENT, None)
     if parent is None:
         return
     launched = True
-    # Ray's own workers block SIGINT, and what they start inherits that.
+    # Ray's own workers block SIGINT, and their children inherit that.
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT, signal.SIGTERM})
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(1, signal.SIGKILL, 0, 0, 0)  # PR_SET_PDEATHSIG, prctl(2)
     else:
-        threading.Thread(target=_look_for, args=(int(parent),), name="launcher", daemon=True).start()
-    if os.getppid() != int(parent):  # it ended before we could ask to be told
+        threading.Thread(target=_watch_parent, args=(int(parent),), name="launcher", daemon=True).start()
+    if os.getppid() != int(parent):  # it ended before the death signal was set
         os.kill(os.getpid(), signal.SIGKILL)
 
 
 def silent() -> bool:
-    """Whether another process says what there is to say about the recipe."""
+    """Whether another process prints the messages about the recipe."""
     return launched or os.environ.get("RANK", "0") != "0"
 
 
-def _look_for(parent: int) -> None:
+def _watch_parent(parent: int) -> None:
     while os.getppid() == parent:
         time.sleep(0.5)
     os.kill(os.getpid(), signal.SIGKILL)
 
 
 def cores() -> int:
-    """That this process may use."""
+    """The number of cores that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

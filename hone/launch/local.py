@@ -1,7 +1,7 @@
-"""Workers on this machine: processes of the same interpreter that find each other on loopback.
+"""Workers on this machine: processes of the same interpreter that connect over loopback.
 
-The first worker has our terminal. The others write to RUN/logs/rank_N.log, shown when they fail. All are in sessions of
-their own, and end when we end, even by SIGKILL (`hone.launch.job.follow_parent`).
+The first worker uses our terminal; the others write to RUN/logs/rank_N.log, which is shown if they fail. All are in
+sessions of their own and end with this process, even on SIGKILL (`hone.launch.job.follow_parent`).
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from hone.launch.supervise import Exit, announce, supervise
 
 
 def check(job: Job) -> None:
-    """Nothing can be missing here: whether the devices suffice, the workers see."""
+    """Nothing to check: the workers check the devices."""
 
 
 def run(job: Job) -> int:
     """Returns the exit code of the first worker that failed, else 0."""
-    adopt_orphans()  # what a killed worker has started becomes ours, to be killed too
+    adopt_orphans()  # the children of a killed worker become ours, to be killed too
     announce(job, f"on this machine, {threads(job.processes)} of {cores()} cores each")
     return supervise(job, lambda job: LocalWorkers(job, job.command()))
 
 
 def threads(workers: int) -> int:
-    """Of a worker's arithmetic, if the user does not say."""
+    """Threads of each worker: OMP_NUM_THREADS, else an equal share of the cores."""
     return int(os.environ.get("OMP_NUM_THREADS", "0")) or max(1, cores() // workers)
 
 
 class LocalWorkers:
-    """`command` once for each rank, started now. See `hone.launch.supervise.Workers`."""
+    """Starts `command` once for each rank. See `hone.launch.supervise.WorkerGroup`."""
 
     def __init__(self, job: Job, command: Sequence[str]) -> None:
         self._others = below()

@@ -1,4 +1,4 @@
-"""One worker process: started so that it ends with us, and ended with all that it has started."""
+"""One worker process: it ends with this one, and is killed with everything that it started."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ import psutil
 
 from hone.launch.job import PARENT
 
-#: Seconds in which killed processes are gone.
+#: Seconds for killed processes to end.
 KILLED = 10.0
 
 
 def started(
     command: Sequence[str], environment: Mapping[str, str], log: Path | None, folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """`command` in `folder`, in a session of its own; what it says goes to the end of `log`, None: to our terminal.
+    """Start `command` in `folder`, in a session of its own; its output is appended to `log`, None: to our terminal.
 
-    `environment` is added to ours. To be called by the main thread: on Linux the worker ends with the thread.
+    `environment` is added to ours. Call it from the main thread: on Linux the worker ends with the thread.
     """
     more = {
         **environment,
-        "PYTHONUNBUFFERED": "1",  # a worker that is killed has said what it had to say
+        "PYTHONUNBUFFERED": "1",  # a killed worker's output is complete
         PARENT: str(os.getpid()),
     }
     with contextlib.ExitStack() as stack:
@@ -43,31 +43,31 @@ def started(
 
 
 def below() -> set[psutil.Process]:
-    """Everything that this process has started, and what was left to it: see `adopt_orphans`."""
+    """All descendants of this process, with the orphans that it adopted (see `adopt_orphans`)."""
     return set(psutil.Process().children(recursive=True))
 
 
 def end(processes: Sequence[subprocess.Popen[bytes]], others: set[psutil.Process]) -> None:
-    """Kill the groups of these, and everything else below us that is not one of `others`.
+    """Kill the groups of these processes, and all our other descendants except `others`.
 
-    The rest is what is in a session of its own, such as a generation server. Where orphans are not left to us (not on
-    Linux), the next run in the same folder stops that.
+    Those are in sessions of their own, such as a generation server. Where orphans cannot be adopted (not on Linux), the
+    next run in the same folder stops them.
     """
     for process in processes:
-        if process.returncode is None or _group_left(process.pid):
+        if process.returncode is None or _group_runs(process.pid):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
     for process in processes:
         process.wait(timeout=KILLED)
-    left = [process for process in below() if process not in others]
-    for child in left:
+    remaining = [process for process in below() if process not in others]
+    for child in remaining:
         with contextlib.suppress(psutil.NoSuchProcess):
             child.kill()
-    psutil.wait_procs(left, timeout=KILLED)
+    psutil.wait_procs(remaining, timeout=KILLED)
 
 
-def _group_left(group: int) -> bool:
-    """Whether some process of the group that this worker led still runs: else its number may be another's by now."""
+def _group_runs(group: int) -> bool:
+    """Whether a process of this worker's group still runs: if not, its number may have been reused."""
     return any(_group_of(process.pid) == group for process in below())
 
 

@@ -2,12 +2,12 @@
 
     hone train RECIPE launch=slurm launch.slurm.nodes=2 launch.slurm.time=12:00:00 parallel.shard=16
 
-The job asks for a signal before its time ends: the run saves and ends with an exit code of its own, on which the job
-puts itself into the queue again and goes on where it was. Each task of srun is one worker.
+The job requests a signal before its time ends: the run then saves and ends with a special exit code, and the job
+requeues itself and resumes. Each task of srun is one worker.
 
-What Slurm 22.05 was seen to do, and the batch file relies on: srun that gets SIGTERM kills its tasks with SIGKILL at
-once and hands nothing on; `scancel --signal=TERM JOB` reaches the tasks and not the batch shell; after `scancel JOB`
-tasks and shell get SIGTERM and go on to run for KillWait seconds, and the state is then no longer RUNNING.
+The batch file relies on this observed behaviour of Slurm 22.05: srun on SIGTERM kills its tasks with SIGKILL at once
+and does not forward the signal; `scancel --signal=TERM JOB` reaches the tasks but not the batch shell; after `scancel
+JOB` tasks and shell get SIGTERM and run on for KillWait seconds, and the state is no longer RUNNING.
 Sources: https://slurm.schedmd.com/sbatch.html, https://slurm.schedmd.com/srun.html, .../scancel.html
 """
 
@@ -30,27 +30,27 @@ SUBMIT = 60.0
 
 SCRIPT = """\
 #!/bin/bash
-# Written by hone. Submit it again, by hand too, and the run goes on from its last checkpoint: sbatch {path}
+# Written by hone. Submitting it again, also by hand, resumes the run from its last checkpoint: sbatch {path}
 {options}
 
 cd {working}
 {setup}
 export MASTER_ADDR=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | head -n 1)
 export MASTER_PORT=$((20000 + SLURM_JOB_ID % 20000))
-# Since Slurm 22.05 srun does not take this from sbatch.
+# Since Slurm 22.05 srun does not inherit this from sbatch.
 [ -z "$SLURM_CPUS_PER_TASK" ] || export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK
 
-# One task is one worker; Slurm tells each which one it is.
+# One task is one worker; Slurm sets its rank.
 worker='
 export RANK=$SLURM_PROCID WORLD_SIZE=$SLURM_NTASKS LOCAL_RANK=$SLURM_LOCALID LOCAL_WORLD_SIZE={per_node}
-trap : TERM  # Slurm signals this shell too, which has to see how the worker ends
+trap : TERM  # Slurm signals this shell too, but it must see how the worker ends
 {command}
 code=$?
 case $code in
-  0 | {preempted} | 130 | 143) ;;  # done, or asked to stop
+  0 | {preempted} | 130 | 143) ;;  # done, or told to stop
   *)
     echo "$code $RANK $(hostname)" >> {failed_here}."$SLURM_JOB_ID"
-    sleep {grace}  # in which the others lose their peer and say so
+    sleep {grace}  # the others lose their peer and report it
     scancel --signal=KILL "$SLURM_JOB_ID.$SLURM_STEP_ID" ;;
 esac
 exit $code
@@ -58,32 +58,32 @@ exit $code
 failed={failed}.$SLURM_JOB_ID
 rm -f "$failed"
 
-# RUNNING only while the job may go on: not after scancel, preemption or the end of its time.
+# RUNNING only while the job may continue: not after scancel, preemption or its time limit.
 state() {{ squeue --noheader --jobs="$SLURM_JOB_ID" --format=%T; }}
 
-# Slurm's signal before the end of the time comes to this shell alone. srun would kill the workers if it got it: they
-# are told by scancel. In any other state Slurm itself has told them.
+# Only this shell gets Slurm's signal before the time limit. srun would kill the workers on it, so they are signalled by
+# scancel. In any other state Slurm itself has signalled them.
 notice=
 trap 'if [ "$(state)" = RUNNING ]; then notice=1; scancel --signal=TERM "$SLURM_JOB_ID"; fi' TERM
 
-# When one has ended without a failure the others have --wait seconds to do so too: they save.
+# When one worker has ended without a failure, the others have --wait seconds to save and end.
 srun --kill-on-bad-exit=0 --wait={saving} --output={tasks} --open-mode=append bash -c "$worker" &
 workers=$!
 wait "$workers"; code=$?
-while kill -0 "$workers" 2> /dev/null; do  # the signal has ended the wait, and the workers are saving
+while kill -0 "$workers" 2> /dev/null; do  # the signal interrupted the wait; the workers are saving
   wait "$workers"; code=$?
 done
-# Before it trains, and in a stage of kind `generate`, a worker has nothing to save and the signal ends it.
+# Before training, and in a stage of kind `generate`, a worker has nothing to save, and the signal ends it.
 if [ -n "$notice" ] && [ "$code" -eq 143 ]; then code={preempted}; fi
 
 rank=0
-if [ -s "$failed" ]; then  # the first that did not end because of another
+if [ -s "$failed" ]; then  # the first that did not fail because of another
   read -r code rank host < <(grep -v "^{peer_lost} " "$failed" || cat "$failed")
-  echo "rank $rank (on $host) ended with exit code $code; the end of what it said:" >&2
+  echo "rank $rank (on $host) ended with exit code $code; the end of its output:" >&2
   rm -f "$failed"
 fi
 
-if [ "$code" -eq {preempted} ]; then  # it has saved, and is to go on
+if [ "$code" -eq {preempted} ]; then  # it has saved and is to be resumed
   now=$(state)
   if [ "$now" != RUNNING ]; then
     echo "saved; not queued again: Slurm says ${{now:-nothing of the job}}. Go on with: sbatch {path}" >&2
@@ -100,11 +100,11 @@ exit "$code"
 
 
 def check(job: Job) -> None:
-    """Before anything is written: nothing is needed for that."""
+    """Nothing to check before the run folder is written."""
 
 
 def run(job: Job) -> int:
-    """Write the file and submit it; returns 0. Raises UserError if that cannot be done."""
+    """Write the batch file and submit it; returns 0. Raises UserError if that fails."""
     path = job.folder / "slurm.sbatch"
     gpus, reason = _gpus(job.launch.slurm)
     path.write_text(script(job, gpus))
@@ -121,7 +121,7 @@ def run(job: Job) -> int:
     if done.returncode:
         hint = ". On a cluster without GPUs, or that gives them otherwise: launch.slurm.gpus=0" if gpus else ""
         raise UserError(f"sbatch refuses {path}: {done.stderr.strip() or done.stdout.strip()}{hint}")
-    print(f"{done.stdout.strip()}: {path}. What it says: {job.folder / 'logs'}", file=sys.stderr)
+    print(f"{done.stdout.strip()}: {path}. Its output: {job.folder / 'logs'}", file=sys.stderr)
     return 0
 
 
@@ -154,7 +154,7 @@ def script(job: Job, gpus: int) -> str:
     config = job.launch.slurm
     per_node = job.processes // config.nodes
     logs = job.folder.resolve() / "logs"
-    given = {
+    settings = {
         "job-name": job.folder.name,
         "nodes": config.nodes,
         "ntasks-per-node": per_node,
@@ -168,7 +168,7 @@ def script(job: Job, gpus: int) -> str:
         "output": _for_sbatch(logs, "slurm-%j.log"),
         "open-mode": "append",
     }
-    options = [f"--{key}={value}" for key, value in given.items() if value is not None] + ["--requeue"]
+    options = [f"--{key}={value}" for key, value in settings.items() if value is not None] + ["--requeue"]
     command = " ".join(shlex.quote(part) for part in job.command())
     return SCRIPT.format(
         path=shlex.quote(str(job.folder.resolve() / "slurm.sbatch")),
@@ -176,7 +176,7 @@ def script(job: Job, gpus: int) -> str:
         working=shlex.quote(os.getcwd()),
         setup="\n".join(config.setup),
         per_node=per_node,
-        # the whole stands within single quotes
+        # inside single quotes
         command=command.replace("'", "'\\''"),
         tasks=shlex.quote(str(logs).replace("%", "%%") + "/rank_%t.log"),
         logs=shlex.quote(str(logs)),
@@ -191,6 +191,6 @@ def script(job: Job, gpus: int) -> str:
 
 
 def _for_sbatch(folder: Path, name: str) -> str:
-    """A path in an #SBATCH line, where a blank ends the word, and a percent sign begins a pattern."""
+    """A path in an #SBATCH line, where a blank ends a word and a percent sign begins a pattern."""
     text = f"{str(folder).replace('%', '%%')}/{name}"
     return f'"{text}"' if " " in text else text

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified | DistributedEngine:
-    """The engine that the recipe names (see `_make`), for all processes of the policy's world."""
+    """Make the engine that the recipe names (see `_make`), for all processes of the policy's world."""
     if policy.world.size == 1:
         return _make(config, policy, folder, event)
     from hone.rollout.together import DistributedEngine
@@ -25,10 +25,10 @@ def make_engine(config: RolloutConfig, policy: Policy, folder: Path, event: Even
 
 
 def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> Verified:
-    """The engine that the recipe names, checked after every sync; each is imported only when asked for.
+    """Make the engine that the recipe names, verified after every sync; its module is imported only here.
 
-    A server's log, and weights on their way to it, are in `folder`; `event` is told what is out of the ordinary.
-    Raises UserError if there is no such engine here: no port, no interpreter, no server.
+    `folder` holds a server's log and the weights for it. Raises UserError if the engine is not available: no port, no
+    interpreter, no server.
     """
     from hone.rollout.identity import Verified
 
@@ -76,7 +76,7 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
 
 
 def check_server(config: RolloutConfig, folder: Path) -> None:
-    """Raises UserError if there is no such server here, or at its url; nothing is started or written."""
+    """Raises UserError if the server is not available, here or at its url; nothing is started or written."""
     from hone.rollout.servers.host import host_of_servers
 
     def quiet(*_: object, **__: object) -> None: ...

@@ -1,7 +1,7 @@
-"""A frozen answerer on a server: any OpenAI-compatible `/completions` that echoes its prompt with log-probs, as vLLM's.
+"""A frozen answerer on a server: any OpenAI-compatible `/completions` that echoes prompts with log-probs, such as vLLM.
 
-One request per group, several groups at a time. The key comes from the environment (`OPENAI_API_KEY`) and is never
-written down.
+One request per group, several groups at a time. The API key comes from the environment (`OPENAI_API_KEY`) and is never
+stored.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from hone.types import FloatArray, Problem
 TIMEOUT = 120.0  # seconds for a request
 TRIES = 4
 CONCURRENT = 16  # requests at the same time
-ANSWER_BYTES = 256 << 20  # most of one answer: a log-prob of each token of all prompts
+ANSWER_BYTES = 256 << 20  # of one response at most: it has a log-prob for each token of all prompts
 
 
 class AnswerServer(Answerer):
-    """Questions are put in the raw `prompt.template`: the interface knows no chat templates."""
+    """Uses the raw `prompt.template`: the interface does not apply chat templates."""
 
     def __init__(self, address: str, model: str, prompt: PromptConfig, system: str) -> None:
         self.http = Http(address, key_env="OPENAI_API_KEY", most=ANSWER_BYTES, proxies=True)
@@ -48,19 +48,21 @@ class AnswerServer(Answerer):
         system = self.system if self.prompt.system is None else self.prompt.system
         question = self.prompt.template.format(system=system, user=problem.messages[-1]["content"])
         texts = [answer_prompt(question, context, cue) + answer for context in different]
-        wish = {"model": self.model, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
-        choices = self._ask(wish).get("choices")
+        body = {"model": self.model, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
+        choices = self._ask(body).get("choices")
         if not isinstance(choices, list) or len(choices) != len(texts):
-            raise AnswererError(f"{self.url}: {len(texts)} prompts were sent, and not as many choices came back")
+            raise AnswererError(
+                f"{self.url}: {len(texts)} prompts were sent, but the server did not return as many choices"
+            )
         by_index = {choice.get("index", i): choice for i, choice in enumerate(choices)}
-        found = {context: tail(by_index.get(i), answer) for i, context in enumerate(different)}
-        return [found[context] for context in contexts]
+        by_context = {context: tail(by_index.get(i), answer) for i, context in enumerate(different)}
+        return [by_context[context] for context in contexts]
 
-    def _ask(self, wish: dict[str, Any]) -> dict[str, Any]:
-        """The answer of the server. Raises AnswererError."""
+    def _ask(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The server's response. Raises AnswererError."""
 
         def once() -> dict[str, Any]:
-            answer = self.http.post("/completions", wish, seconds=TIMEOUT, what=self.model)
+            answer = self.http.post("/completions", body, seconds=TIMEOUT, what=self.model)
             if not isinstance(answer, dict):
                 raise Unreadable("not a JSON object")
             return answer
@@ -72,9 +74,9 @@ class AnswerServer(Answerer):
 
 
 def tail(choice: Any, answer: str) -> FloatArray:
-    """Log-probs of the last tokens of an echoed prompt that together hold the answer.
+    """Log-probs of the last tokens of an echoed prompt, those of the answer.
 
-    Counted from the end: offsets that servers report are off after characters that span several tokens.
+    Counted from the end: the offsets reported by servers are wrong after characters that span several tokens.
     Raises AnswererError if the tokens do not spell the answer.
     """
     try:

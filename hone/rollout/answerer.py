@@ -1,6 +1,6 @@
 """The frozen model of the perplexity reward, in this process: the groups of a step packed, as in training.
 
-answerer = load_answerer(recipe.reward, model, recipe.prompt, task.system)      # None unless it is asked for
+answerer = load_answerer(recipe.reward, model, recipe.prompt, task.system)      # None unless the reward uses it
 answerer.logprobs(problem, ["", "A context."], cue, "42")                       # [2] arrays, one value per token
 """
 
@@ -29,36 +29,36 @@ if TYPE_CHECKING:
 
 
 class LocalAnswerer(Answerer):
-    """In this process; `model` is never changed."""
+    """An answerer in this process. Never changes `model`."""
 
     def __init__(self, model: PreTrainedModel, renderer: Renderer, tokens_per_microbatch: int = 16384) -> None:
         self.model, self.renderer, self.tokens_per_microbatch = model, renderer, tokens_per_microbatch
         if not renderer.tokenizer.is_fast:
             raise UserError(
-                f"the tokenizer {type(renderer.tokenizer).__name__} of the answerer does not say where its tokens "
-                "stand in the text, so the answer cannot be told from the prompt; choose a model with a fast one"
+                f"the answerer's tokenizer {type(renderer.tokenizer).__name__} does not report the offsets of its "
+                "tokens, so the answer cannot be separated from the prompt; choose a model with a fast tokenizer"
             )
 
     def logprobs_all(self, asked: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
-        """See `hone.rewards.perplexity.Answerer`. The start that the sequences of a group share is computed once."""
-        places: list[tuple[int, str]] = []  # of each sample: its group and context; equal contexts are one sample
+        """See `hone.rewards.perplexity.Answerer`. The common prefix of a group's sequences is computed once."""
+        places: list[tuple[int, str]] = []  # the group and context of each sample; equal contexts are one sample
         samples: list[Sample] = []
         for n, one in enumerate(asked):
             question = self._question(one.problem)
             different = list(dict.fromkeys(one.contexts))
             encoded = [self._encode(question, context, cue, one.answer) for context in different]
-            # At least one token is given, and none that is asked about is part of the shared prompt.
+            # The shared prompt has at least one token, and none of the answer.
             shared = max(1, min((min(_common(encoded[0][0], ids), first) for ids, first in encoded), default=1))
             samples += [_sample(str(n), ids, first, shared) for ids, first in encoded]
             places += [(n, context) for context in different]
         batches = pack(samples, [0.0] * len(samples), self.tokens_per_microbatch) if samples else []
-        found: dict[tuple[int, str], FloatArray] = {}
+        values_of: dict[tuple[int, str], FloatArray] = {}
         for batch, values in zip(batches, frozen_logprobs(self.model, batches, 1.0), strict=True):
-            found |= {places[i]: part for i, part in split_by_sample(batch, values)}
-        return [[found[n, context] for context in one.contexts] for n, one in enumerate(asked)]
+            values_of |= {places[i]: part for i, part in split_by_sample(batch, values)}
+        return [[values_of[n, context] for context in one.contexts] for n, one in enumerate(asked)]
 
     def prompt_ids(self, problem: Problem, context: str, cue: str) -> IntArray:
-        """[Lp] of the prompt alone, for the answerer to go on from. Blanks at its end belong to the next token."""
+        """Ids [Lp] of the prompt alone, for the answerer to continue. Trailing blanks belong to the next token."""
         text = answer_prompt(self._question(problem), self._harmless(context), cue.rstrip(" "))
         ids = self.renderer.tokenizer.encode(text, add_special_tokens=False)
         return np.asarray([*self.renderer.begin_ids, *ids], np.int64)
@@ -69,7 +69,7 @@ class LocalAnswerer(Answerer):
         return text.rstrip().removesuffix(opening) if opening else text
 
     def _harmless(self, context: str) -> str:
-        """Special tokens that the policy writes out as text would be read as the real ones: they are left out."""
+        """Remove special tokens that the policy wrote as text: they would be tokenised as real ones."""
         for token in self.renderer.tokenizer.all_special_tokens:
             context = context.replace(token, "")
         return context
@@ -77,8 +77,8 @@ class LocalAnswerer(Answerer):
     def _encode(self, question: str, context: str, cue: str, answer: str) -> tuple[IntArray, int]:
         """Token ids [L] of prompt and answer, tokenised as one text, and the place of the answer's first token.
 
-        A token that holds the end of the cue and the start of the answer is the answer's. A text longer than the model
-        can read loses the beginning of its context.
+        A token that spans the end of the cue and the start of the answer belongs to the answer. If the text is longer
+        than the model's context, the beginning of `context` is cut.
         """
         tokenizer = self.renderer.tokenizer
         prompt = answer_prompt(question, self._harmless(context), cue)
@@ -89,14 +89,14 @@ class LocalAnswerer(Answerer):
         first = len(begin) + next((i for i, end in enumerate(ends) if end > len(prompt)), len(ends))
         if not 0 < first < len(ids):
             what = "the prompt" if first == 0 else f"the gold answer {answer!r}"
-            raise UserError(f"reward.perplexity: {what} has no tokens; nothing can be predicted")
+            raise UserError(f"reward.perplexity: {what} has no tokens, so nothing can be predicted")
         longest = longest_exact(self.model.config) or len(ids)
         excess = max(0, len(ids) - longest)
         kept = len(begin) + sum(end <= len(question) for end in ends)
         if excess and kept + excess > first:
             raise UserError(
-                f"reward.perplexity.answerer: it reads {longest} tokens; question, cue and gold answer alone are more: "
-                f"{question[:60]!r}...; choose an answerer that reads more"
+                f"reward.perplexity.answerer: question, cue and gold answer alone exceed its context of {longest} "
+                f"tokens: {question[:60]!r}...; choose an answerer with a longer context"
             )
         return np.delete(ids, slice(kept, kept + excess)), first - excess
 
@@ -107,7 +107,7 @@ def _sample(problem_id: str, ids: IntArray, first: int, shared: int) -> Sample:
 
 
 def _common(a: IntArray, b: IntArray) -> int:
-    """How many tokens two sequences share at their start."""
+    """The length of the common prefix."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(a[:n] != b[:n])
     return int(differ[0]) if len(differ) else n
@@ -120,10 +120,10 @@ def load_answerer(
     system: str,
     loaded: PreTrainedModel | None = None,
 ) -> Answerer | None:
-    """The answerer of `reward.perplexity`; None if that is no part of the reward.
+    """Load the answerer of `reward.perplexity`; None if the reward does not use it.
 
-    `model` is the one that the stage starts from, `loaded` the same in memory if nobody will ever change it: then
-    `answerer: policy` needs no copy of its own. (The reference of a KL penalty is none: a hard reset changes it.)
+    `model` is the stage's initial model; `loaded` is the same in memory if it never changes: then `answerer: policy`
+    needs no copy. (The reference of a KL penalty does not qualify: a hard reset changes it.)
     """
     if "perplexity" not in reward.parts:
         return None

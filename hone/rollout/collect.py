@@ -20,7 +20,7 @@ def rollouts(
     seed: int,
     progress: Callable[[int, int], None] | None = None,
 ) -> list[tuple[Rollout, ...]]:
-    """`samples` answers to each problem, as [P] tuples of [G]."""
+    """Sample `samples` answers to each problem; returns [P] tuples of [G]."""
     prompts = [renderer.prompt_ids(p) for p in problems]
     turns = engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress)
     return [

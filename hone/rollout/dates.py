@@ -1,7 +1,7 @@
-"""The date that chat templates write into prompts ("Today Date: ..."): one for a whole run, also after it was resumed.
+"""The date that chat templates write into prompts ("Today Date: ..."): one for the whole run, also after it is resumed.
 
-pin(folder)                          # when a run begins: remembers today in the run folder, unless it has a date
-with prompt_date(date_of(folder)):   # prompts are rendered as on that day
+pin(folder)                          # when a run begins: stores today's date in the run folder, unless it has one
+with prompt_date(date_of(folder)):   # prompts are rendered with that date
     ...
 """
 
@@ -22,13 +22,13 @@ _DATE: ContextVar[datetime.date | None] = ContextVar("hone_prompt_date", default
 
 
 def pin(folder: Path) -> None:
-    """The date of the run in `folder` is that of its start."""
+    """Store today's date as that of the run in `folder`, unless it has one."""
     if not (folder / FILE).exists():
         (folder / FILE).write_text(f"{datetime.date.today().isoformat()}\n")
 
 
 def date_of(folder: Path) -> datetime.date | None:
-    """The date of the run in `folder`, or of the pipeline that it is a stage of. None: it has none."""
+    """The date of the run in `folder`, or of its pipeline; None if neither has one."""
     for path in (folder / FILE, folder.parent / FILE):
         if path.is_file():
             return datetime.date.fromisoformat(path.read_text().strip())
@@ -36,7 +36,7 @@ def date_of(folder: Path) -> datetime.date | None:
 
 
 def date_for(folder: Path) -> datetime.date:
-    """The date of the run in `folder`; of none, today's."""
+    """The date of the run in `folder`, else today's."""
     return date_of(folder) or now()
 
 
@@ -46,11 +46,11 @@ def now() -> datetime.date:
 
 
 @contextmanager
-def told_to_templates(date: datetime.date) -> Iterator[None]:
-    """For the duration, `strftime_now` in a chat template speaks of this day.
+def templates_dated(date: datetime.date) -> Iterator[None]:
+    """Within the block, `strftime_now` in a chat template returns this date.
 
-    transformers gives templates that function itself, and turns one that is passed as an argument into text; so the
-    clock that it reads is exchanged.
+    transformers passes that function to templates itself, and would turn one passed as an argument into text; so the
+    clock that it reads is replaced.
     """
     from transformers.utils import chat_template_utils as templates
 
@@ -70,7 +70,7 @@ def told_to_templates(date: datetime.date) -> Iterator[None]:
 
 @contextmanager
 def prompt_date(date: datetime.date | None) -> Iterator[None]:
-    """For the duration prompts are rendered as on this day; None: as today."""
+    """Within the block, prompts are rendered with this date; None: today's."""
     token = _DATE.set(date)
     try:
         yield

@@ -15,12 +15,12 @@ from hone.types import IntArray, Turn
 if TYPE_CHECKING:
     from hone.learn.policy import Policy
 
-#: Something out of the ordinary: (kind, message); `hone.runs.writer.Run.event` is one.
+#: Reports an unusual event: (kind, message). `hone.runs.writer.Run.event` is one.
 Event = Callable[[str, str], None]
 
 
 def print_event(kind: str, message: str) -> None:
-    """An `Event` where there is no run."""
+    """The `Event` for calls outside a run."""
     print(visible(f"{kind}: {message}"), file=sys.stderr)
 
 
@@ -38,33 +38,33 @@ class Engine(Protocol):
         """Sample `samples` completions for each prompt.
 
         Randomness: sample g of prompt p draws from a counter-based stream keyed by
-        (seed, p, g, token position), so a completion does not depend on what else is in the batch.
-        `first` is the number p of the first prompt, where these are a part of more.
+        (seed, p, g, token position), so a completion does not depend on the rest of the batch.
+        `first` is the number p of the first prompt, if these are part of a larger batch.
         `progress(done, total)` is called as sequences finish. Returns [P][G] turns.
         Raises UserError for a prompt that leaves no room for a completion.
         """
         ...
 
     def sync(self, policy: Policy, version: int) -> object:
-        """Serve these weights from now on; turns carry `version` as their policy_version."""
+        """Serve these weights from now on; turns have `version` as their policy_version."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """What an engine says of the tensors that it holds."""
+    """An engine's report on its tensors."""
 
     digests: Mapping[str, int]  # name -> `hone.rollout.servers.inside.hone_worker.digest`
-    dtypes: Mapping[str, str]  # name -> as in "bfloat16": of the policy's rounded to it is the digest to compare
+    dtypes: Mapping[str, str]  # name -> as in "bfloat16"; the policy's tensor is rounded to it before comparing
     parts: Mapping[str, Sequence[str]] = field(default_factory=dict)  # "qkv_proj" -> ("q_proj", "k_proj", "v_proj")
-    adapter: bool = False  # beside the base: `layer.lora_A.weight` and `layer.lora_B.weight`, B times alpha / rank
+    adapter: bool = False  # with `layer.lora_A.weight` and `layer.lora_B.weight` (B times alpha / rank) beside the base
 
 
 def check_tokens(prompts: Sequence[IntArray], vocabulary: int | None) -> None:
-    """Every id of every prompt [P][Lp] must be one of the model's. Raises UserError; None: not known.
+    """Raises UserError unless every id of every prompt [P][Lp] is below `vocabulary` (None: not known).
 
-    A server does not look: an id beyond its table of embeddings ends SGLang's, and one between the vocabulary and the
-    size that the table was rounded up to is answered with noise.
+    Servers do not check: an id beyond the embedding table crashes SGLang, and one in the padding between the vocabulary
+    and the table's size is answered with noise.
     """
     if vocabulary is None:
         return
@@ -78,7 +78,7 @@ def check_tokens(prompts: Sequence[IntArray], vocabulary: int | None) -> None:
 
 
 def check_room(lengths: Sequence[int], max_tokens: int, context: int | None) -> None:
-    """Every prompt [P lengths] with its completion must fit the context. Raises UserError; None: not known."""
+    """Raises UserError unless each prompt ([P] lengths) and its completion fit the context (None: not known)."""
     for i, length in enumerate(lengths):
         if length == 0:
             raise UserError(f"prompt {i} is empty: give it at least one token")

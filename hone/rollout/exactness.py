@@ -1,17 +1,17 @@
 """The guard against silently wrong models: three computations of the same log-probs must agree before a run.
 
-    check_model(model, tokenizer, event)       # raises UserError; costs seconds once per model, then nothing
+    check_model(model, event)       # raises UserError; takes seconds once per model, then nothing
 
-hone plugs attention of its own into models that others wrote, packs sequences into one row, computes log-probs from
-hidden states and generates over a cache of its own. Where an architecture does something that this does not know (a
-window, a mask, a cap on the logits, noise in train mode), nothing fails: numbers are just wrong. So two prompts of
-different lengths are answered by the engine, and the log-probs of these answers are compared:
+hone plugs its own attention into third-party models, packs sequences into one row, computes log-probs from hidden
+states and generates with its own cache. If an architecture has something that this ignores (a window, a mask, a cap on
+the logits, noise in train mode), nothing fails, but the numbers are wrong. So the engine answers two prompts of
+different lengths, and the log-probs of these answers are compared:
 
-1. `packed`: as an update computes them, sequences packed with a shared prompt, in the mode of an update
-2. `engine`: as the engine returned them with the tokens
-3. `own`: the model's own eager forward of each sequence alone, in eval mode
+1. `packed`: as computed by an update, sequences packed with a shared prompt, in the mode of an update
+2. `engine`: as returned by the engine with the tokens
+3. `own`: the model's own eager forward pass over each sequence alone, in eval mode
 
-What agreed is remembered in the user's cache folder, by everything that it depends on but the weights.
+An agreement is stored in the user's cache folder, keyed by everything that it depends on except the weights.
 """
 
 from __future__ import annotations
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 
     from hone.learn.policy import Policy
 
-#: Largest mean |difference| of log-probs, nats per token, between two of the three. Right models differ by up to 1e-5
-#: in float32 (tests/test_families.py); in bfloat16 each rounds its own way.
+#: Largest mean |difference| of log-probs, nats per token, between two of the three. Exact models differ by up to 1e-5
+#: in float32 (tests/test_families.py); in bfloat16 each rounds differently.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08}
-#: Tokens of the two prompts, and of each of the two answers to each. Sequences longer than the model's limit cannot be
-#: exact, are refused elsewhere, and are not tried here.
+#: Tokens of the two prompts, tokens of an answer, and answers to each prompt. Sequences beyond the model's limit cannot
+#: be exact; they are refused elsewhere and not tried here.
 PROMPTS, ANSWER, ANSWERS = (9, 70), 12, 2
 SEED = 1 << 59
 
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Mean log-probs of the same tokens, computed in three ways, and how far two of them are from the model's own."""
+    """Mean log-probs of the same tokens, computed in three ways, and the distance of two from the model's own."""
 
     packed: float
     engine: float
@@ -78,23 +78,23 @@ class Agreement:
 
 
 def check_model(model: PreTrainedModel, event: Event = print_event) -> Agreement | None:
-    """Raises UserError unless all three agree. Returns None if that is known from an earlier run.
+    """Raises UserError unless all three agree. Returns None if an earlier check passed.
 
-    The model, its mode and all random state are left as they were. `event` is told if the result cannot be kept.
+    The model, its mode and all random state are unchanged. `event` is called if the result cannot be stored.
     """
     key = _key(model)
     if _path(key).exists():
         return None
-    found = _measured(model)
+    agreement = _measured(model)
     tolerance = TOLERANCE.get(str(model.dtype).removeprefix("torch."), TOLERANCE["bfloat16"])
-    if not found.gap <= tolerance:  # nan too
-        raise UserError(_disagreement(model, found, tolerance))
-    _remember(key, {"model": type(model).__name__, **asdict(found)}, event)
-    return found
+    if not agreement.gap <= tolerance:  # nan too
+        raise UserError(_disagreement(model, agreement, tolerance))
+    _remember(key, {"model": type(model).__name__, **asdict(agreement)}, event)
+    return agreement
 
 
 def check_policy(policy: Policy) -> None:
-    """As `check_model`, of a policy that may be spread over processes. Every process calls."""
+    """As `check_model`, for a policy that may be spread over processes. Every process calls it."""
     model, world = policy.model, policy.world
     if not world.on_main(lambda: is_known(model), "whether the model is known to be exact"):
         check_model(policy.gathered_model())
@@ -106,7 +106,7 @@ def is_known(model: PreTrainedModel) -> bool:
 
 
 def check_path(config: ModelConfig, event: Event = print_event) -> None:
-    """As `check_model`, of a model that is loaded for this alone, and not if the result is known: for dry runs."""
+    """As `check_model`, for dry runs: loads the model only if no earlier check passed."""
     from transformers import AutoConfig, AutoModelForCausalLM
 
     if (Path(config.path) / "config.json").exists():
@@ -121,7 +121,7 @@ def check_path(config: ModelConfig, event: Event = print_event) -> None:
 
 
 def measure(model: PreTrainedModel) -> Agreement:
-    """The comparison itself."""
+    """Compare the three computations."""
     limit = longest_exact(model.config)
     turns = _answers(model, limit)
     packed, engine = _packed(model, turns), np.concatenate([turn.logprobs for turn in turns])
@@ -131,12 +131,12 @@ def measure(model: PreTrainedModel) -> Agreement:
 
 
 def _measured(model: PreTrainedModel) -> Agreement:
-    """`measure`, where what a model's code raises is a UserError: it was not written for another attention."""
+    """`measure`, with errors of the model's code raised as UserError: it may not support another attention."""
     try:
         return measure(model)
     except (UserError, torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:  # any: it is the code of an architecture, of transformers or from the hub
+    except Exception as error:  # any: the model's code is from transformers or the hub
         first = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
             f"{type(model).__name__} ({model.config.get_text_config().model_type}) cannot run with hone's attention: "
@@ -148,7 +148,7 @@ def _measured(model: PreTrainedModel) -> Agreement:
 
 
 def _answers(model: PreTrainedModel, limit: int | None) -> list[Turn]:
-    """Two answers to each prompt, sampled at temperature 1; no token ends them early."""
+    """Sample two answers to each prompt at temperature 1, without stop tokens."""
     answer = ANSWER if limit is None else max(1, min(ANSWER, limit // 2))
     room = max(PROMPTS) if limit is None else max(1, limit - answer)
     prompts = [_tokens(model, min(length, room), n) for n, length in enumerate(PROMPTS)]
@@ -158,7 +158,7 @@ def _answers(model: PreTrainedModel, limit: int | None) -> list[Turn]:
 
 
 def _tokens(model: PreTrainedModel, count: int, seed: int) -> IntArray:
-    """[count] tokens drawn at random, none of those that the config gives a meaning (padding may be masked)."""
+    """Draw [count] random tokens, none with a meaning in the config (padding may be masked)."""
     text = model.config.get_text_config()
     size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     named = {value for name, value in text.to_dict().items() if name.endswith("token_id") and isinstance(value, int)}
@@ -169,21 +169,21 @@ def _tokens(model: PreTrainedModel, count: int, seed: int) -> IntArray:
 
 
 def _packed(model: PreTrainedModel, turns: list[Turn]) -> FloatArray:
-    """[N] as an update computes them: with a graph, prompts shared, two different prompts in one row."""
+    """Log-probs [N] as in an update: with a graph, shared prompts, and two different prompts in one row."""
     samples = [
         supervised_sample(f"probe {i // ANSWERS}", turn.prompt_ids, turn.completion_ids) for i, turn in enumerate(turns)
     ]
-    found: dict[int, FloatArray] = {}
+    by_sample: dict[int, FloatArray] = {}
     for batch in pack(samples, [0.0] * len(samples), tokens_per_microbatch=1 << 30):
         with fast_layers(model), update_mode(model):
             logprobs = token_logprobs(model, to_device(batch, model.device), 1.0)[1]
-        found |= dict(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
-    return np.concatenate([found[i] for i in range(len(turns))])
+        by_sample |= dict(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
+    return np.concatenate([by_sample[i] for i in range(len(turns))])
 
 
 @torch.no_grad()
 def _own(model: PreTrainedModel, turns: list[Turn]) -> FloatArray:
-    """[N] of the model's own code, a sequence at a time."""
+    """Log-probs [N] by the model's own code, one sequence at a time."""
     parts = []
     with own_attention(model):
         for turn in turns:
@@ -196,7 +196,7 @@ def _own(model: PreTrainedModel, turns: list[Turn]) -> FloatArray:
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """For the duration the model computes attention itself, in its plainest way ("eager"), in eval mode."""
+    """Within the block, the model uses its own plain attention ("eager"), in eval mode."""
     configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
     ours = [c for c in configs.values() if getattr(c, "_attn_implementation", None) == attention.NAME]
     modes = [(module, module.training) for module in model.modules()]
@@ -212,25 +212,26 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
             module.training = training
 
 
-def _disagreement(model: PreTrainedModel, found: Agreement, tolerance: float) -> str:
-    gaps = {"training": found.packed_gap, "sampling": found.engine_gap}
+def _disagreement(model: PreTrainedModel, agreement: Agreement, tolerance: float) -> str:
+    gaps = {"training": agreement.packed_gap, "sampling": agreement.engine_gap}
     where = " and ".join(name for name, gap in gaps.items() if not gap <= tolerance).capitalize()
     dtype = str(model.dtype).removeprefix("torch.")
-    rounding = "" if dtype == "float32" else "; with model.dtype: float32 one sees whether it is rounding"
+    rounding = "" if dtype == "float32" else "; model.dtype: float32 shows whether it is rounding"
     return (
         f"{type(model).__name__} ({model.config.get_text_config().model_type}) is not computed exactly: mean log-prob "
-        f"of {found.tokens} tokens packed as in training {found.packed:.5f}, of the engine {found.engine:.5f}, of the "
-        f"model's own eager forward {found.own:.5f}; mean |difference| to its own {found.packed_gap:.3g} and "
-        f"{found.engine_gap:.3g}, allowed {tolerance:g} in {dtype}. {where} would be silently wrong, so nothing was "
-        f"started: choose another model (docs/models.md lists those that are exact){rounding}"
+        f"of {agreement.tokens} tokens packed as in training {agreement.packed:.5f}, of the engine "
+        f"{agreement.engine:.5f}, of the model's own eager forward {agreement.own:.5f}; mean |difference| to its own "
+        f"{agreement.packed_gap:.3g} and {agreement.engine_gap:.3g}, allowed {tolerance:g} in {dtype}. {where} "
+        f"would be silently wrong, so nothing was started: choose another model (docs/models.md lists "
+        f"those that are exact){rounding}"
     )
 
 
-# --- what is remembered ----------------------------------------------------------------------------------------------
+# --- stored results --------------------------------------------------------------------------------------------------
 
 
 def fingerprint(config: Any, kind: Any, dtype: str, device: str, modes: dict[str, bool]) -> str:
-    """Of everything that the result depends on but the weights: code, versions, config, precision, device."""
+    """Hash everything that the result depends on except the weights: code, versions, config, precision, device."""
     settings = {k: v for k, v in config.to_dict().items() if k not in ("_name_or_path", "transformers_version")}
     source = inspect.getsourcefile(kind) if inspect.isclass(kind) else None
     parts = {
@@ -245,7 +246,7 @@ def fingerprint(config: Any, kind: Any, dtype: str, device: str, modes: dict[str
 
 @cache
 def _own_code() -> str:
-    """Of the files that compute: hone/model, the native engine, the trainer's forward pass, this file."""
+    """Hash the source files that compute: hone/model, the native engine, the trainer's forward pass, this file."""
     root = Path(__file__).parents[1]
     files = [Path(__file__), root / "learn" / "forward.py", root / "learn" / "pack.py"]
     files += [*sorted((root / "model").glob("*.py")), *sorted((root / "rollout" / "native").iterdir())]
@@ -271,15 +272,15 @@ def _folder() -> Path:
 
 
 def _remember(key: str, values: dict[str, Any], event: Event) -> None:
-    """Whole or not at all: other processes may be looking."""
+    """Write the file atomically, as other processes may read it."""
     try:
         _folder().mkdir(parents=True, exist_ok=True)
         aside = _folder() / f".{key}.{os.getpid()}"
         aside.write_text(json.dumps(values))
         aside.replace(_path(key))
     except OSError as error:
-        event("exactness", f"the model is exact, but that cannot be remembered in {_folder()}: {error}")
+        event("exactness", f"the model is exact, but that cannot be stored in {_folder()}: {error}")
 
 
 def _silent(kind: str, message: str) -> None:
-    """What the engine cannot do here, it says again when it is used."""
+    """Ignore events: the run's engine reports them again."""

@@ -1,17 +1,17 @@
-"""Proof, after every sync, that the engine serves the policy's weights: before a rollout is made, let alone trained on.
+"""Proof, after every sync and before any rollout, that the engine serves the policy's weights.
 
-Stale weights in the sampler are the costliest silent fault of RL on language models: training goes on, the curves
-look alive, and every rollout is from another model. Three things are compared, with what the engine offers:
+Stale weights in the sampler are the costliest silent fault of RL on language models: training continues, the curves
+look plausible, and every rollout is from another model. Three things are compared, as far as the engine supports them:
 
 1. A digest of every tensor that it holds (vLLM with hone's extension).
 2. Log-probs of fixed token sequences, against the policy's own of the same tokens. They must agree as closely as two
    implementations in the model's precision do.
-3. The same log-probs against the policy's own at the last sync and at the first. An engine that agrees much better with
-   those is stale, however small the step was; one that suddenly agrees less well than it did, by a share of what the
-   step changed, has got a part of the update only.
+3. The same log-probs against the policy's own at the last and the first sync. An engine that agrees much better with
+   those is stale, however small the step was; one that suddenly agrees less well than before, by a share of what the
+   step changed, has received only a part of the update.
 
-An engine in the same process shares the weights; it is asked to sample, by the way that every rollout takes, and the
-policy scores what came: with weights rounded anew, if the engine samples from rounded ones.
+An engine in the same process shares the weights: it samples through the code path of every rollout, and the policy
+scores the tokens, with freshly rounded weights if the engine samples from rounded ones.
 
     engine = Verified(NativeEngine(...), policy.tokenizer, config, dtype, event)
     engine.sync(policy, version=3)      # raises PolicyMismatch
@@ -40,14 +40,14 @@ from hone.types import FloatArray, IntArray, Turn
 if TYPE_CHECKING:
     from hone.learn.policy import Policy
 
-#: Mean |difference| of log-probs at which two implementations do not hold the same weights, by precision. Differences
-#: of right ones: measured in float32 (docs/rollout.md), estimated in bfloat16, which has not been run. `rounded`: the
-#: policy with the same rounded weights (`rollout.weights`), up to 0.005 off as inputs are rounded too.
+#: Largest mean |difference| of log-probs between implementations with the same weights, by precision: measured in
+#: float32 (docs/rollout.md), estimated in bfloat16, which has not been run. `rounded`: the policy with the same rounded
+#: weights (`rollout.weights`), which differs by up to 0.005 as inputs are rounded too.
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08, "rounded": 0.02}
-#: An engine is stale if its log-probs are so many times closer to those of older weights.
+#: An engine is stale if its log-probs are closer to those of older weights by this factor.
 CLOSER = 4.0
-#: A part of an update is missing if the difference is so many times the smallest seen, and this share of what the
-#: update changed in the policy's own log-probs. Rounding is neither.
+#: A part of an update is missing if the difference exceeds GROWN times the smallest so far, and SHARE of the update's
+#: change of the policy's own log-probs. Rounding exceeds neither.
 GROWN, SHARE = 10.0, 0.1
 #: Differences below this are rounding, nats.
 ROUNDING = 1e-6
@@ -56,11 +56,11 @@ PROBE_TEXT = (
     "Let me think about this step by step. If the first one tells the truth, then the second one is lying, "
     "and 3 * (7 + 2) - 6 = 21. So that cannot be: the answer is \\boxed{42}, and nothing else."
 )
-#: Sequences that are scored, and tokens of each.
+#: Scored sequences, and tokens of each.
 SEQUENCES, LENGTH = 2, 24
-#: What is asked of an engine that only samples: one token from reading the prompt, the others from decoding.
+#: For engines that only sample: the first token tests prefill, the second decoding.
 SAMPLED = SamplingConfig(temperature=1.0, max_tokens=2)
-#: Syncs from one check to the next where the weights are shared, so that checks cost less than 1 % of the steps.
+#: Syncs between two checks of shared weights, so that checks take less than 1 % of the time.
 SHARED_EVERY = 5
 #: No rollout draws the random numbers of the probe.
 PROBE_SEED = 1 << 60
@@ -92,7 +92,7 @@ class Rounding(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Expected:
-    """What an engine must say that serves the policy as it is now."""
+    """The answers of an engine that serves the current policy."""
 
     version: int
     logprobs: FloatArray  # [N] of the fixed sequences
@@ -111,7 +111,7 @@ class Verified:
         self._first: Expected | None = None
         self._last: Expected | None = None
         self._smallest_gap = math.inf
-        self._said_partial = self._checked_shared = False
+        self._reported_partial = self._checked_shared = False
         if isinstance(engine, Scorer):
             engine.on_restart = self._check_again
 
@@ -129,9 +129,9 @@ class Verified:
         return self._engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress, **part)
 
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
-        """Hand over the weights and compare. Returns metrics of the comparison. Raises PolicyMismatch."""
+        """Transfer the weights and compare. Returns metrics of the comparison. Raises PolicyMismatch."""
         before = self._last
-        self._last = None  # a restart in the middle of the sync is checked by what follows
+        self._last = None  # a restart during the sync is covered by the check below
         self._engine.sync(policy, version)
         if not isinstance(self._engine, Scorer):
             return self._check_shared(policy, version)
@@ -164,7 +164,7 @@ class Verified:
         return {"identity/gap": gap} if due else {}
 
     def _check_again(self) -> None:
-        """After a restart: the weights have not changed since the last sync, so neither has what is expected."""
+        """Check again after a restart, against what the last sync expected."""
         assert isinstance(self._engine, Scorer)
         if self._last is None:
             return
@@ -185,12 +185,12 @@ class Verified:
             distance, moved = mean_difference(served, old.logprobs), mean_difference(expected, old.logprobs)
             if gap > ROUNDING and distance * CLOSER < gap:
                 raise self._mismatch(
-                    f"version {version} was handed over, but the engine answers as version {old.version} does: {values}"
-                    f", {distance:.3g} to version {old.version}"
+                    f"version {version} was transferred, but the engine answers like version {old.version}: {values}, "
+                    f"{distance:.3g} to version {old.version}"
                 )
             if gap > GROWN * max(self._smallest_gap, ROUNDING) and gap > SHARE * moved:
                 raise self._mismatch(
-                    f"the engine has only a part of version {version}: {values}. At an earlier sync it was "
+                    f"the engine has only a part of version {version}: {values}. At an earlier sync the difference was "
                     f"{self._smallest_gap:.3g}; since version {old.version} the policy has moved by {moved:.3g}"
                 )
         if not gap <= self._tolerance:  # NaN too
@@ -203,17 +203,17 @@ class Verified:
 
     def _expected_digests(self, policy: Policy, held: Weights | None) -> dict[str, int]:
         if held is None:
-            self._say_partial("the engine tells no digests of its weights: log-probs alone are compared")
+            self._report_partial("the engine has no digests of its weights: only log-probs are compared")
             return {}
-        # An adapter is handed over beside its base, or as a part of its matrices.
+        # An adapter is served beside its base, or merged into it.
         with (adapter_off if held.adapter else merged)(policy.model):
             expected, missing = policy_digests(policy.model.named_parameters(), held)
         if held.adapter:
             expected |= adapter_digests(policy.model, held)
         if missing:
-            self._say_partial(
-                f"digests of {len(missing)} of the policy's tensors are not compared, as the engine has none by that "
-                f"name, {missing[0]} for one; log-probs are compared"
+            self._report_partial(
+                f"digests of {len(missing)} of the policy's tensors are not compared, as the engine has no such names "
+                f"(the first: {missing[0]}); log-probs are compared"
             )
         return expected
 
@@ -223,8 +223,8 @@ class Verified:
             name = wrong[0]
             theirs = None if held is None else held.digests.get(name)
             raise self._mismatch(
-                f"version {expected.version} was handed over, but {len(wrong)} of {len(expected.digests)} tensors of "
-                f"the engine are others than the policy's, {name} for one: digest {theirs}, the policy's "
+                f"version {expected.version} was transferred, but {len(wrong)} of {len(expected.digests)} tensors of "
+                f"the engine differ from the policy's, the first {name}: digest {theirs}, the policy's "
                 f"{expected.digests[name]}"
             )
 
@@ -232,9 +232,9 @@ class Verified:
         self._event("policy_mismatch", message)
         return PolicyMismatch(f"{message}. No rollout of these weights was made; the run stops here.")
 
-    def _say_partial(self, message: str) -> None:
-        if not self._said_partial:
-            self._said_partial = True
+    def _report_partial(self, message: str) -> None:
+        if not self._reported_partial:
+            self._reported_partial = True
             self._event("identity", message)
 
 
@@ -242,19 +242,19 @@ def probe_sequences(tokenizer: Any) -> list[IntArray]:
     """The fixed token sequences, `SEQUENCES` of at most `LENGTH`."""
     ids = np.asarray(tokenizer.encode(PROBE_TEXT, add_special_tokens=False), np.int64)
     starts = range(0, SEQUENCES * LENGTH, LENGTH)
-    found = [ids[start : start + LENGTH] for start in starts]
-    return [sequence for sequence in found if len(sequence) > 1] or [np.arange(2, dtype=np.int64)]
+    sequences = [ids[start : start + LENGTH] for start in starts]
+    return [sequence for sequence in sequences if len(sequence) > 1] or [np.arange(2, dtype=np.int64)]
 
 
 def policy_logprobs(policy: Policy, turns: Sequence[Turn]) -> FloatArray:
-    """[N] what the policy itself gives to the tokens of the turns, at temperature 1, one turn after the other."""
+    """The policy's own log-probs [N] of the turns' tokens at temperature 1, turn after turn."""
     samples = [supervised_sample(f"probe {i}", turn.prompt_ids, turn.completion_ids) for i, turn in enumerate(turns)]
     batches = pack(samples, [0.0] * len(samples), tokens_per_microbatch=1 << 30, share_prompts=False)
-    found: dict[int, FloatArray] = {}
+    by_turn: dict[int, FloatArray] = {}
     for batch, values in zip(batches, policy.logprobs(batches, 1.0), strict=True):
         of = batch.samples.cpu().numpy()
-        found |= {i: values[of == row] for row, i in enumerate(batch.sample_ids)}
-    return np.concatenate([found[i] for i in range(len(turns))])
+        by_turn |= {i: values[of == row] for row, i in enumerate(batch.sample_ids)}
+    return np.concatenate([by_turn[i] for i in range(len(turns))])
 
 
 def mean_difference(a: FloatArray, b: FloatArray) -> float:
@@ -262,7 +262,7 @@ def mean_difference(a: FloatArray, b: FloatArray) -> float:
 
 
 def policy_digests(parameters: Any, held: Weights) -> tuple[dict[str, int], list[str]]:
-    """Digests by the engine's names of what it should hold, and the policy's names that it has nothing for.
+    """The expected digests by the engine's names, and the policy's names that the engine does not have.
 
     The engine's `qkv_proj` is the policy's q_proj, k_proj and v_proj stacked: their digests add up.
     """
@@ -280,7 +280,7 @@ def policy_digests(parameters: Any, held: Weights) -> tuple[dict[str, int], list
 
 
 def adapter_digests(model: Any, held: Weights) -> dict[str, int]:
-    """Digests of the policy's A and B as an engine holds them that serves the adapter; of a layer without, 0."""
+    """Digests of the policy's A and B in the engine's form; 0 for layers without an adapter."""
     expected = {name: 0 for name in held.digests if ".lora_" in name}
     for name, tensor in adapter_weights(model).items():
         rounded = tensor.detach().to(getattr(torch, held.dtypes[name]) if name in held.dtypes else tensor.dtype)

@@ -1,6 +1,6 @@
-"""The only place that knows templates: messages to token ids, token ids to text.
+"""The only place that applies templates: messages to token ids, token ids to text.
 
-Training, validation, evaluation and serving all render here.
+Training, validation, evaluation and serving all use it.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
 OPEN_THINK = "<think>"
 
-#: A system prompt that no template writes by itself, to see what becomes of one.
+#: A system prompt that no template contains, to test whether a template includes system prompts.
 _PROBE = "system-prompt-0f8d"
 
 
@@ -42,43 +42,43 @@ class Renderer:
 
     tokenizer: PreTrainedTokenizerBase
     config: PromptConfig
-    system: str  # the task's system prompt, used unless the config gives another
-    date: datetime.date = field(default_factory=dates.now)  # what a template that asks for today's date is told
+    system: str  # the task's system prompt, used unless the config has one
+    date: datetime.date = field(default_factory=dates.now)  # today's date for templates
 
     @cached_property
     def prefix(self) -> str:
-        """What every prompt already says on the model's behalf; graded text begins with it.
+        """The beginning of the answer that every prompt already contains; graded text begins with it.
 
-        Either `open_think` puts it there, or the chat template does so itself.
+        It comes from `open_think` or from the chat template.
         """
         return OPEN_THINK if self._ends_open(self._templated(({"role": "user", "content": "?"},))) else ""
 
     def prompt_text(self, problem: Problem) -> str:
         """The prompt as a string.
 
-        Raises UserError when style `chat` is asked of a tokenizer without a chat template.
+        Raises UserError for style `chat` with a tokenizer that has no chat template.
         """
         return self.messages_text(problem.messages)
 
     def messages_text(self, messages: Messages) -> str:
-        """As `prompt_text`, of any messages, the last of them a user's."""
+        """As `prompt_text`, for any messages that end with a user's."""
         text = self._templated(messages)
         return text + OPEN_THINK if self.config.open_think and not text.rstrip().endswith(OPEN_THINK) else text
 
     def prompt_ids(self, problem: Problem) -> IntArray:
-        """[Lp]. Special tokens written by a chat template are recognised and none are added.
+        """Token ids [Lp]. Special tokens written by a chat template are recognised, and none are added.
 
-        A raw prompt gets the beginning-of-text token that the tokenizer puts before any text, if it does.
+        A raw prompt begins with the beginning-of-text token if the tokenizer adds one to texts.
         """
         return self.messages_ids(problem.messages)
 
     def messages_ids(self, messages: Messages) -> IntArray:
-        """As `prompt_ids`, of any messages, the last of them a user's."""
+        """As `prompt_ids`, for any messages that end with a user's."""
         text = self.messages_text(messages)
         return self.text_ids(text) if self.is_raw else self._encode(text)
 
     def text_ids(self, text: str) -> IntArray:
-        """[Lp] of a prompt that is given as it is, without any template."""
+        """Token ids [Lp] of a plain text, without a template."""
         return np.concatenate([np.asarray(self._begin, dtype=np.int64), self._encode(text)])
 
     def _encode(self, text: str) -> IntArray:
@@ -86,12 +86,12 @@ class Renderer:
 
     @property
     def begin_ids(self) -> list[int]:
-        """What stands before the text of every prompt: the beginning-of-text token of a raw one, if there is any."""
+        """The ids before the text of every prompt: the beginning-of-text token of raw prompts, if any."""
         return self._begin if self.is_raw else []
 
     @property
     def is_raw(self) -> bool:
-        """Whether prompts are plain text, of one user message each, and not conversations."""
+        """Whether prompts are plain text with one user message each, not conversations."""
         return self.config.style == "raw" or not getattr(self.tokenizer, "chat_template", None)
 
     @cached_property
@@ -100,9 +100,9 @@ class Renderer:
         return [begin] if begin is not None and self.tokenizer.encode("?")[:1] == [begin] else []
 
     def completion_ids(self, text: str) -> IntArray:
-        """[Lc] of a given answer, the end-of-text token included: for supervised training.
+        """Token ids [Lc] of an answer for supervised training, with the end-of-text token.
 
-        Raises ValueError if the answer does not begin with what the prompt already says.
+        Raises ValueError if the answer does not begin with `prefix`.
         """
         if not text.startswith(self.prefix):
             raise ValueError(f"the answer must begin with {self.prefix!r}, which the prompt holds; it is {text[:40]!r}")
@@ -110,7 +110,7 @@ class Renderer:
         return np.asarray([*ids, self.tokenizer.eos_token_id], dtype=np.int64)
 
     def text(self, completion_ids: IntArray) -> str:
-        """What the model said: the opening tag given in the prompt, if any, then the decoded completion."""
+        """The model's answer: `prefix`, then the decoded completion."""
         return self.prefix + self._decode(completion_ids.tolist())
 
     @cached_property
@@ -137,15 +137,15 @@ class Renderer:
     def apply_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
         """The tokenizer's chat template, with `prompt.template_args` and the date of the run.
 
-        A system prompt is folded into the first user turn where the template has no place for one. Raises UserError if
-        the template refuses the conversation, or does not know one of the arguments.
+        A system prompt is folded into the first user turn if the template does not support one. Raises UserError if
+        the template refuses the conversation, or does not use one of the arguments.
         """
         folded = _fold_system(messages) if self._folds_system else messages
         return self._filled(folded, add_generation_prompt)
 
     @cached_property
     def _folds_system(self) -> bool:
-        """Whether the template refuses a system message (Gemma), or leaves it out."""
+        """Whether the template refuses a system message (Gemma) or omits it."""
         try:
             return _PROBE not in self._filled(({"role": "system", "content": _PROBE}, {"role": "user", "content": "?"}))
         except UserError:
@@ -155,7 +155,7 @@ class Renderer:
         plain = [dict(m) for m in messages]
         try:
             dated = "strftime_now" in str(self.tokenizer.chat_template)
-            with dates.told_to_templates(self.date) if dated else nullcontext():
+            with dates.templates_dated(self.date) if dated else nullcontext():
                 text = self.tokenizer.apply_chat_template(
                     plain, tokenize=False, add_generation_prompt=add_generation_prompt, **self._template_args
                 )
@@ -187,7 +187,7 @@ class Renderer:
 
     def _check_raw(self) -> None:
         if self.config.template_args:
-            raise UserError("prompt.template_args: the tokenizer has no chat template to give them to; remove them")
+            raise UserError("prompt.template_args: the tokenizer has no chat template that could use them; remove them")
 
     def _with_system(self, messages: Messages) -> list[dict[str, str]]:
         system = self.system if self.config.system is None else self.config.system
@@ -198,7 +198,7 @@ class Renderer:
 
 
 def _fold_system(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
-    """The system message, if any, stands at the beginning of the first user message."""
+    """Move the system message, if any, to the beginning of the first user message."""
     rest = [dict(m) for m in messages if m["role"] != "system"]
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")
     first = next((m for m in rest if m["role"] == "user"), None)
@@ -209,12 +209,12 @@ def _fold_system(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
 
 # --- the tokenizer of a model from scratch ---------------------------------------------------
 
-#: Texts that the tokenizer of `tiny` is trained on, at most.
+#: Most texts for training the tokenizer of `tiny`.
 TOKENIZER_TEXTS = 4000
 
 
 def made_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
-    """The tokenizer of a model that is made from scratch."""
+    """The tokenizer of a model initialised from scratch."""
     size = recipe.model.tiny
 
     def make() -> PreTrainedTokenizerFast:
@@ -227,7 +227,7 @@ def made_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
 def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
     """Prompts and worked answers of the training problems, in every style."""
     task = make_task(recipe.task, recipe.seed)
-    problems = task.problems("train")  # first: rows may have no worked answers
+    problems = task.problems("train")  # before asking for traces: rows may have none
     teacher = task if isinstance(task, TracedTask) else None
     styles = teacher.trace_styles if teacher else ()
     template = recipe.prompt.template

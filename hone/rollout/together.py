@@ -1,8 +1,8 @@
-"""One engine for all processes of a run: who samples what, and everybody has every answer.
+"""One engine for all processes of a run: it divides the prompts, and every process gets every answer.
 
-In this process (`native`) each samples its share of the prompts, from the random numbers that they have in the whole
-batch. A server belongs to the first process, which asks it for everything: it divides work itself. The others wait for
-as long as that one is at work, whose waits have bounds of their own.
+With the native engine each process samples its share of the prompts, with the random numbers that they have in the
+whole batch. A server belongs to the first process, which sends it all prompts: it divides the work itself. The others
+wait for that process without a bound, since its own waits are bounded.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ T = TypeVar("T")
 class DistributedEngine:
     """Implements `hone.rollout.engine.Engine`.
 
-    `make`: this process's engine, from whom it tells its events. `event`: tells the run, in the first process.
+    `make`: makes this process's engine, given its `Event`. `event`: records events of the run, in the first process.
     """
 
     def __init__(self, make: Callable[[Event], Verified], world: World, divided: bool, event: Event) -> None:
         self._world, self._divided, self._event = world, divided, event
-        self._said: list[tuple[str, str]] = []  # events of this process that the first one has not heard of
-        tell = event if world.main else lambda kind, message: self._said.append((kind, message))
+        self._unreported: list[tuple[str, str]] = []  # events not yet sent to the first process
+        tell = event if world.main else lambda kind, message: self._unreported.append((kind, message))
         self._engine = make(tell) if divided or world.main else None
 
     def generate(
@@ -45,7 +45,7 @@ class DistributedEngine:
         progress: Callable[[int, int], None] | None = None,
         first: int = 0,
     ) -> list[list[Turn]]:
-        """See `hone.rollout.engine.Engine`; every process asks the same and gets the same."""
+        """See `hone.rollout.engine.Engine`. Every process calls it with the same arguments and gets the same turns."""
 
         def sample(some: Sequence[IntArray], at: int) -> list[list[Turn]]:
             own = self._own()
@@ -59,41 +59,41 @@ class DistributedEngine:
         return [turns for part in parts for turns in part]
 
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
-        """The first process's metrics of the comparison. Raises PolicyMismatch, on every process."""
+        """Returns the first process's metrics of the comparison. Raises PolicyMismatch on every process."""
         alone = policy.local_view()
         if self._divided:
             return self._each(lambda: self._own().sync(alone, version), "the check of the weights")[0]
         return self._world.on_main(lambda: self._own().sync(alone, version), "new weights in the server", patient=True)
 
     def close(self) -> None:
-        """Ends what the engine started."""
+        """Close the engine of this process."""
         if self._engine is not None:
             self._engine.close()
 
     def _own(self) -> Verified:
-        assert self._engine is not None, "the process that is asked has an engine"
+        assert self._engine is not None, "this process has no engine"
         return self._engine
 
     def _each(self, call: Callable[[], T], what: str) -> list[T]:
-        """What the calls of all processes return, by rank; a UserError of one is raised on all."""
+        """The results of the calls on all processes, by rank; a UserError of one is raised on all."""
         results: list[T] = []
         failed: UserError | None = None
         try:
             results = [call()]
-        except UserError as error:  # known to all, so that nobody waits for a process that has ended
+        except UserError as error:  # sent to all, so that no process waits for one that has ended
             failed = error
-        said, self._said[:] = list(self._said), []
-        parts = self._world.gather([(results, failed, said)], what)
-        self._hear([said for _, _, said in parts])
+        events, self._unreported[:] = list(self._unreported), []
+        parts = self._world.gather([(results, failed, events)], what)
+        self._report([events for _, _, events in parts])
         for _, why, _ in parts:
             if why is not None:
                 raise why
         return [result for results, _, _ in parts for result in results]
 
-    def _hear(self, said: Sequence[Sequence[tuple[str, str]]]) -> None:
-        """Events of other processes, by rank; the same of several is one."""
+    def _report(self, by_rank: Sequence[Sequence[tuple[str, str]]]) -> None:
+        """Report the processes' events, given by rank; equal ones are reported once, with their ranks."""
         ranks: dict[tuple[str, str], list[int]] = {}
-        for rank, events in enumerate(said):
+        for rank, events in enumerate(by_rank):
             for event in events:
                 ranks.setdefault(event, []).append(rank)
         for (kind, message), who in ranks.items():

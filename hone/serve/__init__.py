@@ -1,1 +1,1 @@
-"""Models to talk to: over HTTP as OpenAI's API has it, or at a prompt (`hone.serve.sample`)."""
+"""Serving models: over HTTP with OpenAI's API, or at a prompt (`hone.serve.sample`)."""

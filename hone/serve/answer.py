@@ -1,4 +1,4 @@
-"""From the engine's news to the choices of an answer: text, log-probs, how it ended.
+"""From the engine's outputs to the choices of a response: text, log-probs, finish reason.
 
 Log-probs are those of the distribution that was sampled from (see `hone.rollout.native.sampler`): temperature and
 filters applied; at temperature 0 the model's own. Those of an echoed prompt are the model's own.
@@ -19,22 +19,22 @@ from hone.types import FloatArray, IntArray
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-Ranked = list[tuple[int, float]]  # token ids with their log-probs, the likeliest first
+Ranked = list[tuple[int, float]]  # token ids with their log-probs, likeliest first
 
 
 @dataclass(frozen=True, slots=True)
 class Scored:
-    """A token of the answer, or of the prompt that it echoes."""
+    """A token of the answer or of the echoed prompt."""
 
     id: int
-    logprob: float | None  # None: the first of a prompt
+    logprob: float | None  # None: the first token of a prompt
     top: Ranked
-    offset: int  # where its text begins
+    offset: int  # of its text, in characters
 
 
 @dataclass
 class Answer:
-    """One choice while it is written."""
+    """One choice while it is generated."""
 
     decode: Decode
     stops: tuple[str, ...]
@@ -48,12 +48,12 @@ class Answer:
         self._shown = ShownText(self.decode, self.stops)
 
     def begin(self, text: str) -> str:
-        """What stands before the completion: the opening tag that the prompt holds, or an echoed prompt."""
+        """Add text before the completion: the opening tag of the prompt, or an echoed prompt."""
         self.text += text
         return text
 
     def echo(self, ids: IntArray, logprobs: FloatArray, top_ids: IntArray, top_logprobs: FloatArray) -> str:
-        """The prompt [Lp] itself, with its scores (nan: none)."""
+        """Add the prompt [Lp] with its log-probs (nan: not defined)."""
         stream, text = TextStream(self.decode), ""
         for i, token in enumerate(ids.tolist()):
             value = float(logprobs[i])
@@ -62,7 +62,7 @@ class Answer:
         return self.begin(text + stream.rest())
 
     def push(self, output: Output, keep_scores: bool = False) -> str:
-        """Takes the news in; returns the text that can be shown now."""
+        """Add an output; returns the text that can be shown now."""
         new = ""
         for i, token in enumerate(output.tokens.tolist()):
             if keep_scores:
@@ -85,13 +85,13 @@ def _ranked(ids: IntArray, logprobs: FloatArray) -> Ranked:
 
 
 def token_name(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
-    """Its text; of one that has none, or is only part of a character, what the vocabulary calls it."""
+    """The token's text; if it has none, or is only part of a character, its name in the vocabulary."""
     text = str(tokenizer.decode([token]))
     return str(tokenizer.convert_ids_to_tokens(token) or f"token_id:{token}") if not text or "\ufffd" in text else text
 
 
 def completion_logprobs(tokenizer: PreTrainedTokenizerBase, scored: list[Scored], top: int) -> dict[str, Any]:
-    """As /v1/completions has it."""
+    """In the format of /v1/completions."""
 
     def ranking(token: Scored) -> dict[str, float] | None:
         if token.logprob is None:
@@ -110,7 +110,7 @@ def completion_logprobs(tokenizer: PreTrainedTokenizerBase, scored: list[Scored]
 
 
 def chat_logprobs(tokenizer: PreTrainedTokenizerBase, scored: list[Scored], top: int) -> dict[str, Any]:
-    """As /v1/chat/completions has it."""
+    """In the format of /v1/chat/completions."""
 
     def entry(token: int, logprob: float | None) -> dict[str, Any]:
         name = token_name(tokenizer, token)

@@ -3,8 +3,8 @@
 hone serve runs/demo
 curl localhost:8000/v1/completions -d '{"model": "demo", "prompt": "Puzzle: ", "max_tokens": 20}'
 
-Nothing is computed in the event loop: requests are read and rendered, tokens turned into text and answers into JSON in
-threads of their own, one piece at a time, so that the next client is answered meanwhile.
+Nothing slow runs in the event loop: reading and rendering requests, decoding tokens and encoding JSON happen in other
+threads, in small pieces, so that other clients are served meanwhile.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from starlette.routing import Route
 from hone.base.settings import UserError
 from hone.rollout.native.requests import Output, Request
 from hone.serve.answer import Answer, chat_logprobs, completion_logprobs
+from hone.serve.engine_thread import EngineThread
 from hone.serve.guard import Guard
 from hone.serve.model import ServedModel
-from hone.serve.protocol import ApiError, ChatAsk, CompletionAsk, check_amount, parse, refused, to_json
-from hone.serve.worker import Worker
+from hone.serve.protocol import ApiError, ChatRequest, CompletionRequest, check_amount, parse, refused, to_json
 from hone.types import IntArray
 
-_LOOK = 0.5  # seconds between two looks at whether a client is still there
+_POLL = 0.5  # seconds between two checks whether the client is still connected
 
-#: (choice, new text, is it the first piece, is it the last) -> one entry of `choices`
+#: (index, answer, new text, is it the first piece, is it the last) -> one entry of `choices`
 Choice = Callable[[int, Answer, str, bool, bool], dict[str, Any]]
 
 
 @dataclass(frozen=True)
-class Job:
-    """A checked request, on its way through the engine."""
+class GenerationJob:
+    """A validated API request with its engine requests."""
 
-    kind: str  # object of the response
-    prefix: str  # of its id
+    kind: str  # `object` of the response
+    prefix: str  # of the response's id
     requests: list[Request]
     answers: list[Answer]  # [P * n]
     scores: bool  # keep log-probs
-    answer: Choice  # one whole
-    piece: Choice  # one of a stream
-    drop: bool = False  # the one token is there only because the engine says at least one
+    answer: Choice  # makes a whole choice
+    piece: Choice  # makes a piece of a stream
+    drop: bool = False  # drop the token: none was requested, but the engine samples at least one
 
 
 class Api:
-    def __init__(self, model: ServedModel, worker: Worker) -> None:
-        self.model, self.worker, self.started = model, worker, int(time.time())
+    def __init__(self, model: ServedModel, thread: EngineThread) -> None:
+        self.model, self.thread, self.started = model, thread, int(time.time())
 
     async def models(self, _: HttpRequest) -> Response:
         return JSONResponse({"object": "list", "data": [self._about()]})
@@ -79,49 +79,58 @@ class Api:
     async def chat(self, http: HttpRequest) -> Response:
         return await self._respond(http, *await run_in_threadpool(self._read_chat, await http.body()))
 
-    def _read_completion(self, body: bytes) -> tuple[Any, Job]:
-        ask = parse(CompletionAsk, body)
-        return ask, self._completion_job(ask)
+    def _read_completion(self, body: bytes) -> tuple[Any, GenerationJob]:
+        params = parse(CompletionRequest, body)
+        return params, self._completion_job(params)
 
-    def _read_chat(self, body: bytes) -> tuple[Any, Job]:
-        ask = parse(ChatAsk, body)
-        return ask, self._chat_job(ask)
+    def _read_chat(self, body: bytes) -> tuple[Any, GenerationJob]:
+        params = parse(ChatRequest, body)
+        return params, self._chat_job(params)
 
-    # --- from what is asked to requests ---
+    # --- from API requests to engine requests ---
 
-    def _completion_job(self, ask: CompletionAsk) -> Job:
-        self._check_name(ask.model)
-        if ask.max_tokens == 0 and not ask.echo:
-            raise ApiError("max_tokens is 0: without echo there is nothing to answer", param="max_tokens")
-        if ask.echo and ask.stream:
+    def _completion_job(self, params: CompletionRequest) -> GenerationJob:
+        self._check_name(params.model)
+        if params.max_tokens == 0 and not params.echo:
+            raise ApiError("max_tokens is 0: without echo the answer would be empty", param="max_tokens")
+        if params.echo and params.stream:
             raise ApiError("echo is not supported in a stream: leave one of them out", param="echo")
-        if not ask.prompts:
+        if not params.prompts:
             raise ApiError("prompt: give at least one", param="prompt")
-        check_amount(ask, len(ask.prompts), 0, 0, 0)
-        prompts = [self._prompt(prompt) for prompt in ask.prompts]
-        top = ask.logprobs or 0
-        echoed = sum(map(len, prompts)) if ask.echo else 0
-        most = sum(self._limit(ids, ask.max_tokens) for ids in prompts)
-        check_amount(ask, len(prompts), echoed, most, 0 if ask.logprobs is None else 1 + top)
+        check_amount(params, len(params.prompts), 0, 0, 0)
+        prompts = [self._prompt(prompt) for prompt in params.prompts]
+        top = params.logprobs or 0
+        echoed = sum(map(len, prompts)) if params.echo else 0
+        most = sum(self._limit(ids, params.max_tokens) for ids in prompts)
+        check_amount(params, len(prompts), echoed, most, 0 if params.logprobs is None else 1 + top)
         requests = [
-            self._request(ask, ids, stream, self._limit(ids, ask.max_tokens), ask.logprobs is not None, top, ask.echo)
+            self._request(
+                params, ids, stream, self._limit(ids, params.max_tokens), params.logprobs is not None, top, params.echo
+            )
             for stream, ids in enumerate(prompts)
         ]
-        answers = [Answer(self.model.decode, r.sampling.stop) for r in requests for _ in range(ask.n)]
+        answers = [Answer(self.model.decode, r.sampling.stop) for r in requests for _ in range(params.n)]
 
         def whole(i: int, answer: Answer, new: str, first: bool, last: bool) -> dict[str, Any]:
             scores = None
-            if ask.logprobs is not None:
+            if params.logprobs is not None:
                 scores = completion_logprobs(self.model.tokenizer, answer.scored, top)
             return {"index": i, "text": new, "logprobs": scores, "finish_reason": answer.finish if last else None}
 
-        return Job(
-            "text_completion", "cmpl", requests, answers, ask.logprobs is not None, whole, whole, ask.max_tokens == 0
+        return GenerationJob(
+            "text_completion",
+            "cmpl",
+            requests,
+            answers,
+            params.logprobs is not None,
+            whole,
+            whole,
+            params.max_tokens == 0,
         )
 
-    def _chat_job(self, ask: ChatAsk) -> Job:
-        self._check_name(ask.model)
-        messages = [message.plain() for message in ask.messages]
+    def _chat_job(self, params: ChatRequest) -> GenerationJob:
+        self._check_name(params.model)
+        messages = [message.plain() for message in params.messages]
         if messages[-1]["role"] != "user":
             raise ApiError("messages: the last one must be the user's", param="messages")
         if self.model.renderer.is_raw and sum(m["role"] != "system" for m in messages) > 1:
@@ -129,18 +138,18 @@ class Api:
         self._check_length(sum(len(message["content"]) for message in messages), "messages")
         try:
             ids = self.model.renderer.messages_ids(messages)
-        except UserError as error:  # of the model's own template, for roles in an order it does not know
+        except UserError as error:  # the model's template refuses this order of roles
             raise ApiError(f"messages: {error}", param="messages") from None
-        asked = ask.max_completion_tokens if ask.max_completion_tokens is not None else ask.max_tokens
-        top = (ask.top_logprobs or 0) if ask.logprobs else 0
-        check_amount(ask, 1, 0, self._limit(ids, asked), 1 + top if ask.logprobs else 0)
-        request = self._request(ask, ids, 0, self._limit(ids, asked), ask.logprobs, top, False)
-        answers = [Answer(self.model.decode, request.sampling.stop) for _ in range(ask.n)]
+        max_tokens = params.max_completion_tokens if params.max_completion_tokens is not None else params.max_tokens
+        top = (params.top_logprobs or 0) if params.logprobs else 0
+        check_amount(params, 1, 0, self._limit(ids, max_tokens), 1 + top if params.logprobs else 0)
+        request = self._request(params, ids, 0, self._limit(ids, max_tokens), params.logprobs, top, False)
+        answers = [Answer(self.model.decode, request.sampling.stop) for _ in range(params.n)]
         for answer in answers:
             answer.begin(self.model.renderer.prefix)
 
         def scores(answer: Answer) -> dict[str, Any] | None:
-            return chat_logprobs(self.model.tokenizer, answer.scored, top) if ask.logprobs else None
+            return chat_logprobs(self.model.tokenizer, answer.scored, top) if params.logprobs else None
 
         def whole(i: int, answer: Answer, new: str, first: bool, last: bool) -> dict[str, Any]:
             message = {"role": "assistant", "content": new, "refusal": None}
@@ -151,7 +160,7 @@ class Api:
             finish = answer.finish if last else None
             return {"index": i, "delta": delta, "logprobs": scores(answer), "finish_reason": finish}
 
-        return Job("chat.completion", "chatcmpl", [request], answers, ask.logprobs, whole, piece)
+        return GenerationJob("chat.completion", "chatcmpl", [request], answers, params.logprobs, whole, piece)
 
     def _check_name(self, name: str) -> None:
         if name != self.model.name:
@@ -163,40 +172,42 @@ class Api:
             self._check_length(len(prompt), "prompt")
             return self.model.renderer.text_ids(prompt)
         if wrong := [i for i in prompt if not 0 <= i < self.model.vocabulary]:
-            raise ApiError(f"prompt: {wrong[0]} is no token id: below {self.model.vocabulary}", param="prompt")
+            raise ApiError(
+                f"prompt: {wrong[0]} is not a token id: use 0 to {self.model.vocabulary - 1}", param="prompt"
+            )
         return np.asarray(prompt, dtype=np.int64)
 
     def _check_length(self, characters: int, param: str) -> None:
-        """Before it is cut into tokens, which takes long: whether it can fit at all."""
+        """Refuse texts that cannot fit, before the slow tokenisation."""
         most = self.model.most_characters
         if most is not None and characters > most:
             message = f"{param}: {characters} characters do not fit the model's context of {self.model.context} tokens"
             raise ApiError(message, param=param, code="context_length_exceeded")
 
-    def _limit(self, ids: IntArray, asked: int | None) -> int:
-        return self.model.room(len(ids)) if asked is None else max(1, asked)
+    def _limit(self, ids: IntArray, max_tokens: int | None) -> int:
+        return self.model.room(len(ids)) if max_tokens is None else max(1, max_tokens)
 
     def _request(
-        self, ask: Any, ids: IntArray, stream: int, max_tokens: int, logprobs: bool, top: int, echo: bool
+        self, params: Any, ids: IntArray, stream: int, max_tokens: int, logprobs: bool, top: int, echo: bool
     ) -> Request:
-        sampling = ask.settings(self.model.sampling, max_tokens)
-        seed = ask.seed_or_any()
-        return Request(ids, sampling, seed, stream, ask.n, ask.stream, top, echo and logprobs)
+        sampling = params.settings(self.model.sampling, max_tokens)
+        seed = params.seed_or_any()
+        return Request(ids, sampling, seed, stream, params.n, params.stream, top, echo and logprobs)
 
-    # --- from the engine's news to the response ---
+    # --- from the engine's outputs to the response ---
 
-    async def _respond(self, http: HttpRequest, ask: Any, job: Job) -> Response:
+    async def _respond(self, http: HttpRequest, params: Any, job: GenerationJob) -> Response:
         head = {"id": f"{job.prefix}-{uuid.uuid4().hex}", "created": int(time.time()), "model": self.model.name}
-        if ask.stream:
+        if params.stream:
             kind = job.kind + (".chunk" if job.prefix == "chatcmpl" else "")
-            events = self._events({**head, "object": kind}, job, ask.wants_usage)
-            first = await anext(events)  # what is refused is refused before the response begins
+            events = self._events({**head, "object": kind}, job, params.wants_usage)
+            first = await anext(events)  # errors are raised before the response begins
             return StreamingResponse(_chain(first, events), media_type="text/event-stream")
-        task = asyncio.ensure_future(self._collect(job, echo=getattr(ask, "echo", False)))
+        task = asyncio.ensure_future(self._collect(job, echo=getattr(params, "echo", False)))
         try:
-            while not (await asyncio.wait({task}, timeout=_LOOK))[0]:
+            while not (await asyncio.wait({task}, timeout=_POLL))[0]:
                 if await http.is_disconnected():
-                    return Response(status_code=499)  # nobody reads it
+                    return Response(status_code=499)  # the client has disconnected
             await task
         finally:
             task.cancel()
@@ -204,18 +215,18 @@ class Api:
         return Response(body, media_type="application/json")
 
     @staticmethod
-    def _whole(head: dict[str, Any], job: Job) -> bytes:
+    def _whole(head: dict[str, Any], job: GenerationJob) -> bytes:
         choices = [job.answer(i, answer, answer.text, True, True) for i, answer in enumerate(job.answers)]
         return to_json({**head, "choices": choices, "usage": _usage(job)}).encode()
 
-    async def _collect(self, job: Job, echo: bool) -> None:
+    async def _collect(self, job: GenerationJob, echo: bool) -> None:
         echoed: set[int] = set()
         async with aclosing(self._run(job)) as news:
             async for items in news:
                 await run_in_threadpool(self._take, job, items, echoed if echo else None)
 
-    def _take(self, job: Job, items: Sequence[tuple[int, Output]], echoed: set[int] | None) -> None:
-        """News of the engine into the answers. `echoed`: the requests whose prompt stands there; None: not wanted."""
+    def _take(self, job: GenerationJob, items: Sequence[tuple[int, Output]], echoed: set[int] | None) -> None:
+        """Add outputs to the answers. `echoed`: the requests whose prompt has been added; None: no echo."""
         n = job.requests[0].samples
         for which, output in items:
             group = job.answers[which * n : which * n + n]
@@ -228,7 +239,7 @@ class Api:
                 group[output.sample].push(output, job.scores)
 
     def _echo(self, request: Request, group: Sequence[Answer], output: Any) -> None:
-        """The prompt before each answer; with scores, if they were asked for: they are the first news."""
+        """Add the prompt before each answer, with log-probs if requested (then they are in the first output)."""
         for answer in group:
             if output.prompt is None:
                 answer.begin(self.model.decode(request.prompt_ids.tolist()))
@@ -236,7 +247,7 @@ class Api:
                 s = output.prompt
                 answer.echo(request.prompt_ids, s.logprobs, s.top_ids, s.top_logprobs)
 
-    async def _events(self, head: dict[str, Any], job: Job, usage: bool) -> AsyncGenerator[str, None]:
+    async def _events(self, head: dict[str, Any], job: GenerationJob, usage: bool) -> AsyncGenerator[str, None]:
         begun = set[int]()
         async with aclosing(self._run(job)) as news:
             async for items in news:
@@ -247,8 +258,10 @@ class Api:
         yield "data: [DONE]\n\n"
 
     @staticmethod
-    def _pieces(head: dict[str, Any], job: Job, items: Sequence[tuple[int, Output]], begun: set[int]) -> list[str]:
-        """The events of a stream for some news. `begun`: the choices that had one already."""
+    def _pieces(
+        head: dict[str, Any], job: GenerationJob, items: Sequence[tuple[int, Output]], begun: set[int]
+    ) -> list[str]:
+        """The stream's events for these outputs. `begun`: the choices that had an event already."""
         n, events = job.requests[0].samples, []
         for which, output in items:
             i = which * n + output.sample
@@ -261,9 +274,9 @@ class Api:
                 begun.add(i)
         return events
 
-    async def _run(self, job: Job) -> AsyncGenerator[Any, None]:
+    async def _run(self, job: GenerationJob) -> AsyncGenerator[Any, None]:
         try:
-            async with aclosing(self.worker.run(job.requests)) as news:
+            async with aclosing(self.thread.run(job.requests)) as news:
                 async for item in news:
                     yield item
         except UserError as error:
@@ -272,7 +285,7 @@ class Api:
             raise ApiError(str(error), 503) from None
 
 
-def _usage(job: Job) -> dict[str, int]:
+def _usage(job: GenerationJob) -> dict[str, int]:
     prompt, completion = sum(len(r.prompt_ids) for r in job.requests), sum(answer.tokens for answer in job.answers)
     return {"prompt_tokens": prompt, "completion_tokens": completion, "total_tokens": prompt + completion}
 
@@ -282,7 +295,7 @@ def _event(data: dict[str, Any]) -> str:
 
 
 async def _chain(first: str, rest: AsyncGenerator[str, None]) -> AsyncGenerator[str, None]:
-    """The events; one that fails after the response began ends it with the error."""
+    """The events; an error after the response has begun becomes the last event."""
     try:
         yield first
         async for event in rest:
@@ -305,9 +318,9 @@ def _on_http_error(_: HttpRequest, error: Any) -> Response:
     return JSONResponse(ApiError(str(error.detail), error.status_code).body, error.status_code)
 
 
-def make_app(model: ServedModel, worker: Worker, hosts: Sequence[str] = ()) -> Starlette:
-    """`hosts`: names that requests may address; none: any. See `hone.serve.guard`."""
-    api = Api(model, worker)
+def make_app(model: ServedModel, thread: EngineThread, hosts: Sequence[str] = ()) -> Starlette:
+    """`hosts`: names that requests may address; empty: any. See `hone.serve.guard`."""
+    api = Api(model, thread)
     routes = [
         Route("/v1/models", api.models),
         Route("/v1/models/{name:path}", api.one_model),

@@ -1,7 +1,7 @@
-"""What stands before the API: which requests are answered at all, and how much of a body is read.
+"""Middleware before the API: refuses requests by their headers, and limits bodies.
 
-A web page that a user of this machine looks at can send requests here, from its own origin or under a name of its own
-that points to 127.0.0.1. Neither is answered: see `refusal`.
+A web page open on this machine can send requests here, from its own origin or under a host name of its own that
+resolves to 127.0.0.1. Both are refused: see `refusal`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ BODY_SECONDS = 60.0  # for a body to arrive
 
 
 def allowed_hosts(host: str) -> tuple[str, ...]:
-    """Names that requests may address at a server that listens at `host`; none: any."""
+    """Host names that requests to a server at `host` may address; empty: any."""
     try:
         is_loopback = ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -32,10 +32,10 @@ def allowed_hosts(host: str) -> tuple[str, ...]:
 
 
 def refusal(headers: Mapping[str, str], hosts: Sequence[str]) -> ApiError | None:
-    """Why a request is not answered, from its headers."""
+    """The error with which a request is refused because of its headers; None if it is accepted."""
     addressed = headers.get("host", "")
     if hosts and _hostname(addressed) not in hosts:
-        return ApiError(f"this server is addressed as {', '.join(hosts)} only", 400)
+        return ApiError(f"this server answers only as {', '.join(hosts)}", 400)
     origin = headers.get("origin")
     if origin is not None and _netloc(origin) != addressed.lower():
         return ApiError("requests of web pages from elsewhere are not answered", 403)
@@ -45,7 +45,7 @@ def refusal(headers: Mapping[str, str], hosts: Sequence[str]) -> ApiError | None
 
 
 def _netloc(origin: str) -> str | None:
-    """Host and port of an origin; None for `null` and for what is none."""
+    """Host and port of an origin; None for `null` and invalid ones."""
     try:
         return urlsplit(origin).netloc.lower() or None
     except ValueError:
@@ -53,7 +53,7 @@ def _netloc(origin: str) -> str | None:
 
 
 def _hostname(addressed: str) -> str:
-    """Without the port, and without the brackets of IPv6."""
+    """The host without port and without the brackets of IPv6."""
     try:
         return urlsplit(f"//{addressed}").hostname or ""
     except ValueError:
@@ -61,7 +61,7 @@ def _hostname(addressed: str) -> str:
 
 
 class Guard:
-    """Refuses by headers; bounds the size of bodies and the time that they take to arrive."""
+    """Refuses requests by their headers; bounds the size of bodies and their time to arrive."""
 
     def __init__(self, app: ASGIApp, hosts: Sequence[str] = (), most: int = MAX_BODY) -> None:
         self.app, self.hosts, self.most = app, hosts, most
@@ -89,11 +89,11 @@ class Guard:
 
         async def bounded() -> Message:
             nonlocal size, whole
-            if whole:  # now it waits for the client to leave
+            if whole:  # only the disconnect follows
                 return await receive()
             try:
-                left = deadline - asyncio.get_running_loop().time()
-                message = await asyncio.wait_for(receive(), max(0.001, left))
+                remaining = deadline - asyncio.get_running_loop().time()
+                message = await asyncio.wait_for(receive(), max(0.001, remaining))
             except asyncio.TimeoutError:
                 raise ApiError(f"the body has not arrived within {BODY_SECONDS:g} s", 408) from None
             size += len(message.get("body", b""))

@@ -1,4 +1,4 @@
-"""The model that a user names, ready to answer: a recipe, a run, a checkpoint, a plain checkpoint folder, a hub id."""
+"""Load the model that a user names: a recipe, a run, a checkpoint, a plain checkpoint folder or a hub id."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ from hone.tasks.base import Task
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
-#: What a model without a recipe gets; chats are longer than the answers that a recipe trains.
+#: Settings for a model without a recipe; chats are longer than the answers that recipes train.
 PLAIN: dict[str, Any] = {
     "eval": {"sampling": {"max_tokens": 1024}},
-    "prompt": {"system": "", "template": "{user}"},  # without a chat template, text is simply continued
+    "prompt": {"system": "", "template": "{user}"},  # without a chat template, the model continues the text
 }
 
 
 @dataclass(frozen=True)
 class ServedModel:
-    name: str  # what clients call it
+    name: str  # for clients
     path: str
     stage: Recipe  # its settings
     task: Task | None  # None: a model without a recipe
     engine: NativeEngine
     renderer: Renderer
-    vocabulary: int  # token ids are below
+    vocabulary: int  # number of token ids
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
@@ -55,28 +55,28 @@ class ServedModel:
 
     @property
     def sampling(self) -> SamplingConfig:
-        """What holds where a request says nothing else."""
+        """The default sampling settings of requests."""
         return self.stage.eval.sampling
 
     @property
     def context(self) -> int | None:
-        """Tokens of prompt and completion together, at most; None: no limit known."""
+        """The most tokens of prompt and completion together; None: no limit known."""
         return longest_exact(self.engine.model.config)
 
     @cached_property
     def most_characters(self) -> int | None:
-        """Of a text that fits the context, if every token were the longest of all; None: no limit known."""
+        """An upper bound of the characters that fit the context (all tokens the longest); None: no limit known."""
         longest = max(map(len, self.tokenizer.get_vocab()))
         return None if self.context is None else self.context * longest
 
     def room(self, length: int) -> int:
-        """Tokens that may follow a prompt of this length: as set, as far as the context has room; at least 1."""
+        """The token limit after a prompt of this length: `sampling.max_tokens`, cut to the context; at least 1."""
         most = self.sampling.max_tokens
         return most if self.context is None else max(1, min(most, self.context - length))
 
 
 def load_served(target: str, overrides: Sequence[str] = (), checkpoint: Path | None = None) -> ServedModel:
-    """Raises UserError (or ConfigError) if there is no such thing, or nothing is trained there yet."""
+    """Load it. Raises UserError (or ConfigError) if it does not exist or has no trained model yet."""
     stage, path, recipe = resolve(target, overrides, checkpoint)
     config = stage.model.at(path)
     model, tokenizer = load_model(config).eval(), load_tokenizer(config)
@@ -90,11 +90,11 @@ def load_served(target: str, overrides: Sequence[str] = (), checkpoint: Path | N
 
 
 def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> tuple[Recipe, str, str | None]:
-    """The settings, where the model is, and the name of the recipe that says them, if one does."""
+    """The settings, the model's path, and the name of the recipe, if there is one."""
     folder = at_step(target)
     if (folder / "model" / "config.json").is_file() and folder.parent.name == "checkpoints":
-        folder, checkpoint = folder.parent.parent, checkpoint or folder  # a checkpoint of a run: as the run says
-    elif (folder / "config.json").is_file() and folder.name == "model":  # the model that a run or a checkpoint holds
+        folder, checkpoint = folder.parent.parent, checkpoint or folder  # a checkpoint of a run: use the run's settings
+    elif (folder / "config.json").is_file() and folder.name == "model":  # the model inside a run or a checkpoint
         owner = folder.parent.parent.parent if folder.parent.parent.name == "checkpoints" else folder.parent
         if (owner / "config.resolved.json").is_file():
             folder, checkpoint = owner, checkpoint or folder

@@ -1,7 +1,7 @@
-"""What clients may ask, in the words of OpenAI's API, and the form of its errors.
+"""Requests in the format of OpenAI's API, and its errors.
 
-https://platform.openai.com/docs/api-reference/completions and /chat. A parameter that is not known here is an
-error unless its value asks for nothing: it would have no effect.
+https://platform.openai.com/docs/api-reference/completions and /chat. An unknown parameter is an error, since it would
+have no effect, unless its value is neutral.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, fi
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import COLDEST, SamplingConfig
 
-#: Parameters that change nothing about the answer.
+#: Parameters that do not change the answer.
 HARMLESS = {
     "user",
     "metadata",
@@ -29,14 +29,14 @@ HARMLESS = {
 NEUTRAL: tuple[Any, ...] = (None, 0, False, "", [], {}, {"type": "text"}, "none", "auto")
 MAX_TOP = 20
 MAX_SAMPLES = 1024  # of one request, over all prompts
-MAX_TOKENS = 1 << 22  # of all answers of one request, with the prompts that are echoed
-MAX_SCORES = 200_000  # log-probs of one request, the likeliest tokens counted in
+MAX_TOKENS = 1 << 22  # of all answers of one request, with echoed prompts
+MAX_SCORES = 200_000  # log-probs of one request, with those of the likeliest tokens
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters
 
 
 class ApiError(Exception):
-    """Goes to the client as OpenAI's errors do."""
+    """An error sent to the client in OpenAI's format."""
 
     def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
         super().__init__(message)
@@ -49,14 +49,14 @@ class StreamOptions(BaseModel):
     include_usage: bool = False
 
 
-class _Ask(BaseModel):
+class _CommonRequest(BaseModel):
     model_config = ConfigDict(extra="allow", frozen=True)
 
     model: str = Field(max_length=4096)
     n: int = Field(default=1, ge=1, le=MAX_SAMPLES)
     temperature: float | None = Field(default=None, ge=0.0, le=100.0)
     top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    top_k: int | None = Field(default=None, ge=-1)  # as vLLM and others have it; -1 and 0: off
+    top_k: int | None = Field(default=None, ge=-1)  # an extension of vLLM and others; -1 and 0: off
     min_p: float | None = Field(default=None, ge=0.0, lt=1.0)
     stop: Annotated[list[str], FailFast()] = []
     seed: int | None = None
@@ -80,24 +80,24 @@ class _Ask(BaseModel):
         return value
 
     def settings(self, default: SamplingConfig, max_tokens: int) -> SamplingConfig:
-        given = {key: value for key in ("temperature", "top_p", "min_p") if (value := getattr(self, key)) is not None}
-        if given.get("temperature", 1.0) < COLDEST:
-            given["temperature"] = 0.0  # greedy
+        values = {key: value for key in ("temperature", "top_p", "min_p") if (value := getattr(self, key)) is not None}
+        if values.get("temperature", 1.0) < COLDEST:
+            values["temperature"] = 0.0  # greedy
         if self.top_k is not None:
-            given["top_k"] = max(0, self.top_k)
+            values["top_k"] = max(0, self.top_k)
         stop = tuple(self.stop) or default.stop
-        return SamplingConfig.model_validate({**default.model_dump(), **given, "max_tokens": max_tokens, "stop": stop})
+        return SamplingConfig.model_validate({**default.model_dump(), **values, "max_tokens": max_tokens, "stop": stop})
 
     def seed_or_any(self) -> int:
         return secrets.randbits(63) if self.seed is None else self.seed
 
     @property
     def wants_usage(self) -> bool:
-        """Whether a stream should end with what it used."""
+        """Whether a stream should end with its token counts."""
         return self.stream_options is not None and self.stream_options.include_usage
 
 
-class CompletionAsk(_Ask):
+class CompletionRequest(_CommonRequest):
     prompt: str | list[str] | list[int] | list[list[int]] = "<|endoftext|>"
     max_tokens: int | None = Field(default=None, ge=0, le=MAX_TOKENS)  # 0: score the prompt only, with echo
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
@@ -106,7 +106,7 @@ class CompletionAsk(_Ask):
     @field_validator("prompt", mode="plain")
     @classmethod
     def _one_kind(cls, value: Any) -> Any:
-        """By hand: of a long list pydantic would collect an error for each item and each of the four kinds."""
+        """Checked by hand: for a long list pydantic would collect an error per item and type."""
         rows = value if isinstance(value, list) else [value]
         texts = all(type(row) is str for row in rows)
         tokens = isinstance(value, list) and all(type(row) is int for row in rows)
@@ -139,7 +139,7 @@ class Message(BaseModel):
         return {"role": "system" if self.role == "developer" else self.role, "content": self.content}
 
 
-class ChatAsk(_Ask):
+class ChatRequest(_CommonRequest):
     messages: Annotated[list[Message], FailFast()] = Field(min_length=1)
     max_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
     max_completion_tokens: int | None = Field(default=None, ge=1, le=MAX_TOKENS)
@@ -147,44 +147,45 @@ class ChatAsk(_Ask):
     top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP)
 
 
-def parse(kind: type[CompletionAsk] | type[ChatAsk], body: bytes) -> Any:
-    """The request, or ApiError that names the parameter."""
+def parse(kind: type[CompletionRequest] | type[ChatRequest], body: bytes) -> Any:
+    """Validate a request. Raises ApiError with the name of the parameter."""
     try:
-        ask = kind.model_validate_json(body)
+        params = kind.model_validate_json(body)
     except ValidationError as error:
         first = error.errors()[0]
         param = str(first["loc"][0]) if first["loc"] else None
         where = f"{param}: " if param else ""
         raise ApiError(f"{where}{first['msg']}"[:500], param=param) from None
-    for name, value in (ask.model_extra or {}).items():
+    for name, value in (params.model_extra or {}).items():
         if name not in HARMLESS and value not in NEUTRAL:
             shown = name[:80]
             raise ApiError(f"{shown} is not supported here: leave it out", param=shown, code="unsupported_parameter")
-    if (best := (ask.model_extra or {}).get("best_of")) not in (None, ask.n):
+    if (best := (params.model_extra or {}).get("best_of")) not in (None, params.n):
         raise ApiError(f"best_of {str(best)[:40]} is not supported: leave it out, or set it to n", param="best_of")
-    return ask
+    return params
 
 
-def check_amount(ask: CompletionAsk | ChatAsk, prompts: int, echoed: int, max_tokens: int, scores: int) -> None:
-    """Raises ApiError for more than one request may ask for: it would hold memory and processor for long.
+def check_amount(
+    params: CompletionRequest | ChatRequest, prompts: int, echoed: int, max_tokens: int, scores: int
+) -> None:
+    """Raises ApiError for a request above the limits: it would occupy memory and processor for too long.
 
-    `echoed`: tokens of the prompts that stand before the answers. `max_tokens`: the sum over the prompts.
-    `scores`: log-probs at each token.
+    `echoed`: tokens of the echoed prompts. `max_tokens`: the sum over the prompts. `scores`: log-probs per token.
     """
-    if prompts * ask.n > MAX_SAMPLES:
-        message = f"{prompts} prompts with n {ask.n}: {prompts * ask.n} answers; {MAX_SAMPLES} are the most"
+    if prompts * params.n > MAX_SAMPLES:
+        message = f"{prompts} prompts with n {params.n}: {prompts * params.n} answers; {MAX_SAMPLES} are the most"
         raise ApiError(f"{message}: send several requests", param="n")
-    tokens = (echoed + max_tokens) * ask.n
+    tokens = (echoed + max_tokens) * params.n
     if tokens > MAX_TOKENS:
-        message = f"up to {tokens} tokens are asked for; {MAX_TOKENS} are the most: lower max_tokens or n"
+        message = f"up to {tokens} tokens are requested; {MAX_TOKENS} are the most: lower max_tokens or n"
         raise ApiError(message, param="max_tokens")
     if tokens * scores > MAX_SCORES:
-        message = f"up to {tokens * scores} log-probs are asked for; {MAX_SCORES} are the most"
+        message = f"up to {tokens * scores} log-probs are requested; {MAX_SCORES} are the most"
         raise ApiError(f"{message}: lower logprobs, max_tokens or n", param="logprobs")
 
 
 def to_json(value: Any) -> str:
-    """As `json.dumps`, in small steps: one step for all of a large answer would hold every other thread up."""
+    """As `json.dumps`, in small steps: a single step for a large answer would block every other thread."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(str(key))}: {to_json(item)}" for key, item in value.items()) + "}"
     if isinstance(value, list) and len(value) > 64:
@@ -193,7 +194,7 @@ def to_json(value: Any) -> str:
 
 
 def refused(error: UserError) -> ApiError:
-    """What the engine cannot do for this request."""
+    """The engine's refusal as an ApiError."""
     message = str(error).replace("sampling.max_tokens", "max_tokens")
     code = "context_length_exceeded" if "context" in message else None
     return ApiError(message, code=code)

@@ -1,4 +1,4 @@
-"""`hone sample`: talk to a model, ask it one thing, let it answer a file, or see how it does on a task's problems.
+"""`hone sample`: chat with a model, answer one prompt or a file of prompts, or show answers to a task's problems.
 
     hone sample runs/demo                               two problems of the task, with their grades
     hone sample runs/demo --chat                        at a prompt; Ctrl-C stops an answer, Ctrl-D ends
@@ -36,9 +36,9 @@ RESERVED = {"index", "sample", "completion", "finish", "tokens", "model"}
 
 
 def show_problems(model: ServedModel, count: int) -> None:
-    """What the model answers to a few problems of its recipe, and how it is graded."""
+    """Print the model's answers to a few problems of its recipe, with their grades."""
     if model.task is None:
-        raise UserError(f"{model.name} is no recipe, so it has no problems: give --chat, --prompt or --file")
+        raise UserError(f"{model.name} is not a recipe, so it has no problems: give --chat, --prompt or --file")
     chosen = model.task.problems(model.stage.eval.split)[:count]
     answers = rollouts(chosen, model.renderer, model.engine, model.sampling, samples=1, seed=model.stage.seed)
     for problem, (rollout,) in zip(chosen, answers, strict=True):
@@ -49,9 +49,9 @@ def show_problems(model: ServedModel, count: int) -> None:
 
 
 def answer_one(model: ServedModel, text: str, seed: int) -> None:
-    """The answer to one prompt, as it is written."""
+    """Print the answer to one prompt while it is generated."""
     with model.engine.open() as core:
-        _say(model, core, [{"role": "user", "content": text}], seed, stream=0)
+        _answer(model, core, [{"role": "user", "content": text}], seed, stream=0)
 
 
 def chat(model: ServedModel, seed: int) -> None:
@@ -60,7 +60,7 @@ def chat(model: ServedModel, seed: int) -> None:
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # editing and history at the prompt
     keeps = "" if not model.renderer.is_raw else " This model has no chat template: every line is a prompt of its own."
-    print(f"{visible(model.name)}.{keeps} /new begins anew, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
+    print(f"{visible(model.name)}.{keeps} /new starts over, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
     with model.engine.open() as core:
         turns = 0
         while True:
@@ -76,17 +76,17 @@ def chat(model: ServedModel, seed: int) -> None:
                 continue
             message = {"role": "user", "content": line}
             try:
-                answer = _say(model, core, [*history, message], seed, stream=turns)
+                answer = _answer(model, core, [*history, message], seed, stream=turns)
             except UserError as error:  # too long: the line is not kept
-                print(f"{visible(error)}; or begin anew with /new", file=sys.stderr)
+                print(f"{visible(error)}; or start over with /new", file=sys.stderr)
                 continue
             turns += 1
             if not model.renderer.is_raw:
                 history += [message, {"role": "assistant", "content": answer}]
 
 
-def _say(model: ServedModel, core: Core, messages: Sequence[Mapping[str, str]], seed: int, stream: int) -> str:
-    """Prints an answer as it is written; a Ctrl-C ends it. Returns its text."""
+def _answer(model: ServedModel, core: Core, messages: Sequence[Mapping[str, str]], seed: int, stream: int) -> str:
+    """Print an answer while it is generated, until Ctrl-C; returns its text."""
     ids = model.renderer.messages_ids(messages)
     sampling = model.sampling.model_copy(update={"max_tokens": model.room(len(ids))})
     shown = ShownText(model.decode, sampling.stop)
@@ -113,14 +113,14 @@ def _say(model: ServedModel, core: Core, messages: Sequence[Mapping[str, str]], 
 
 @contextlib.contextmanager
 def _interrupt() -> Iterator[threading.Event]:
-    """A Ctrl-C sets the event and does nothing else: the running batch must not be cut in the middle of a step."""
-    asked = threading.Event()
+    """Within the block, Ctrl-C only sets the event: a running step must not be interrupted."""
+    interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
-        yield asked  # only the main thread may handle signals
+        yield interrupted  # only the main thread may handle signals
         return
-    before = signal.signal(signal.SIGINT, lambda *_: asked.set())
+    before = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     try:
-        yield asked
+        yield interrupted
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -129,16 +129,19 @@ def _interrupt() -> Iterator[threading.Event]:
 
 
 def answer_file(model: ServedModel, prompts: Sequence[dict[str, Any]], out: Path, samples: int, seed: int) -> None:
-    """Answers every prompt (see `read_prompts`) into `out`, each as it is finished; what is there already is kept.
+    """Answer every prompt (see `read_prompts`) and write each finished answer to `out`; existing answers are kept.
 
-    The random numbers of an answer depend on the seed and on its place only: a file that was cut goes on as it would
-    have. Raises UserError for an `out` that belongs to other prompts or another model.
+    The random numbers of an answer depend only on the seed and its position, so an interrupted file can be completed
+    with the same answers. Raises UserError if `out` belongs to other prompts or another model.
     """
-    asked = [_messages(prompt) for prompt in prompts]
-    if model.renderer.is_raw and (i := next((i for i, m in enumerate(asked) if _turns(m) > 1), None)) is not None:
+    conversations = [_messages(prompt) for prompt in prompts]
+    if (
+        model.renderer.is_raw
+        and (i := next((i for i, m in enumerate(conversations) if _turns(m) > 1), None)) is not None
+    ):
         raise UserError(f"prompt {i} is a conversation, and {model.name} has no chat template; give one message")
     done = _answered(out, prompts, model)
-    ids = [model.renderer.messages_ids(messages) for messages in asked]
+    ids = [model.renderer.messages_ids(messages) for messages in conversations]
     missing = [(i, g) for i in range(len(prompts)) for g in range(samples) if (i, g) not in done]
     out.parent.mkdir(parents=True, exist_ok=True)
     with Track("answering", len(prompts) * samples, len(prompts) * samples - len(missing)) as progress:
@@ -157,7 +160,7 @@ def _turns_of(
     model: ServedModel, ids: Sequence[IntArray], missing: Sequence[tuple[int, int]], seed: int
 ) -> Iterator[tuple[tuple[int, int], Turn]]:
     """The missing samples as they finish, as ((prompt, sample), turn)."""
-    most = {i: g + 1 for i, g in missing}  # in order: the last sample of each
+    most = {i: g + 1 for i, g in missing}  # missing is in order: this keeps the last sample of each
     wanted = set(missing)
     requests = [
         Request(ids[i], model.sampling.model_copy(update={"max_tokens": model.room(len(ids[i]))}), seed, i, n)
@@ -173,7 +176,7 @@ def _turns_of(
 
 
 def read_prompts(source: Path) -> list[dict[str, Any]]:
-    """Rows that hold `prompt` or `messages`; further columns stay. Raises UserError for one that holds neither."""
+    """Read rows with `prompt` or `messages`; other columns are kept. Raises UserError for a row with neither."""
     try:
         lines = source.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
@@ -187,7 +190,7 @@ def read_prompts(source: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
         except json.JSONDecodeError as error:
-            raise UserError(f"{source}:{number}: no JSON ({error.msg}); give one object per line") from error
+            raise UserError(f"{source}:{number}: not JSON ({error.msg}); give one object per line") from error
         if not isinstance(row, dict) or not (isinstance(row.get("prompt"), str) or _is_conversation(row)):
             raise UserError(f'{source}:{number}: give {{"prompt": "..."}}, or {{"messages": [...]}} with the user last')
         if taken := sorted(RESERVED & set(row)):
@@ -212,7 +215,7 @@ def _turns(messages: Sequence[Mapping[str, str]]) -> int:
 
 
 def _answered(out: Path, prompts: Sequence[Mapping[str, Any]], model: ServedModel) -> set[tuple[int, int]]:
-    """(prompt, sample) of what an earlier call has answered; a line that a kill has torn is dropped."""
+    """(prompt, sample) of the answers of earlier calls; an incomplete line is dropped."""
     jsonl.keep(out, lambda row: True)
     done = set()
     for row in jsonl.read(out):

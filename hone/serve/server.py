@@ -14,14 +14,14 @@ from hone.base.settings import UserError
 if TYPE_CHECKING:
     import uvicorn
 
-_GRACE = 10  # seconds that running answers have left after a Ctrl-C; a second one ends them at once
-_KEEP_ALIVE = 5  # seconds that a connection may rest between two requests
+_GRACE = 10  # seconds for running answers after a Ctrl-C; a second one ends them at once
+_KEEP_ALIVE = 5  # seconds that a connection may be idle between two requests
 _HEADER_BYTES = 32 << 10  # of one request
-HEADER_SECONDS = 20.0  # for them to arrive; a connection is closed at the latest after twice as long
+HEADER_SECONDS = 20.0  # for the headers to arrive; a connection is closed at the latest after twice as long
 
 
 def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: str, port: int) -> None:
-    """Raises UserError when the server's libraries are missing or the port is taken, before the model is loaded."""
+    """Serve until Ctrl-C. Raises UserError before loading the model if libraries are missing or the port is taken."""
     try:
         import uvicorn
 
@@ -29,13 +29,13 @@ def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: 
         from hone.serve.guard import allowed_hosts
     except ImportError as error:
         raise UserError(f"hone serve needs {error.name}: pip install 'hone-rl[serve]'") from error
+    from hone.serve.engine_thread import EngineThread
     from hone.serve.model import load_served
-    from hone.serve.worker import Worker
 
     listener = listen(host, port)
     model = load_served(target, overrides, checkpoint)
-    with Worker(model.engine) as worker:
-        app = make_app(model, worker, allowed_hosts(host))
+    with EngineThread(model.engine) as thread:
+        app = make_app(model, thread, allowed_hosts(host))
         config = settings(app)
         shown = f"[{host}]" if ":" in host else host
         address = f"http://{shown}:{listener.getsockname()[1]}/v1"
@@ -44,20 +44,20 @@ def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: 
 
 
 def settings(app: Any) -> uvicorn.Config:
-    """Bounds on what a client may do before its request is there."""
+    """uvicorn's settings, with limits on time and size before a request is complete."""
     import uvicorn
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
-        """Closes a connection on which no request arrives whole: uvicorn itself would wait for ever."""
+        """Closes a connection without a complete request in time: uvicorn itself would wait forever."""
 
-        _resting: Any = None  # the exchange that was over already at the last look
+        _resting: Any = None  # the exchange that was already complete at the last check
 
         def connection_made(self, transport: Any) -> None:
             super().connection_made(transport)
-            self.loop.call_later(HEADER_SECONDS, self._look)
+            self.loop.call_later(HEADER_SECONDS, self._check)
 
-        def _look(self) -> None:
+        def _check(self) -> None:
             if self.transport.is_closing():
                 return
             over = self.cycle is None or self.cycle.response_complete
@@ -65,7 +65,7 @@ def settings(app: Any) -> uvicorn.Config:
                 self.transport.abort()
                 return
             self._resting = (self.cycle or self) if over else None
-            self.loop.call_later(HEADER_SECONDS, self._look)
+            self.loop.call_later(HEADER_SECONDS, self._check)
 
     return uvicorn.Config(
         app,
@@ -79,11 +79,11 @@ def settings(app: Any) -> uvicorn.Config:
 
 
 def listen(host: str, port: int) -> socket.socket:
-    """Port 0: any that is free."""
+    """A listening socket. Port 0: any free port."""
     from hone.serve.guard import allowed_hosts
 
     if not allowed_hosts(host):
-        print(f"note: {host} can be reached from other machines, and no password is asked for", file=sys.stderr)
+        print(f"note: {host} can be reached from other machines, and there is no password", file=sys.stderr)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -92,5 +92,5 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         listener.close()
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-        raise UserError(f"{host}:{port} {why}: give another with --port, or --port 0 for any that is free") from error
+        raise UserError(f"{host}:{port} {why}: give another with --port, or --port 0 for any free one") from error
     return listener

@@ -191,7 +191,7 @@ def test_a_failure_ends_the_job_with_its_code_and_is_not_queued_again(
     (folder / "worker.py").write_text(WORKER.replace("while not came", "\n".join(lines)))
     _, err = (process := begin(folder)).communicate(timeout=60)
     assert process.returncode == 3
-    assert f"rank 2 (on {socket.gethostname()}) ended with exit code 3; the end of what it said:\nwhy 2 failed\n" in err
+    assert f"rank 2 (on {socket.gethostname()}) ended with exit code 3; the end of its output:\nwhy 2 failed\n" in err
     assert not (folder / "requeued").exists()
     assert not list((folder / "runs" / "mine" / "logs").glob("failed*"))
 

@@ -106,7 +106,7 @@ def test_a_run_begins_again_as_often_as_allowed(tmp_path: Path, capsys: pytest.C
 
 def test_the_exit_code_is_that_of_the_first_to_fail(tmp_path: Path) -> None:
     assert run(tmp_path, 1, KILLED, KILLED) == 137
-    assert "started again 1 times already" in jsonl.read(tmp_path / "events.jsonl")[-1]["message"]
+    assert "restarted 1 times already" in jsonl.read(tmp_path / "events.jsonl")[-1]["message"]
     assert run(tmp_path, 0, {0: (1, 5), 1: (2, 6)}) == 5
     assert run(tmp_path, 3, {0: (1, 75), 1: (1, 75)}) == 75
     assert run(tmp_path, 3, {0: (1, 0), 1: (1, 130)}) == 130

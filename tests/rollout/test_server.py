@@ -205,13 +205,13 @@ def test_new_weights_are_taken_over_while_nothing_is_generated_and_caches_are_dr
     assert server.calls[:4] == calls
     assert server.model.version == 2
     assert not server.paused
-    assert len(list(engine._handover._folder.iterdir())) == 1  # weights that were taken over do not pile up
+    assert len(list(engine._transfer._folder.iterdir())) == 1  # weights that were taken over do not pile up
     assert flat(engine.generate(PROMPTS, SAMPLING, samples=1, seed=0))[0][3] == 2
 
 
 def test_an_adapter_is_handed_over_by_itself_under_a_name_for_each_version(running: Any, tmp_path: Path) -> None:
     engine, server, _ = running("vllm", lora="adapter")
-    folder = engine._handover._folder
+    folder = engine._transfer._folder
     engine.sync(Adapted(1), 1)
     assert sorted(path.name for path in folder.iterdir()) == ["adapter_000001", "base_000"]
     first = list(server.adapters)
@@ -254,7 +254,7 @@ def test_an_adapter_with_merged_weights_and_a_policy_without_one_go_whole(runnin
         engine, server, _ = running("vllm", lora=lora)
         engine.sync(policy, 1)
         assert not server.adapters
-        assert [path.name for path in engine._handover._folder.iterdir()] == ["version_000001"]
+        assert [path.name for path in engine._transfer._folder.iterdir()] == ["version_000001"]
         assert flat(engine.generate(PROMPTS, SAMPLING, samples=1, seed=3)) == wanted(1, 1, 3)
         engine.close()
 
@@ -322,7 +322,7 @@ def test_a_server_that_hangs_is_given_up_in_time_and_started_again(started: Any)
 def test_a_server_that_dies_every_time_ends_the_run_with_its_log(started: Any) -> None:
     engine, events = started(fault="die always", restarts=1)
     engine.sync(Weights(), 0)
-    with pytest.raises(UserError, match=r"started again 1 times already \(rollout.vllm.restarts\).*\n.*stand-in"):
+    with pytest.raises(UserError, match=r"restarted 1 times already \(rollout.vllm.restarts\).*\n.*stand-in"):
         engine.generate(PROMPTS, SAMPLING, samples=1, seed=0)
     assert len(events) == 1
 
@@ -424,7 +424,7 @@ def test_the_stand_in_of_sglang_ends_with_a_token_that_the_model_does_not_have(s
     """As SGLang on a CPU does."""
     engine, events = started("sglang", restarts=1)
     engine.sync(Weights(), 0)
-    with pytest.raises(UserError, match="started again 1 times already"):
+    with pytest.raises(UserError, match="restarted 1 times already"):
         engine.generate([np.asarray([5, 128])], SAMPLING, samples=1, seed=0)
     assert [kind for kind, _ in events] == ["server_restart"]
 
@@ -549,7 +549,7 @@ def test_a_server_at_a_url_lost_anywhere_in_a_sync_is_waited_for(running: Any, k
     assert [name for name, _ in events] == ["server_restart"] * 2
     server.losses = {path: 2}
     engine._http = None  # connects again
-    with pytest.raises(UserError, match=rf"started again 3 times already \(rollout.{kind}.restarts\)"):
+    with pytest.raises(UserError, match=rf"restarted 3 times already \(rollout.{kind}.restarts\)"):
         engine.sync(Weights(5), 5)
 
 
@@ -621,7 +621,7 @@ def test_an_interpreter_without_the_server_is_an_error_before_anything_starts(st
 def test_a_url_where_nothing_answers_is_an_error_before_anything_starts(running: Any) -> None:
     _engine, _server, _ = running("vllm")
     config = VLLMConfig(url=f"http://127.0.0.1:{free_port()}")
-    with pytest.raises(UserError, match=r"rollout.vllm.url: no server that can be used"):
+    with pytest.raises(UserError, match=r"rollout.vllm.url: no usable server"):
         VLLMEngine(config, [2], dtype="float32", max_sequences=8, folder=Path(), event=lambda *_: None)
 
 

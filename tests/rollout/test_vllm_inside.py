@@ -23,9 +23,9 @@ from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig, VLLMConf
 from hone.rollout import make_engine
 from hone.rollout.identity import PolicyMismatch, Verified, policy_logprobs
 from hone.rollout.servers import vllm_inside
-from hone.rollout.servers.handover import Handed
 from hone.rollout.servers.server import prompt_seed
 from hone.rollout.servers.vllm import engine_options
+from hone.rollout.servers.weight_transfer import ServedWeights
 
 REAL = importlib.util.find_spec("vllm") is not None
 PROMPTS = [np.arange(5, 9), np.arange(10, 12)]
@@ -98,7 +98,7 @@ def test_new_weights_are_taken_over_in_place_and_caches_dropped(inside: Any) -> 
     assert [call if call == "reset" else call[0] for call in stub.calls] == ["reset", "reload_weights", "reset"]
     assert stub.calls[1][1]["weights_path"].endswith("version_000002")
     engine.close()
-    assert not list(engine._handover._folder.iterdir())
+    assert not list(engine._transfer._folder.iterdir())
 
 
 def test_settings_of_a_server_and_an_interpreter_without_vllm_are_errors(tmp_path: Path) -> None:
@@ -110,11 +110,11 @@ def test_settings_of_a_server_and_an_interpreter_without_vllm_are_errors(tmp_pat
 
 
 def test_options_of_the_engine() -> None:
-    plain = engine_options(Handed(0, Path("m")), "bfloat16", 8, cpu=False)
+    plain = engine_options(ServedWeights(0, Path("m")), "bfloat16", 8, cpu=False)
     assert plain[plain.index("--logprobs-mode") + 1] == "processed_logprobs"
     assert not {"--enable-lora", "--no-enable-chunked-prefill"} & set(plain)
-    assert "--no-enable-chunked-prefill" in engine_options(Handed(0, Path("m")), "float32", 8, cpu=True)
-    adapter = engine_options(Handed(0, Path("m"), Path("a"), 33), "float32", 8, cpu=False)
+    assert "--no-enable-chunked-prefill" in engine_options(ServedWeights(0, Path("m")), "float32", 8, cpu=True)
+    adapter = engine_options(ServedWeights(0, Path("m"), Path("a"), 33), "float32", 8, cpu=False)
     assert adapter[adapter.index("--max-lora-rank") + 1] == "64"
 
 

@@ -10,14 +10,15 @@ import pytest
 import torch
 import uvicorn
 
+from hone.base import checksums
 from hone.model import tiny
 from hone.model.load import load_tokenizer
 from hone.recipe.sections.model import ModelConfig, TinyConfig
 from hone.serve.app import make_app
+from hone.serve.engine_thread import EngineThread
 from hone.serve.guard import LOOPBACK
 from hone.serve.model import ServedModel, load_served
 from hone.serve.server import listen, settings
-from hone.serve.worker import Worker
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 
@@ -32,6 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tokenizer = load_tokenizer(ModelConfig(path=str(folder)))
     tokenizer.chat_template = TEMPLATE
     tokenizer.save_pretrained(folder)
+    checksums.write(folder)
     return folder
 
 
@@ -45,8 +47,8 @@ def model(folder: Path) -> ServedModel:
 def url(model: ServedModel) -> Iterator[str]:
     """Base address of the API."""
     listener = listen("127.0.0.1", 0)
-    with Worker(model.engine) as worker:
-        app = make_app(model, worker, LOOPBACK)
+    with EngineThread(model.engine) as thread:
+        app = make_app(model, thread, LOOPBACK)
         config = settings(app)
         config.timeout_graceful_shutdown = 1
         server = uvicorn.Server(config)

@@ -55,8 +55,8 @@ def assert_refused(response: httpx.Response, status: int, text: str) -> None:
         ({"prompt": ["a"] * 2000, "n": 128}, "2000 prompts with n 128: 256000 answers; 1024 are the most"),
         ({"prompt": ["a"] * 33, "n": 32}, "1056 answers; 1024 are the most"),
         ({"max_tokens": 10**12}, "max_tokens"),
-        ({"n": 1024, "max_tokens": 5000}, "5120000 tokens are asked for; 4194304 are the most"),
-        ({"n": 1000, "max_tokens": 200, "logprobs": 20}, "4200000 log-probs are asked for; 200000 are the most"),
+        ({"n": 1024, "max_tokens": 5000}, "5120000 tokens are requested; 4194304 are the most"),
+        ({"n": 1000, "max_tokens": 200, "logprobs": 20}, "4200000 log-probs are requested; 200000 are the most"),
         ({"prompt": [[5] * 100] * 500, "n": 2, "max_tokens": 1, "echo": True, "logprobs": 1}, ""),
         ({"prompt": "a" * 100_000}, "100000 characters do not fit the model's context of 256 tokens"),
         ({"prompt": [5] * 200_000 + [True]}, "give a text, a list of texts"),
@@ -150,7 +150,7 @@ def test_web_pages_from_elsewhere_are_not_answered(url: str) -> None:
     for headers in ({"origin": own}, {"origin": own, "sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
         assert httpx.get(f"{url}/models", headers=headers).status_code == 200
     for name in ("evil.example", "localhost.evil.example", "127.0.0.1.evil.example:80", "[::2]", "", "[", "evil@x"):
-        assert_refused(httpx.get(f"{url}/models", headers={"host": name}), 400, "addressed as")
+        assert_refused(httpx.get(f"{url}/models", headers={"host": name}), 400, "answers only as")
     for name in ("localhost", "LOCALHOST:80", "127.0.0.1:9", "[::1]:8000"):
         assert httpx.get(f"{url}/models", headers={"host": name}).status_code == 200
 

@@ -69,7 +69,7 @@ def test_a_chat_remembers_and_can_begin_anew(
     captured = capsys.readouterr()
     assert captured.out == f"{first}\n{second}\n{third}\n\n"
     assert "context of 256" in captured.err
-    assert "begin anew with /new" in captured.err
+    assert "start over with /new" in captured.err
 
 
 def test_ctrl_c_stops_an_answer_and_not_the_chat(
@@ -151,7 +151,7 @@ def test_rows_keep_their_columns_and_may_be_conversations(model: ServedModel, tm
         ("p.jsonl", '{"prompt": "a"}\n{"text": "a"}\n', r'p.jsonl:2: give \{"prompt"'),
         ("p.jsonl", '{"prompt": 3}\n', "p.jsonl:1: give"),
         ("p.jsonl", '{"messages": [{"role": "assistant", "content": "a"}]}\n', "with the user last"),
-        ("p.jsonl", "{no\n", "p.jsonl:1: no JSON"),
+        ("p.jsonl", "{no\n", "p.jsonl:1: not JSON"),
         ("p.jsonl", '{"prompt": "a", "completion": "b"}\n', "column completion is written with the answers"),
         ("none.txt", None, "none.txt"),
     ],
@@ -164,7 +164,7 @@ def test_rows_that_cannot_be_read(tmp_path: Path, name: str, text: str | None, m
 
 
 def test_problems_need_a_recipe(model: ServedModel) -> None:
-    with pytest.raises(UserError, match="no recipe, so it has no problems"):
+    with pytest.raises(UserError, match="not a recipe, so it has no problems"):
         sample.show_problems(model, 2)
 
 

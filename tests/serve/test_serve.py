@@ -200,7 +200,7 @@ def test_log_probs_of_a_chat(client: openai.OpenAI, model: ServedModel, name: st
         ({"model": "other"}, 404, "model", "there is no model 'other' here"),
         ({"max_tokens": 1000}, 400, None, "do not fit the model's context of 256.*max_tokens to 25[0-9] or less"),
         ({"prompt": [7] * 300}, 400, None, "300 tokens and leaves no room"),
-        ({"prompt": [5, 300]}, 400, "prompt", "300 is no token id: below 300"),
+        ({"prompt": [5, 300]}, 400, "prompt", "300 is not a token id: use 0 to 299"),
         ({"prompt": ""}, 400, None, "empty"),
         ({"prompt": []}, 400, "prompt", "at least one"),
         ({"temperature": -1}, 400, "temperature", "temperature"),

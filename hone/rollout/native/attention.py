@@ -1,4 +1,4 @@
-"""Attention over a prompt that several samples share and over what each of them has said since.
+"""Attention over a prompt that several samples share, and over each sample's own tokens.
 
 Symbols: B rows (samples being decoded), P prompts among them, G rows of the largest group, H query
 heads, Hkv key heads, R = H / Hkv, Lp prompt positions, W suffix positions, D head size. Key heads come
@@ -21,20 +21,20 @@ from hone.types import Block
 
 @dataclass(frozen=True, slots=True)
 class Grid:
-    """Where each row stands in the rectangle [P, G] in which all queries of a prompt meet its keys at once.
+    """The cell of each row in the rectangle [P, G], in which all queries of a prompt meet its keys in one product.
 
     Worked example: rows of prompts 0, 1, 0 make G = 2, `rows` = [0, 2, 1] and `cells` = [0, 2, 1, 0];
-    the last cell is empty and repeats row 0, and nothing reads its result.
+    the last cell is empty: it repeats row 0, and its result is not read.
     """
 
     width: int  # G
-    cells: Tensor  # [P * G] row in each cell
-    rows: Tensor  # [B] cell of each row
-    regular: bool  # cells and rows are both 0, 1, 2, ...: nothing to gather
+    cells: Tensor  # [P * G] the row in each cell
+    rows: Tensor  # [B] the cell of each row
+    regular: bool  # cells and rows are both 0, 1, 2, ...: no gather is needed
 
     @staticmethod
     def of(prompts: Sequence[int], count: int, device: torch.device) -> Grid:
-        """`prompts` [B] is the prompt of each row, each below `count`."""
+        """`prompts` [B]: the prompt of each row, below `count`."""
         seen = [0] * count
         places = []
         for prompt in prompts:
@@ -75,7 +75,7 @@ def decode_attention(
 
     shared = _scores(cells, prompt[0].flatten(0, 1))  # [Hkv * P, G * R, Lp]
     shared = grid.to_rows(shared.view(kv_heads, -1, repeat, prompt_len))  # [Hkv, B, R, Lp]
-    # Keys times queries, not queries times keys: with a handful of queries per key head, MKL then streams the keys.
+    # Keys times queries, not queries times keys: with few queries per key head, MKL then streams the keys.
     own = _scores(suffix[0].flatten(0, 1), rows.flatten(0, 1)).view(kv_heads, batch, width, repeat)
     scores = torch.cat((shared, own.transpose(2, 3)), dim=-1)  # [Hkv, B, R, Lp + W]
     if mask is not None:
@@ -90,7 +90,7 @@ def decode_attention(
 
 
 def _scores(query: Tensor, key: Tensor) -> Tensor:
-    """[N, Q, D] x [N, K, D] -> [N, Q, K], in float32 where the device can: bfloat16 scores would be off by 1 %."""
+    """[N, Q, D] x [N, K, D] -> [N, Q, K], accumulated in float32 where possible: bfloat16 would be off by 1 %."""
     if query.is_cuda and query.dtype != torch.float32:
         return torch.bmm(query, key.transpose(1, 2), out_dtype=torch.float32)
     return torch.bmm(query, key.transpose(1, 2)).float()

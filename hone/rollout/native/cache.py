@@ -1,17 +1,17 @@
-"""Keys and values: each prompt's once, each sample's own beside it.
+"""The key/value cache: each prompt is stored once, each sample's own tokens beside it.
 
-Rows are decoded in lock step, so all of them write the same column; a row that came later starts at a
-later column and the mask hides what is before it. A write is then one slice, whatever the lengths.
+Rows are decoded in lock step, so all of them write the same column; a row that entered later starts at a later column,
+and the mask hides the columns before it. A write is then one slice, whatever the lengths.
 
     columns   0 1 2 3 4 5 | column = 6 is written next
     row 0     a b c d e f   start 0
     row 1     . . . g h i   start 3: entered when a finished row left
 
-`rebuild` is the only operation that moves anything: rows leave, rows enter, columns that no row needs
-any more are dropped, and the capacity is chosen anew.
+`rebuild` is the only operation that moves data: rows leave, rows enter, columns that no row needs are dropped, and the
+capacity is chosen again.
 
-A `static` cache is for steps that are recorded (`graph`): a step reads no number from Python that changes before the
-next `rebuild`. The column stands in a tensor, all columns take part in attention, and the mask hides those to come.
+A `static` cache is for recorded steps (`graph`): between two calls of `rebuild`, a step reads no changing number from
+Python. The column is a tensor, all columns take part in attention, and the mask hides those not yet written.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hone.rollout.native.memory import CHUNK, STATIC_CHUNK, columns
 
 
 class PromptPass:
-    """Passed to the model as `decode_cache` while it reads packed prompts; keeps their keys and values."""
+    """The `decode_cache` of a prefill over packed prompts; keeps their keys and values."""
 
     def __init__(self, lengths: Sequence[int]) -> None:
         self.lengths = list(lengths)  # [P]
@@ -41,7 +41,7 @@ class PromptPass:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]. Returns [1, T, H, Dv].
 
-        Raises UserError for a layer that attends twice: its keys of the first time would be lost to decoding.
+        Raises UserError for a layer that attends twice: the keys of its first call would be missing in decoding.
         """
         if layer in self.keys:
             raise UserError(
@@ -52,7 +52,7 @@ class PromptPass:
         return prefill_attention(query, key, value, self.lengths, scaling)
 
     def prompts(self) -> list[Prompt]:
-        """The prompts apart, in their order."""
+        """The prompts, separated, in their order."""
         keys = {layer: t.split(self.lengths, dim=1) for layer, t in self.keys.items()}
         values = {layer: t.split(self.lengths, dim=1) for layer, t in self.values.items()}
         return [
@@ -74,11 +74,11 @@ class _Layer:
 
 @dataclass(slots=True)
 class DecodeCache:
-    """Passed to the model as `decode_cache` while it decodes one token of every row."""
+    """The `decode_cache` of a step that decodes one token of every row."""
 
-    kernel: Kernel | None = None  # in place of `decode_attention`, where it fits
-    static: bool = False  # from the next `rebuild` on
-    column: int = 0  # where the next token's keys and values go
+    kernel: Kernel | None = None  # replaces `decode_attention` where it fits
+    static: bool = False  # takes effect at the next `rebuild`
+    column: int = 0  # the column of the next token
     capacity: int = 0
     lengths: dict[int, int] = field(default_factory=dict)  # prompt -> its length, in the order of the grid [P]
     row_prompts: list[int] = field(default_factory=list)  # [B]
@@ -86,8 +86,8 @@ class DecodeCache:
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _grid: Grid | None = None
     _mask: Tensor | None = None  # [B, Lp + capacity]; None: nothing to hide
-    _rows: Tensor | None = None  # [3, B], of the kernel
-    _at: Tensor | None = None  # [1] int64, `column` where the device finds it; only of a static cache
+    _rows: Tensor | None = None  # [3, B], for the kernel
+    _at: Tensor | None = None  # [1] int64, `column` on the device; only in a static cache
 
     @property
     def full(self) -> bool:
@@ -96,7 +96,8 @@ class DecodeCache:
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
         """query [B, H, 1, D], key [B, Hkv, 1, D], value [B, Hkv, 1, Dv]. Returns [B, 1, H, Dv].
 
-        Rows beyond those that are kept here are spare (`memory.padded_rows`): nothing is stored, zeros are returned."""
+        Rows beyond those of the cache are padding (`memory.padded_rows`): nothing is stored, zeros are returned.
+        """
         assert self._grid is not None, "rebuild comes before the first token"
         assert self._rows is not None
         rows = len(self.row_prompts)
@@ -118,7 +119,7 @@ class DecodeCache:
         return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scaling)
 
     def advance(self) -> None:
-        """All rows have written this column."""
+        """Go to the next column, after all rows have written this one."""
         self.column += 1
         if self._at is not None and self._mask is not None and not self.full:
             self._at.fill_(self.column)
@@ -135,9 +136,9 @@ class DecodeCache:
     ) -> None:
         """Keep these rows, in this order, and append one row for each prompt of `entering`.
 
-        `new` holds at least the prompts that are not yet here; one without rows is forgotten.
-        `steps`: tokens that the youngest row may still write, and `max_tokens`: that any row may say in all; they
-        bound the capacity (see `memory.columns`). Of what is kept, columns before those of the `live` rows are dropped.
+        `new` holds at least the prompts that the cache does not have yet; prompts without rows are dropped.
+        `steps`: tokens that the newest row may still write; `max_tokens`: the most tokens of any row. They bound the
+        capacity (see `memory.columns`). Columns before the first of the `live` rows are dropped.
         """
         low = min((self.starts[row] for row in live), default=self.column)
         used = self.column - low
@@ -150,7 +151,7 @@ class DecodeCache:
             for prompt in sorted(set(self.row_prompts))
         }
         self.column = used
-        # Little at a time: columns that are still empty lie between those that are read, and slow that down.
+        # Grow in small steps: empty columns lie between those that are read, and slow reading down.
         piece = max(STATIC_CHUNK, used // 4) if self.static else max(CHUNK, used // 16)
         grown = used + min(steps, piece)
         self.capacity = min(grown, max(used + 1, columns(max_tokens)))
@@ -180,21 +181,21 @@ class DecodeCache:
         self._at = torch.tensor([self.column], device=device) if self.static else None
 
     def _move(self, old: Tensor | None, keep: Sequence[int], window: slice, like: Tensor) -> Tensor:
-        """Suffixes of the rows that stay, from `old` [Hkv, B, capacity, D], and room for those that enter."""
+        """Copy the suffixes of the rows that stay, from `old` [Hkv, B, capacity, D]; add room for those that enter."""
         new = like.new_empty(like.shape[0], len(self.row_prompts), self.capacity, like.shape[3])
         if old is not None and keep:
             rows = torch.tensor(keep, device=old.device)
             new[:, : len(keep), : self.column] = old[:, :, window].index_select(1, rows)
-        # A masked column is multiplied by 0, and 0 times what memory happened to hold could be nan.
+        # Masked columns are multiplied by 0, and 0 times uninitialised memory could be nan.
         new[:, len(keep) :, : self.column] = 0
         if self.static:
             new[:, :, self.column :] = 0
         return new
 
     def _hide(self, lengths: Sequence[int], device: torch.device) -> Tensor | None:
-        """-inf before a row's first column and beyond its prompt's end, `lengths` [B]. Returns [B, Lp + capacity].
+        """The mask [B, Lp + capacity]: -inf before a row's first column and beyond its prompt's end, `lengths` [B].
 
-        Of a static cache also behind the column that is written next.
+        In a static cache also after the next column.
         """
         longest = max(lengths)
         if not self.static and not any(self.starts) and min(lengths) == longest:
@@ -210,7 +211,7 @@ class DecodeCache:
 
 
 def _pad(parts: Sequence[Tensor]) -> Tensor:
-    """[Hkv, length, D] of each prompt -> [Hkv, P, Lp, D], zero beyond each length."""
+    """[Hkv, length, D] of each prompt -> [Hkv, P, Lp, D], padded with zeros."""
     longest = max(part.shape[1] for part in parts)
     out = parts[0].new_zeros(parts[0].shape[0], len(parts), longest, parts[0].shape[2])
     for place, part in enumerate(parts):

@@ -5,8 +5,8 @@
         while core.busy:
             for output in core.step(): ...
 
-Rows of different prompts, settings and seeds are decoded together, a token of each at a time. A finished row is
-reported at once; its place is given to another when enough of them have come together.
+Rows of different prompts, settings and seeds are decoded together, one token per row and step. A finished row is
+reported at once; it is replaced when enough rows have finished.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from hone.rollout.native.score import prompt_scores
 from hone.rollout.text import Decode, StopText
 from hone.types import Finish, Turn
 
-_PREFILL_TOKENS = 8192  # prompt tokens read in one forward pass, at most (one prompt may be longer)
-_IDLE_SHARE = 8  # rows are replaced when one in eight has finished: moving the others costs about a step
-_STEPS_PER_LOOK = 8  # on a GPU, tokens between two looks at what has finished: a look waits for the device
+_PREFILL_TOKENS = 8192  # prompt tokens in one forward pass, at most (a single prompt may be longer)
+_IDLE_SHARE = 8  # rows are replaced when one in eight has finished: moving the others costs about one step
+_STEPS_PER_CHECK = 8  # on a GPU, tokens between two checks for finished rows: a check waits for the device
 
 
 _NOTHING = (np.empty(0, np.int64), np.empty(0, np.float32))  # no tokens, no log-probs
@@ -46,19 +46,19 @@ _NOTHING = (np.empty(0, np.int64), np.empty(0, np.float32))  # no tokens, no log
 
 @dataclass(slots=True)
 class _Watch:
-    """A row whose tokens are looked at while it runs."""
+    """A row whose tokens are read while it runs."""
 
     stop: StopText | None
     streamed: bool
-    seen: int = 0  # tokens looked at
+    seen: int = 0  # tokens read so far
 
 
 class Core:
-    """Not safe to be called from several threads; runs inside `NativeEngine.open`.
+    """Not thread-safe; runs inside `NativeEngine.open`.
 
     `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns;
-    `kernel` computes attention where it fits. `recorder` records decode steps; `gave_up` is told why it could not.
-    `reserve`: rows that what was submitted at once leaves to others.
+    `kernel` computes attention where it fits. `recorder` records decode steps; `gave_up` is called with the reason if
+    it cannot. `reserve`: rows that one batch of submitted requests leaves to others.
     """
 
     def __init__(
@@ -81,57 +81,57 @@ class Core:
         self._stops = torch.tensor(list(stops), dtype=torch.int64, device=self._device)
         self._budget, self._decode_text, self._version = budget, decode, version
         self._pads = linear.keeps_shapes(model)
-        self._steps_per_look = 1 if self._device.type == "cpu" else _STEPS_PER_LOOK
+        self._steps_per_check = 1 if self._device.type == "cpu" else _STEPS_PER_CHECK
         self._requests: dict[int, Request] = {}
-        self._left: dict[int, int] = {}  # request -> samples that wait or hold a row
+        self._pending: dict[int, int] = {}  # request -> samples that wait or occupy a row
         self._submitted = 0
         self._queue = Queue(budget, max_sequences, reserve)
-        self._arrived = False  # something was submitted since rows entered last
+        self._arrived = False  # requests were submitted since rows last entered
         self._rows = Rows.enter([], self._requests, self._device)
-        self._alive: list[bool] = []  # [B] as of the last look
-        self._reported: set[Work] = set()  # finished rows that still hold their place
-        self._ended: dict[Work, Finish] = {}  # how, if neither by a stop token nor by the limit
+        self._alive: list[bool] = []  # [B] as of the last check
+        self._reported: set[Work] = set()  # finished rows that still occupy their place
+        self._ended: dict[Work, Finish] = {}  # how a sample ended, if neither by a stop token nor by the limit
         self._watches: dict[Work, _Watch] = {}
-        self._news: list[Output] = []
-        self._most_top = 0  # likeliest tokens that any row wants to see
-        self._tops: list[tuple[int, Tensor, Tensor]] = []  # since the last look: first row, then what `likeliest` gives
+        self._outputs: list[Output] = []
+        self._most_top = 0  # the largest `top_logprobs` of any row
+        self._tops: list[tuple[int, Tensor, Tensor]] = []  # since the last check: first row, then `likeliest` of it
         self._cache = DecodeCache(kernel)
         self._next = GraphStep(self._forward, recorder, gave_up)
-        # Prompts that were read and have samples waiting: their keys and values, and the logits [V] after them.
+        # Prefilled prompts with samples waiting: their keys and values, and the logits [V] after them.
         self._read: dict[int, tuple[Prompt, Tensor]] = {}
 
     def close(self) -> None:
-        """The memory of keys, values and recordings is given back, whoever still knows of this batch."""
+        """Free the KV cache and recorded graphs, even if references to this batch remain."""
         self._next.close()
         self._cache, self._read = DecodeCache(), {}
 
     @property
     def busy(self) -> bool:
-        """Whether there is anything left to do."""
-        return bool(self._rows.work or len(self._queue) or self._news)
+        """Whether samples are waiting or running, or outputs have not been returned yet."""
+        return bool(self._rows.work or len(self._queue) or self._outputs)
 
     def submit(self, requests: Sequence[Request]) -> list[int]:
-        """Take requests in, at any time; returns a number for each, which its outputs carry.
+        """Accept requests, at any time; returns a number for each, which its outputs carry.
 
-        Raises UserError for a prompt that is empty or leaves no room in the model's context, and for a request that
-        the memory for keys and values could never hold; then none of them is taken.
+        Raises UserError, and accepts none of them, if a prompt is empty or leaves no room in the model's context, or
+        if a request could never fit the memory for keys and values.
         """
         for request in requests:
             self._check(request)
         new = {self._submitted + i: request for i, request in enumerate(requests)}
         self._submitted += len(requests)
         self._requests |= new
-        self._left |= {i: request.samples for i, request in new.items()}
+        self._pending |= {i: request.samples for i, request in new.items()}
         self._queue.add(new)
         self._arrived = True
         return list(new)
 
     def cancel(self, request: int) -> None:
-        """End its samples where they are: they are reported with finish "abort". One that is gone is no error."""
+        """End its samples where they are; they are reported with finish "abort". Finished requests are ignored."""
         for work in self._queue.drop(request):
             prompt = np.asarray(self._requests[request].prompt_ids, dtype=np.int64)
             turn = Turn(prompt, *_NOTHING, "abort", self._version)
-            self._news.append(Output(*work, *_NOTHING, turn=turn))
+            self._outputs.append(Output(*work, *_NOTHING, turn=turn))
             self._forget(request)
         for row, work in enumerate(self._rows.work):
             if work[0] == request and self._alive[row]:
@@ -139,16 +139,16 @@ class Core:
                 self._ended[work] = "abort"
 
     def step(self) -> list[Output]:
-        """A few tokens of every row, or rows change places. Returns what is new, in no particular order."""
+        """Schedule rows, or decode a few tokens of every row. Returns new outputs, in no particular order."""
         if self._due():
-            self._turnover()
+            self._schedule()
         else:
             self._decode()
-        news, self._news = [*self._news, *self._watch(), *self._finished()], []
-        return news
+        outputs, self._outputs = [*self._outputs, *self._watch(), *self._finished()], []
+        return outputs
 
     def _check(self, request: Request) -> None:
-        """The prompt with its completion must fit the positions that the model was made for, and the memory."""
+        """The prompt and its completion must fit the model's context, and the memory for keys and values."""
         bound = context_limit(self._model.config)
         limit, setting = (None, "") if bound is None else (bound.tokens, bound.setting)
         name, length, max_tokens = f"prompt {request.stream}", len(request.prompt_ids), request.sampling.max_tokens
@@ -170,22 +170,22 @@ class Core:
         self._budget.check_alone(length, max_tokens, name)
 
     def _due(self) -> bool:
-        """Whether enough rows have finished to be worth a turnover, or there is room for what has just come."""
+        """Whether enough rows have finished to be worth scheduling, or new requests have room."""
         if _IDLE_SHARE * self._alive.count(False) >= len(self._rows.work):
             return True
         return self._arrived and self._queue.has_room(self._rows.work, self._requests)
 
     def _decode(self) -> None:
-        """A few tokens of every row."""
+        """Decode a few tokens of every row."""
         rows = self._rows
-        for _ in range(self._steps_per_look):
+        for _ in range(self._steps_per_check):
             if self._cache.full:
                 everything = range(len(rows.work))
                 self._rebuild(everything, [], live=[row for row in everything if self._alive[row]])
-            positions = rows.prompt_lens + rows.lengths - 1  # [B], of the token said last
+            positions = rows.prompt_lens + rows.lengths - 1  # [B], of the last token
             logits = self._next(rows.last, positions)
             self._cache.advance()
-            self._say(rows, logits)
+            self._append_tokens(rows, logits)
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """tokens and positions [B] -> logits [B, V]. May be recorded: see `graph`."""
@@ -196,8 +196,8 @@ class Core:
         return self._logits(inputs, slice(-1, None))[:count, 0]
 
     def _logits(self, inputs: dict[str, Any], keep: slice | Tensor) -> Tensor:
-        """[B, K, V] after the kept positions. From bfloat16 weights they leave unrounded, as where log-probs are
-        trained; a head in float32 is called as it is, it may be packed."""
+        """Logits [B, K, V] at the kept positions. With bfloat16 weights they are not rounded to bfloat16, as in
+        training; a float32 head is called as a module, since its weights may be packed."""
         if self._head is None:
             kept = -keep.start if isinstance(keep, slice) else keep
             logits: Tensor = self._call(self._model, inputs | {"logits_to_keep": kept}).logits
@@ -206,21 +206,21 @@ class Core:
         return logits_of(hidden.flatten(0, 1), *self._head).unflatten(0, hidden.shape[:2])
 
     def _call(self, module: Any, inputs: dict[str, Any]) -> Any:
-        """A forward call. `submit` lets no sequence in that is longer than the model's context."""
+        """A forward call. `submit` has refused sequences longer than the model's context."""
         this = attention.ForwardPass(decode_cache=inputs["decode_cache"], longest=self._context)
         with attention.forward_pass(this):
             out = module(**inputs, use_cache=False)
         attention.check_called(self._model, this)
         return out
 
-    def _say(self, rows: Rows, logits: Tensor, first: int = 0) -> None:
-        """The next token of `rows`, of which the first is or will be row `first` of the batch. logits [B, V]"""
+    def _append_tokens(self, rows: Rows, logits: Tensor, first: int = 0) -> None:
+        """Sample the next token of `rows`, which begin at row `first` of the batch. logits [B, V]"""
         rows.record(*sample_mix(logits, rows.next_draws(), rows.kinds), self._stops)
         if self._most_top:
             self._tops.append((first, *likeliest(logits, rows.kinds, self._most_top)))
 
-    def _turnover(self) -> None:
-        """Finished rows leave, waiting samples enter and say their first token."""
+    def _schedule(self) -> None:
+        """Remove finished rows, prefill and start waiting samples; each gets its first token."""
         keep = [row for row, alive in enumerate(self._alive) if alive]
         for row, alive in enumerate(self._alive):
             if not alive:
@@ -235,7 +235,7 @@ class Core:
         entering = Rows.enter(work, self._requests, self._device)
         if work:
             logits = torch.stack([self._read[request][1] for request, _ in work])  # [N, V]
-            self._say(entering, logits, first=len(keep))
+            self._append_tokens(entering, logits, first=len(keep))
         self._rows = self._rows.append(entering)
         self._alive = [True] * len(self._rows.work)
         self._watches |= {w: self._watched(self._requests[w[0]]) for w in work if _is_watched(self._requests[w[0]])}
@@ -244,7 +244,7 @@ class Core:
 
     def _rebuild(self, keep: Sequence[int], entering: Sequence[int], live: Sequence[int]) -> None:
         rows = self._rows
-        steps = int((rows.limits - rows.lengths).max()) + self._steps_per_look if rows.work else 0
+        steps = int((rows.limits - rows.lengths).max()) + self._steps_per_check if rows.work else 0
         most = max((s.max_tokens for s in rows.settings), default=0)
         new = {request: read for request, (read, _) in self._read.items()}
         self._cache.static = self._next.records
@@ -257,14 +257,16 @@ class Core:
         return _Watch(text, request.streamed or request.top_logprobs > 0)
 
     def _watch(self) -> list[Output]:
-        """Looks at what watched rows have said: stop strings end them, streamed tokens are handed out."""
+        """Read the new tokens of watched rows: stop strings end a row, streamed tokens become outputs."""
         tops, self._tops = self._tops, []
         if not self._watches:
             return []
-        found = [(row, work) for row, work in enumerate(self._rows.work) if work in self._watches]
-        news = []
-        said = self._rows.said([row for row, _ in found], [self._watches[work].seen for _, work in found])
-        for (row, work), (tokens, logprobs) in zip(found, said):
+        watched = [(row, work) for row, work in enumerate(self._rows.work) if work in self._watches]
+        outputs = []
+        new_tokens = self._rows.tokens_since(
+            [row for row, _ in watched], [self._watches[work].seen for _, work in watched]
+        )
+        for (row, work), (tokens, logprobs) in zip(watched, new_tokens):
             watch = self._watches[work]
             n = len(tokens)
             if watch.stop is not None and work not in self._ended:
@@ -275,11 +277,11 @@ class Core:
                     self._ended[work] = "stop"
             watch.seen += n
             if watch.streamed and n:
-                news.append(Output(*work, tokens[:n], logprobs[:n], self._top(row, n, tops)))
-        return news
+                outputs.append(Output(*work, tokens[:n], logprobs[:n], self._top(row, n, tops)))
+        return outputs
 
     def _top(self, row: int, n: int, tops: Sequence[tuple[int, Tensor, Tensor]]) -> Top | None:
-        """The likeliest tokens in each of the `n` places that this row has said since the last look."""
+        """The likeliest tokens at each of this row's `n` tokens since the last check."""
         count = self._requests[self._rows.work[row][0]].top_logprobs
         if not count:
             return None
@@ -288,12 +290,12 @@ class Core:
         return Top(ids.cpu().numpy(), values.cpu().numpy())
 
     def _finished(self) -> list[Output]:
-        """Rows that have ended since the last look."""
+        """Outputs of the rows that have ended since the last check."""
         self._alive = self._rows.live.tolist()
         rows = [r for r, alive in enumerate(self._alive) if not alive and self._rows.work[r] not in self._reported]
         if not rows:
             return []
-        news = []
+        outputs = []
         turns = self._rows.turns(rows, self._requests, self._stop_ids, self._ended, self._version)
         for row, turn in zip(rows, turns):
             work = self._rows.work[row]
@@ -301,17 +303,17 @@ class Core:
             sent = watch.seen if watch is not None and watch.streamed else 0
             self._ended.pop(work, None)
             self._reported.add(work)
-            news.append(Output(*work, turn.completion_ids[sent:], turn.logprobs[sent:], turn=turn))
-        return news
+            outputs.append(Output(*work, turn.completion_ids[sent:], turn.logprobs[sent:], turn=turn))
+        return outputs
 
     def _forget(self, request: int) -> None:
-        """One of its samples is gone for good."""
-        self._left[request] -= 1
-        if not self._left[request]:
-            del self._left[request], self._requests[request]
+        """Forget one of its samples; the request goes with the last."""
+        self._pending[request] -= 1
+        if not self._pending[request]:
+            del self._pending[request], self._requests[request]
 
     def _read_prompts(self, work: Sequence[Work]) -> None:
-        """One forward pass over each batch of prompts that were not read yet, packed in one row."""
+        """Prefill: one forward pass over each batch of new prompts, packed in one row."""
         batch: list[int] = []
         for request in dict.fromkeys(request for request, _ in work):
             if request in self._read:
@@ -325,27 +327,27 @@ class Core:
             self._read_batch(batch)
 
     def _read_batch(self, batch: Sequence[int]) -> None:
-        asked = [self._requests[i] for i in batch]
-        prompts = [torch.as_tensor(request.prompt_ids, dtype=torch.int64) for request in asked]
+        requests = [self._requests[i] for i in batch]
+        prompts = [torch.as_tensor(request.prompt_ids, dtype=torch.int64) for request in requests]
         lengths = [len(prompt) for prompt in prompts]
         tokens = torch.cat(prompts).to(self._device)  # [T]
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
         spare = padded_prompt(len(tokens)) - len(tokens) if self._pads else 0
         if spare:
-            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]  # a padding prompt that no request asks for
+            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]  # a padding prompt of no request
         positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts]).to(self._device)
         positions = F.pad(positions, (0, spare))  # zeros: some rotary embeddings look at the largest one
         cache = PromptPass(lengths)
         inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache}
-        if any(request.echo for request in asked):
+        if any(request.echo for request in requests):
             hidden = self._call(self._model.base_model, inputs).last_hidden_state[0]  # [T, D]
             lengths = lengths[: len(batch)]
             hidden, tokens = hidden[: sum(lengths)], tokens[: sum(lengths)]
             logits = logits_of(hidden[ends], *output_head(self._model))
-            top = max(request.top_logprobs for request in asked)
-            for i, request, scores in zip(batch, asked, prompt_scores(self._model, hidden, tokens, lengths, top)):
+            top = max(request.top_logprobs for request in requests)
+            for i, request, scores in zip(batch, requests, prompt_scores(self._model, hidden, tokens, lengths, top)):
                 if request.echo:
-                    self._news.append(Output(i, 0, *_NOTHING, prompt=scores))
+                    self._outputs.append(Output(i, 0, *_NOTHING, prompt=scores))
         else:
             logits = self._logits(inputs, ends)[0]
         self._read.update(zip(batch, zip(cache.prompts(), logits.unbind(0))))

@@ -1,7 +1,7 @@
 // Attention of one new token per row over a shared prompt and the row's own tokens, in float32.
 //
-// One thread streams the keys and values of a row once; what bounds it is the memory. Vectors are of GCC and
-// Clang (16 lanes, split where registers are narrower), so the same text serves AVX-512, AVX2 and NEON.
+// One thread streams the keys and values of a row once; memory bandwidth bounds it. Vectors are those of GCC and
+// Clang (16 lanes, split where registers are narrower), so the same source serves AVX-512, AVX2 and NEON.
 
 #include <algorithm>
 #include <cstdint>
@@ -11,7 +11,7 @@ namespace {
 
 typedef float vec __attribute__((vector_size(64), aligned(4), may_alias));
 constexpr int LANES = 16;
-constexpr long AHEAD = 2048;  // floats between what is read and what is asked of memory: 8 KiB were fastest
+constexpr long AHEAD = 2048;  // prefetch distance in floats: 8 KiB was fastest
 
 inline vec load(const float *p) { return *reinterpret_cast<const vec *>(p); }
 inline void store(float *p, vec v) { *reinterpret_cast<vec *>(p) = v; }
@@ -28,7 +28,7 @@ typedef int32_t index __attribute__((vector_size(64)));
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, index{__VA_ARGS__})
 #endif
 
-// The sums of four vectors at once: an eighth of the additions that four sums alone take.
+// The sums of four vectors at once: an eighth of the additions of four separate sums.
 inline void sum4(vec a, vec b, vec c, vec d, float *out) {
   const vec ab = SHUFFLE(a, b, 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23) +
                  SHUFFLE(a, b, 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31);
@@ -41,7 +41,7 @@ inline void sum4(vec a, vec b, vec c, vec d, float *out) {
   for (int k = 0; k < 4; k++) out[k] = all[4 * k];
 }
 
-// exp(x) for x <= 0, to a few units of the last place: 2^n * e^t with |t| <= ln(2) / 2.
+// exp(x) for x <= 0, to a few units in the last place: 2^n * e^t with |t| <= ln(2) / 2.
 inline float exp_nonpositive(float x) {
   x = std::max(x, -87.0f);
   const int32_t n = static_cast<int32_t>(x * 1.44269504f - 0.5f);
@@ -74,7 +74,7 @@ inline void tile_scores(const vec (&q)[R][D / LANES], const float *keys, float *
       for (int k = 0; k < K; k++) scores[r * stride + k] = sum(acc[r][k]);
 }
 
-// query [R, D] x keys [count, D] -> scores [R, stride], of which the first `count` columns.
+// query [R, D] x keys [count, D] -> the first `count` columns of scores [R, stride].
 template <int R, int D, bool COLD>
 void scores_of(const float *query, const float *keys, long count, float *scores, long stride) {
   vec q[R][D / LANES];
@@ -147,7 +147,7 @@ void attend_some(const float *query, const Part *parts, float scaling, float *ou
     for (int d = 0; d < D; d++) out[r * D + d] *= inverse[r];
 }
 
-// As many queries at once as leave registers for their sums.
+// As many queries at once as registers can hold sums for.
 template <int D>
 void attend(long repeat, const float *query, const Part *parts, float scaling, float *out, float *work) {
   constexpr long most = std::min(4, std::max(1, 24 * LANES / D));

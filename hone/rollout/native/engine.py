@@ -1,9 +1,9 @@
-"""Generation in the training process, with the policy's own model: no second copy of the weights, unless a rounded
-one is asked for (`rollout.weights`), which is made anew for every batch.
+"""Generation in the training process, with the policy's own model: no second copy of the weights, unless rounded
+weights are configured (`rollout.weights`), which are made for each batch.
 
-The model is an unmodified `transformers` causal LM; our attention (`hone.model.attention`) hands the
-queries, keys and values of every layer to the cache given in the forward call. A prompt is read once
-for all of its samples, and finished samples make room for waiting ones (`core`).
+The model is an unmodified `transformers` causal LM; our attention (`hone.model.attention`) passes the queries, keys
+and values of every layer to the cache given in the forward call. A prompt is prefilled once for all of its samples,
+and waiting samples replace finished ones (`core`).
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Progress = Callable[[int, int], None]
 class NativeEngine:
     """Implements `hone.rollout.engine.Engine`.
 
-    `stop_token_ids`: every token that ends a completion. `decode`: tokens to text, for stop strings. `event` is told
-    if there is no compiler for the kernel, or the model's steps cannot be recorded.
+    `stop_token_ids`: every token that ends a completion. `decode`: tokens to text, for stop strings. `event` is called
+    if there is no compiler for the kernel, or if the model's decode steps cannot be recorded.
     """
 
     def __init__(
@@ -72,20 +72,20 @@ class NativeEngine:
 
     @contextmanager
     def as_served(self, model: PreTrainedModel) -> Iterator[None]:
-        """For the duration, a model whose every pass computes what this engine samples from (`rollout.weights`)."""
+        """Within the block, `model` computes the distribution that this engine samples from (`rollout.weights`)."""
         with for_sampling(model) if self.reduces else nullcontext(), reduced(model, self._config.weights):
             yield
 
     @property
     def reduces(self) -> bool:
-        """Whether the weights that are sampled from are rounded."""
+        """Whether the engine samples from rounded weights."""
         return self._config.weights != "policy" and self._model.dtype == torch.float32
 
     @contextmanager
     def open(self, others: bool = False) -> Iterator[Core]:
-        """A running batch, to be stepped in this thread; the model belongs to it until the end of the block.
+        """A running batch, to be stepped in this thread; it owns the model until the end of the block.
 
-        `others`: what is submitted at once leaves some room for what others may submit later.
+        `others`: each submitted batch leaves some rows for later ones.
         """
         budget = Budget.of(self._model, self._config.kv_cache_gib)
         # Not inference_mode: a rotary embedding that rescales itself would keep inference tensors as buffers.
@@ -124,7 +124,7 @@ class NativeEngine:
         self._give_up("decode_graph", f"generation without CUDA graphs, hence slower: {reason}")
 
     def _give_up(self, kind: str, message: str) -> None:
-        self._config = self._config.model_copy(update={"compiled": False})  # said once
+        self._config = self._config.model_copy(update={"compiled": False})  # report it once
         self._event(kind, message)
 
     def generate(
@@ -142,7 +142,7 @@ class NativeEngine:
             raise ValueError(f"samples is {samples}: ask for at least one completion per prompt")
         done: dict[Work, Turn] = {}
         with self.open() as core:
-            # The first requests of a batch: their numbers are the indices of the prompts.
+            # The first requests of a core are numbered like the prompts.
             core.submit([Request(prompt, sampling, seed, first + i, samples) for i, prompt in enumerate(prompts)])
             while core.busy:
                 finished = {(out.request, out.sample): out.turn for out in core.step() if out.turn is not None}
@@ -154,7 +154,7 @@ class NativeEngine:
 
 @contextmanager
 def serving(model: PreTrainedModel, weights: Weights = "policy") -> Iterator[None]:
-    """Our attention, fast linear layers and no dropout, for the duration; what was set before comes back."""
+    """Within the block the model uses our attention, fast linear layers and no dropout; afterwards all is restored."""
     training, implementation = model.training, model.config._attn_implementation
     try:
         if implementation != attention.NAME:

@@ -1,10 +1,9 @@
-"""Decode attention in C++ (`decode.cpp`), compiled on this machine the first time it is used: a few seconds.
+"""Decode attention in C++ (`decode.cpp`), compiled on this machine at first use, which takes a few seconds.
 
-What `attention.decode_attention` computes with products, concatenations and masks, in one pass over the keys and
-values. PyTorch's batched products stream them at a third of what one core can read; and a row's result does not
-depend on the other rows. CPU, float32.
+Computes `attention.decode_attention` in one pass over the keys and values. PyTorch's batched products stream them at a
+third of what one core can read, and here a row's result does not depend on the other rows. CPU, float32.
 
-    kernel = load()                   # Kernel, or CannotCompile, which says why
+    kernel = load()                   # raises CannotCompile with the reason
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _log = logging.getLogger(__name__)
 
 
 class CannotCompile(Exception):
-    """Why there is no kernel on this machine."""
+    """The kernel cannot be compiled on this machine; the message says why."""
 
 
 class Kernel:
@@ -49,7 +48,7 @@ class Kernel:
 
     @staticmethod
     def fits(query: Tensor, value: Tensor) -> bool:
-        """query [..., D], value [..., Dv]. The kernel has one size for both: it would read beyond shorter values."""
+        """query [..., D], value [..., Dv]. The kernel needs D = Dv: it would read beyond shorter values."""
         same = query.shape[-1] == value.shape[-1]
         return query.device.type == "cpu" and query.dtype == torch.float32 and same and query.shape[-1] in HEAD_SIZES
 
@@ -77,7 +76,7 @@ class Kernel:
         def some(first: int, last: int) -> None:
             work = query.new_empty(4 * (longest + end))
             if self._call(*pointers, work.data_ptr(), first, last, *shape, scaling):
-                raise ValueError(f"head size {size} is none of {HEAD_SIZES}")
+                raise ValueError(f"head size {size} is not one of {HEAD_SIZES}")
 
         shares = max(1, min(torch.get_num_threads(), batch // ROWS_PER_THREAD))
         bounds = [batch * i // shares for i in range(shares + 1)]
@@ -94,11 +93,11 @@ class Kernel:
 def load() -> Kernel:
     """The kernel, compiled if this machine has not done so before. Raises CannotCompile."""
     compiler = os.environ.get("CXX") or "c++"
-    found = shutil.which(compiler)
-    if found is None:
+    path = shutil.which(compiler)
+    if path is None:
         raise CannotCompile(f"there is no C++ compiler ({compiler})")
-    command = [found, *_flags(platform.machine())]
-    key = [SOURCE.read_text(), *command, _run([found, "--version"]), platform.platform(), _cpu()]
+    command = [path, *_flags(platform.machine())]
+    key = [SOURCE.read_text(), *command, _run([path, "--version"]), platform.platform(), _cpu()]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hone"
     library = folder / f"decode-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:24]}.so"
     if not library.exists():
@@ -118,7 +117,7 @@ def load() -> Kernel:
 
 
 def _flags(machine: str) -> Sequence[str]:
-    """Sums may be reordered, or they would not be vectors; infinities and subnormals are left as they are."""
+    """Reordered sums are allowed, since vectorising needs them; infinities and subnormals behave as usual."""
     here = ("-march=native", "-mprefer-vector-width=512") if machine in ("x86_64", "AMD64") else ("-mcpu=native",)
     reorder = ("-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math", "-freciprocal-math", "-fno-math-errno")
     return "-std=c++17", "-O3", "-fPIC", "-shared", "-Wno-psabi", *here, *reorder
@@ -130,13 +129,13 @@ def _run(command: Sequence[str]) -> str:
     except (OSError, subprocess.TimeoutExpired) as error:
         raise CannotCompile(f"{command[0]}: {error}") from error
     if done.returncode:
-        said = (done.stderr.strip().splitlines() or ["nothing"])[0]
-        raise CannotCompile(f"{command[0]} failed with exit code {done.returncode}: {said}")
+        reason = (done.stderr.strip().splitlines() or ["nothing"])[0]
+        raise CannotCompile(f"{command[0]} failed with exit code {done.returncode}: {reason}")
     return done.stdout
 
 
 def _cpu() -> str:
-    """What the code is compiled for: a folder may be shared by unlike machines."""
+    """The CPU that the code is compiled for: machines of different kinds may share the folder."""
     info = Path("/proc/cpuinfo")
     if not info.exists():
         return platform.processor()

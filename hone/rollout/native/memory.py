@@ -1,11 +1,11 @@
-"""How many sequences the memory for keys and values holds.
+"""How many sequences fit into the memory for keys and values.
 
-Reserved is what the rows may come to need, so that no row ever has to give way half written:
+The most that the rows can need is reserved, so that no running row is ever evicted:
 
     (prompts * longest prompt + rows * columns) * bytes_per_token
 
-The default is a share of the whole memory of the device, not of what is free: which rows run together
-decides how sums are rounded, and must not depend on what else the machine does.
+The default is a share of the device's total memory, not of its free memory: which rows run together decides how sums
+are rounded, and must not depend on what else the machine does.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from transformers import PreTrainedModel
 
 from hone.base.settings import UserError
 
-# Where products go through oneDNN, the model is called with a multiple of so many: few shapes, because it never forgets
-# one (`hone.model.linear`). A row of its products is the same to the bit, however many others there are.
+# With oneDNN, row counts are padded to a multiple of these: few shapes, because it caches each one for good
+# (`hone.model.linear`). A row of its products is the same to the bit, however many other rows there are.
 ROWS, PROMPT_TOKENS = 8, 128
-CHUNK = 32  # columns added at least, when the suffixes outgrow their capacity
-STATIC_CHUNK = 256  # the same where a step is recorded anew each time
+CHUNK = 32  # columns added at least when the suffixes outgrow their capacity
+STATIC_CHUNK = 256  # the same for recorded steps, which are recorded again each time
 _SHARE = 0.25
 _GIB = 1 << 30
 
@@ -42,11 +42,11 @@ class Budget:
         return Budget(int(total // each), each)
 
     def fits(self, prompts: int, longest: int, rows: int, max_tokens: int) -> bool:
-        """`rows` samples of `prompts` different prompts, none above `longest` and `max_tokens` tokens."""
+        """Whether `rows` samples of `prompts` prompts fit, with at most `longest` and `max_tokens` tokens each."""
         return prompts * longest + rows * columns(max_tokens) <= self.tokens
 
     def check_alone(self, length: int, max_tokens: int, name: str) -> None:
-        """Raises UserError for a request of which not even one sample could ever run."""
+        """Raises UserError for a request of which not even one sample fits."""
         if self.fits(1, length, 1, max_tokens):
             return
         needed = (length + columns(max_tokens)) * self.bytes_per_token / _GIB
@@ -58,7 +58,7 @@ class Budget:
 
 
 def _numbers_per_token(config: Any) -> int:
-    """Of keys and values of one layer. Multi-head latent attention is cached as keys and values of every head."""
+    """Cached numbers per token and layer. Multi-head latent attention is cached as keys and values of every head."""
     if getattr(config, "kv_lora_rank", None):
         return int(config.num_attention_heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim))
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
@@ -66,23 +66,23 @@ def _numbers_per_token(config: Any) -> int:
 
 
 def columns(max_tokens: int) -> int:
-    """The widest that a cache gets whose rows say at most `max_tokens`."""
+    """The most columns of a cache whose rows have at most `max_tokens` tokens."""
     return max_tokens + min(CHUNK, max_tokens)
 
 
 def padded_rows(rows: int) -> int:
-    """With how many rows the model is called for `rows` of them. A single row stays alone: a product with a vector is a
-    kernel of its own, and the fastest."""
+    """The rows that the model is called with for `rows`. A single row is not padded: matrix-vector products have
+    a kernel of their own, the fastest."""
     return rows if rows == 1 else -(-rows // ROWS) * ROWS
 
 
 def padded_prompt(tokens: int) -> int:
-    """As `padded_rows`, of the tokens of prompts that are read together."""
+    """As `padded_rows`, for the tokens of prompts prefilled together."""
     return -(-tokens // PROMPT_TOKENS) * PROMPT_TOKENS
 
 
 def device_memory(device: torch.device) -> int:
-    """All of it, in bytes."""
+    """The device's total memory in bytes."""
     if device.type == "cuda":
         return int(torch.cuda.get_device_properties(device).total_memory)
     return int(psutil.virtual_memory().total)

@@ -1,4 +1,4 @@
-"""What the engine is asked for, and what it gives back."""
+"""Requests to the engine, and its outputs."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.score import PromptScores
 from hone.types import FloatArray, IntArray, Turn
 
-Work = tuple[int, int]  # (request, sample of it)
+Work = tuple[int, int]  # (number of the request, index of the sample)
 
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """Samples of one prompt. Sample g draws from the random numbers of (seed, stream, g, token position)."""
+    """Samples of one prompt. Sample g uses the random numbers of (seed, stream, g, token position)."""
 
     prompt_ids: IntArray  # [Lp]
     sampling: SamplingConfig
     seed: int = 0
-    stream: int = 0  # tells requests of one seed apart; `generate` numbers its prompts with it
+    stream: int = 0  # distinguishes requests with the same seed; in `generate`, the index of the prompt
     samples: int = 1
-    streamed: bool = False  # report tokens as they come, not only the finished turn
-    top_logprobs: int = 0  # K: report the likeliest tokens at every place too; such a request is always streamed
+    streamed: bool = False  # report tokens as they are sampled, not only the finished turn
+    top_logprobs: int = 0  # K: also report the K likeliest tokens at each position; implies `streamed`
     echo: bool = False  # report the log-probs of the prompt's tokens
 
     def __post_init__(self) -> None:
@@ -31,9 +31,9 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class Top:
-    """The likeliest tokens of the distribution that each token was drawn from, the likeliest first.
+    """The likeliest tokens of the distribution that each token was drawn from, likeliest first.
 
-    One that the filters left out has -inf.
+    Tokens removed by the filters have -inf.
     """
 
     ids: IntArray  # [n, K]
@@ -42,12 +42,12 @@ class Top:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """News of one sample: its last when `turn` is there."""
+    """New tokens of one sample; the last output has its `turn`."""
 
     request: int
     sample: int
-    tokens: IntArray  # [n] those since the last news; the turn has all of them
+    tokens: IntArray  # [n] since the previous output; the turn has all of them
     logprobs: FloatArray  # [n]
-    top: Top | None = None  # of these tokens, if asked for
+    top: Top | None = None  # for these tokens, if requested
     turn: Turn | None = None
-    prompt: PromptScores | None = None  # comes once, with sample 0 and no tokens, before anything else
+    prompt: PromptScores | None = None  # once, with sample 0 and no tokens, before any other output

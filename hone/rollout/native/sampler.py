@@ -2,12 +2,12 @@
 
 The log-probability returned with a token is that of the distribution it was drawn from: with the
 temperature applied, renormalised over the tokens that top-k, top-p and min-p keep. At temperature 0
-the most likely token is taken and its log-probability is the model's own (temperature 1, nothing
-filtered): the point mass it was drawn from would only ever say 0.
+the most likely token is taken and its log-probability is the model's own (temperature 1, no
+filters): under the point mass it was drawn from, it would always be 0.
 
 Randomness is one uniform number per token, a hash of (seed, prompt, sample, position), turned into a
 token by the inverse of the cumulative distribution. A sample's numbers therefore do not depend on
-what else is in the batch; its tokens are the same wherever the arithmetic of the model is.
+what else is in the batch; its tokens are equal wherever the model's arithmetic is.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def _mix(x: _UInt64Array) -> _UInt64Array:
 
 
 def uniforms(seed: int | Sequence[int], prompts: npt.ArrayLike, samples: npt.ArrayLike, length: int) -> FloatArray:
-    """Numbers in [0, 1 - 2**-24], one row per (prompt, sample), of one seed or of one per row. Returns [N, length]."""
+    """Numbers [N, length] in [0, 1 - 2**-24], one row per (prompt, sample); one seed for all, or one per row."""
     golden = np.uint64(_GOLDEN)
     seeds = [seed] if isinstance(seed, int) else seed
     key = _mix(np.array([(s + _GOLDEN) & _MASK64 for s in seeds], dtype=np.uint64))  # [1] or [N]
@@ -48,12 +48,12 @@ def uniforms(seed: int | Sequence[int], prompts: npt.ArrayLike, samples: npt.Arr
     return bits.astype(np.float32) * np.float32(2.0**-24)
 
 
-#: Rows that are drawn from the same kind of distribution, and which they are [n]; None: all of them.
+#: Sampling settings, each with the rows [n] that use them; None: all rows.
 Mix = Sequence[tuple[SamplingConfig, Tensor | None]]
 
 
 def mix(settings: Sequence[SamplingConfig], device: torch.device) -> Mix:
-    """Settings [B] of each row -> the different ones. Of one kind only, as in training, there is nothing to gather."""
+    """Group the rows by their settings [B]. With one kind only, as in training, no gather is needed."""
     kinds: dict[tuple[float, ...], list[int]] = {}
     for row, s in enumerate(settings):
         kinds.setdefault((s.temperature, s.top_p, s.top_k, s.min_p), []).append(row)
@@ -63,7 +63,7 @@ def mix(settings: Sequence[SamplingConfig], device: torch.device) -> Mix:
 
 
 def sample_mix(logits: Tensor, draws: Tensor | None, kinds: Mix) -> tuple[Tensor, Tensor]:
-    """As `sample`, each row by its own settings."""
+    """As `sample`, each row with its own settings."""
     if len(kinds) == 1:
         return sample(logits, draws, kinds[0][0])
     tokens = torch.empty(len(logits), dtype=torch.int64, device=logits.device)
@@ -76,7 +76,7 @@ def sample_mix(logits: Tensor, draws: Tensor | None, kinds: Mix) -> tuple[Tensor
 def likeliest(logits: Tensor, kinds: Mix, count: int) -> tuple[Tensor, Tensor]:
     """The `count` likeliest tokens [B, count] of each row, and their log-probabilities, likeliest first.
 
-    Of the same distribution as those of `sample`, and the same numbers to the bit; -inf where the filters leave fewer.
+    From the same distribution as in `sample`, equal to the bit; -inf where the filters leave fewer.
     """
     count = min(count, logits.shape[1])
     tokens = torch.zeros(len(logits), count, dtype=torch.int64, device=logits.device)
@@ -119,7 +119,7 @@ def sample(logits: Tensor, draws: Tensor | None, sampling: SamplingConfig) -> tu
 def _keep(scores: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor | None]:
     """Scores [B, V] -> scores [B, N] with -inf for what is not kept, and their token ids [B, N] (None: 0..V-1).
 
-    In the order of `transformers`: top-k, then top-p of what is left, then min-p.
+    In the order of `transformers`: top-k, then top-p of the remainder, then min-p.
     """
     candidates = None
     if 0 < sampling.top_k < scores.shape[1]:
@@ -140,8 +140,8 @@ def _keep(scores: Tensor, sampling: SamplingConfig) -> tuple[Tensor, Tensor | No
 def _invert_blocked(probs: Tensor, draws: Tensor) -> Tensor:
     """Inverse of the cumulative distribution of `probs` [B, N] at `draws` [B]: first the block, then the entry in it.
 
-    One pass over the vocabulary, and float64 sums (of which a single-precision cumulative sum over
-    150 000 tokens would lose the tail) on the few block sums only.
+    One pass over the vocabulary; only the few block sums are added in float64 (a single-precision
+    cumulative sum over 150 000 tokens would lose the tail).
     """
     batch, n = probs.shape
     width = 1 << max(0, (n.bit_length() // 2))
@@ -157,7 +157,7 @@ def _invert_blocked(probs: Tensor, draws: Tensor) -> Tensor:
 
 
 def _invert(weights: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
-    """First index whose running sum of `weights` [B, N] exceeds `target` [B], and what is left of the target before it.
+    """First index whose running sum of `weights` [B, N] exceeds `target` [B], and the target minus the sum before it.
 
     A weight of zero is never chosen, and some index always is, whatever the rounding: sums are compared
     only where the weight is positive, and the target is kept below the largest of them (x * (1 - eps / 2)

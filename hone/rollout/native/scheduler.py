@@ -1,4 +1,4 @@
-"""Which samples are decoded now, and what each has said so far."""
+"""Which samples are decoded now, and the tokens of each so far."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ from hone.types import Finish, IntArray, Turn
 
 
 class Queue:
-    """Samples still to be started: first come, first served, and whole groups.
+    """Waiting samples: first come, first served, in whole groups.
 
-    `reserve`: rows that what came at once (a batch) leaves free for others; batches then take turns, so that a large
-    one cannot make all others wait.
+    `reserve`: rows that a batch (requests submitted together) leaves free for others. Batches then take turns, so that
+    a large one cannot block all others.
     """
 
     def __init__(self, budget: Budget, max_sequences: int, reserve: int = 0) -> None:
-        self._batches: deque[deque[Work]] = deque()  # none of them empty; the first is next
+        self._batches: deque[deque[Work]] = deque()  # never empty ones; the first is next
         self._batch_of: dict[int, int] = {}  # request -> the number of its batch, while it waits or runs
         self._added = 0
         self._budget = budget
@@ -36,9 +36,9 @@ class Queue:
         self._reserve = min(reserve, max_sequences - 1)
 
     def add(self, requests: Mapping[int, Request]) -> None:
-        """A batch: of those that come together, the longest prompts first.
+        """Add requests as one batch, the longest prompts first.
 
-        Prompts of like length are then decoded together, and little of the padded rectangle is wasted.
+        Prompts of similar length are then decoded together, which wastes little of the padded rectangle.
         """
         order = sorted(requests, key=lambda i: (-len(requests[i].prompt_ids), i))
         if order:
@@ -47,11 +47,11 @@ class Queue:
         self._batch_of |= dict.fromkeys(order, self._added)
 
     def take(self, running: Sequence[Work], requests: Mapping[int, Request]) -> list[Work]:
-        """As many as there is room for beside the `running` ones; none overtakes one that waits longer."""
+        """Take as many samples as fit beside the `running` ones; none overtakes one that has waited longer."""
         self._batch_of = {i: batch for i, batch in self._batch_of.items() if i in requests}
         room = _Room(self, running, requests)
         taken: list[Work] = []
-        full = 0  # batches in a row that have their share already
+        full = 0  # consecutive batches that have used up their share
         while full < len(self._batches):
             batch = self._batches[0]
             answer = room.for_one_of(batch[0][0])
@@ -70,7 +70,7 @@ class Queue:
         return taken
 
     def has_room(self, running: Sequence[Work], requests: Mapping[int, Request]) -> bool:
-        """Whether `take` would give anything."""
+        """Whether `take` would return any."""
         room = _Room(self, running, requests)
         for batch in self._batches:
             answer = room.for_one_of(batch[0][0])
@@ -79,14 +79,14 @@ class Queue:
         return False
 
     def drop(self, request: int) -> list[Work]:
-        """Take its samples out; returns them."""
+        """Remove and return its samples."""
         gone = [work for batch in self._batches for work in batch if work[0] == request]
-        left = (deque(work for work in batch if work[0] != request) for batch in self._batches)
-        self._batches = deque(batch for batch in left if batch)
+        kept = (deque(work for work in batch if work[0] != request) for batch in self._batches)
+        self._batches = deque(batch for batch in kept if batch)
         return gone
 
     def waits(self, request: int) -> bool:
-        """Whether samples of the request that its batch has begun are still waiting."""
+        """Whether the request is the next of its batch, with samples still waiting."""
         return any(batch[0][0] == request for batch in self._batches)
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Queue:
 
 
 class _Room:
-    """What there is room for beside rows that run, or are about to."""
+    """The room beside rows that are running or about to start."""
 
     def __init__(self, queue: Queue, running: Sequence[Work], requests: Mapping[int, Request]) -> None:
         self._queue, self._requests = queue, requests
@@ -105,7 +105,7 @@ class _Room:
             self.add(request)
 
     def add(self, request: int) -> None:
-        """One more row."""
+        """Count one more row."""
         if request not in self._prompts:
             self._prompts.add(request)
             self._longest = max(self._longest, len(self._requests[request].prompt_ids))
@@ -136,39 +136,39 @@ class _Room:
 
 @dataclass(slots=True)
 class Rows:
-    """The samples being decoded. Finished ones stay in place, and cost a row, until they are replaced.
+    """The samples being decoded. Finished ones keep their row until they are replaced.
 
-    W is the largest number of tokens that any of them may say, and one more: a finished row goes on writing there.
+    W is the largest token limit of any row, plus one column into which finished rows keep writing.
     """
 
     work: list[Work]  # [B]
     settings: list[SamplingConfig]  # [B]
-    kinds: Mix  # the same, as sets of rows
+    kinds: Mix  # the same settings, grouped
     prompt_lens: Tensor  # [B]
-    limits: Tensor  # [B] tokens that a row may say
+    limits: Tensor  # [B] most tokens of each row
     tokens: Tensor  # [B, W] int64
     logprobs: Tensor  # [B, W] float32
-    draws: Tensor | None  # [B, W] float32; None: all greedy
-    lengths: Tensor  # [B] tokens said
+    draws: Tensor | None  # [B, W] float32 uniform numbers; None: all rows are greedy
+    lengths: Tensor  # [B] tokens so far
     live: Tensor  # [B] bool
-    last: Tensor  # [B] the token said last
+    last: Tensor  # [B] the last token
 
     @staticmethod
     def enter(work: list[Work], requests: Mapping[int, Request], device: torch.device) -> Rows:
-        """Rows that have said nothing yet."""
-        asked = [requests[i] for i, _ in work]
-        settings = [request.sampling for request in asked]
+        """Rows without tokens."""
+        row_requests = [requests[i] for i, _ in work]
+        settings = [request.sampling for request in row_requests]
         limits = [s.max_tokens for s in settings]
         shape = (len(work), max(limits, default=0) + 1)
         draws = None
         if any(s.temperature for s in settings):
-            keys = [r.seed for r in asked], [r.stream for r in asked], [g for _, g in work]
+            keys = [r.seed for r in row_requests], [r.stream for r in row_requests], [g for _, g in work]
             draws = torch.from_numpy(uniforms(*keys, shape[1])).to(device)
         return Rows(
             work,
             settings,
             mix(settings, device),
-            torch.tensor([len(r.prompt_ids) for r in asked], dtype=torch.int64, device=device),
+            torch.tensor([len(r.prompt_ids) for r in row_requests], dtype=torch.int64, device=device),
             torch.tensor(limits, dtype=torch.int64, device=device),
             torch.zeros(shape, dtype=torch.int64, device=device),
             torch.zeros(shape, device=device),
@@ -179,11 +179,11 @@ class Rows:
         )
 
     def next_draws(self) -> Tensor | None:
-        """One uniform number per row, that of its next token. [B]"""
+        """The uniform number [B] of each row's next token."""
         return None if self.draws is None else self.draws.gather(1, self.lengths[:, None]).squeeze(1)
 
     def record(self, tokens: Tensor, logprobs: Tensor, stops: Tensor) -> None:
-        """tokens [B], logprobs [B], stops [number of stop tokens]."""
+        """Append tokens [B] and logprobs [B] to the live rows; `stops` [S] are the stop tokens."""
         at = self.lengths[:, None]
         self.tokens.scatter_(1, at, tokens[:, None])
         self.logprobs.scatter_(1, at, logprobs[:, None])
@@ -193,7 +193,7 @@ class Rows:
         self.last = tokens
 
     def end(self, row: int, length: int | None = None) -> None:
-        """Stop here; with `length`, already there."""
+        """End the row now, or at `length` tokens if given."""
         self.live[row] = False
         if length is not None:
             self.lengths[row] = length
@@ -218,7 +218,7 @@ class Rows:
     def append(self, other: Rows) -> Rows:
         draws = None
         if self.draws is not None or other.draws is not None:
-            # Greedy rows never look at theirs.
+            # Greedy rows do not use theirs.
             draws = _stack(
                 torch.zeros_like(self.logprobs) if self.draws is None else self.draws,
                 torch.zeros_like(other.logprobs) if other.draws is None else other.draws,
@@ -238,8 +238,8 @@ class Rows:
             torch.cat((self.last, other.last)),
         )
 
-    def said(self, rows: Sequence[int], since: Sequence[int]) -> list[tuple[IntArray, npt.NDArray[np.float32]]]:
-        """Tokens and log-probs of these rows, from token `since` of each on."""
+    def tokens_since(self, rows: Sequence[int], since: Sequence[int]) -> list[tuple[IntArray, npt.NDArray[np.float32]]]:
+        """Tokens and log-probs of each of these rows, starting at its token `since`."""
         index = torch.tensor(rows, dtype=torch.int64, device=self.live.device)
         lengths = self.lengths[index].tolist()
         first, longest = min(since, default=0), max(lengths, default=0)
@@ -258,7 +258,7 @@ class Rows:
         ended: Mapping[Work, Finish],
         version: int,
     ) -> list[Turn]:
-        """The finished samples in these rows, as records. `ended`: how, if neither by a stop token nor their limit."""
+        """The finished samples in these rows. `ended`: how, for those ended neither by a stop token nor the limit."""
         return [
             Turn(
                 prompt_ids=np.asarray(requests[self.work[row][0]].prompt_ids, dtype=np.int64),
@@ -267,11 +267,11 @@ class Rows:
                 finish=ended.get(self.work[row]) or ("stop" if int(tokens[-1]) in stops else "length"),
                 policy_version=version,
             )
-            for row, (tokens, logprobs) in zip(rows, self.said(rows, [0] * len(rows)))
+            for row, (tokens, logprobs) in zip(rows, self.tokens_since(rows, [0] * len(rows)))
         ]
 
 
 def _stack(a: Tensor, b: Tensor) -> Tensor:
-    """Rows of a over rows of b, the narrower ones filled with zeros."""
+    """Stack the rows of a and b, padding the narrower with zeros."""
     width = max(a.shape[1], b.shape[1])
     return torch.cat([F.pad(x, (0, width - x.shape[1])) for x in (a, b)])

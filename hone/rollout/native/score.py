@@ -1,4 +1,4 @@
-"""Log-probs of a prompt's own tokens, as scoring clients ask for them."""
+"""Log-probs of a prompt's own tokens, for clients that score text."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from hone.types import FloatArray, IntArray
 
 @dataclass(frozen=True, slots=True)
 class PromptScores:
-    """Of the model itself: temperature 1, nothing filtered.
+    """Log-probs of the model itself: temperature 1, no filters.
 
-    Entry t speaks of token t after those before it; the first has none before it, and its numbers are nan.
+    Entry t is token t given those before it; the first has no context, and its numbers are nan.
     """
 
     logprobs: FloatArray  # [Lp]
-    top_ids: IntArray  # [Lp, K] the likeliest tokens in its place, the likeliest first
+    top_ids: IntArray  # [Lp, K] the likeliest tokens at that position, likeliest first
     top_logprobs: FloatArray  # [Lp, K]
 
 
 def prompt_scores(
     model: PreTrainedModel, hidden: Tensor, tokens: Tensor, lengths: Sequence[int], top: int
 ) -> list[PromptScores]:
-    """hidden [T, D] and tokens [T] of prompts packed in one row, lengths [P]. The logits exist a chunk at a time."""
+    """hidden [T, D] and tokens [T] of prompts packed in one row, lengths [P]. Logits are computed chunk by chunk."""
     weight, bias = output_head(model)
     budget = BUDGET.get(hidden.device.type, BUDGET["cuda"])
     rows, top = max(1, budget // weight.shape[0]), min(top, weight.shape[0])
@@ -39,7 +39,7 @@ def prompt_scores(
         parts.append((logprobs.gather(1, target[:, None]).squeeze(1), ids, values))
     nothing = hidden.new_full((1,), torch.nan, dtype=torch.float32)
     none_ids, none_values = tokens.new_zeros((1, top)), nothing.expand(1, top)
-    # Entry 0 of the row, and the first of each further prompt, follow nothing that they belong to.
+    # The first token of each prompt has no context of its own.
     logprobs = torch.cat([nothing, *(p[0] for p in parts)])
     ids = torch.cat([none_ids, *(p[1] for p in parts)])
     values = torch.cat([none_values, *(p[2] for p in parts)])

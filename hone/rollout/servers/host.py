@@ -1,4 +1,4 @@
-"""The machine that a server is started on: this one, or that of an actor of Ray (`hone.rollout.servers.remote`)."""
+"""The machine that a server is started on: this one, or that of a Ray actor (`hone.rollout.servers.remote`)."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from hone.base.http import free_port, port_is_free
 from hone.base.processes import Server, ServerProcess, stop_leftover
 from hone.recipe.sections.rollout import ServerConfig
 
-#: Set in rank 0 by a launcher that keeps an actor for the server: its name, and the address of the Ray cluster.
+#: Set in rank 0 by a launcher with an actor for the server: the actor's name, and the address of the Ray cluster.
 ACTOR, CLUSTER = "HONE_SERVER_ACTOR", "HONE_RAY_CLUSTER"
-#: Set beside them if the server may listen at an address that other machines reach.
+#: Also set if the server may listen on an address that other machines can reach.
 OPEN = "HONE_SERVER_OPEN"
-#: Actors are known by their name within this.
+#: The Ray namespace of the actors' names.
 NAMESPACE = "hone"
 LOOPBACK = "127.0.0.1"
-#: How a server has ended whose actor is gone.
+#: How a server ended if its actor is gone.
 LOST = "was lost with its actor"
 #: Seconds for a short command.
 COMMAND = 60.0
-#: Becomes a command that is asked to end (SIGTERM, so that it ends what it has started) when its parent has gone.
+#: Runs a command that gets SIGTERM, so that it ends its own children, when its parent ends.
 FOLLOW = """
 import ctypes, os, sys
 ctypes.CDLL(None).prctl(1, 15, 0, 0, 0)  # PR_SET_PDEATHSIG, which outlives exec: prctl(2)
@@ -69,7 +69,7 @@ class Host:
         return ServerProcess(command, environment, log, name)
 
     def sees(self, folder: Path) -> bool:
-        """Whether what is written into this folder here can be read there."""
+        """Whether the host sees files that this process writes into the folder."""
         return True
 
     def ready(self, seconds: float) -> None:
@@ -77,18 +77,18 @@ class Host:
 
 
 class ServerAgent:
-    """Of a server on another machine, whose parent it is: every method answers soon. One server at a time."""
+    """The parent of a server on another machine, one at a time. Every method returns soon."""
 
     def __init__(self, variables: Mapping[str, str], working: str) -> None:
-        """`variables`: of the environment of servers; `working`: the folder that relative paths start from."""
+        """`variables`: environment of the servers; `working`: the folder for relative paths."""
         os.environ.update(variables)
-        if Path(working).is_dir():  # whether it is there is asked, and said, later
+        if Path(working).is_dir():  # checked and reported later
             os.chdir(working)
         self._host = Host()
         self._server: ServerProcess | None = None
 
     def place(self) -> tuple[str, str]:
-        """The interpreter of the machine, and its folder `inside`."""
+        """The machine's interpreter, and its folder `inside`."""
         return self._host.python, self._host.inside
 
     def output(self, command: Sequence[str], environment: Mapping[str, str]) -> tuple[int, str]:
@@ -101,22 +101,22 @@ class ServerAgent:
         return port_is_free(port, address)
 
     def is_there(self, path: Path) -> bool:
-        os.listdir(path.parent)  # shared storage keeps what it has looked up
+        os.listdir(path.parent)  # refresh the cache of shared storage
         return path.exists()
 
     def stop_leftover(self, log: Path) -> bool:
         return stop_leftover(log)
 
     def start(self, command: Sequence[str], environment: Mapping[str, str], log: Path, name: str) -> int:
-        """Returns the number of the process."""
+        """Returns the process id."""
         self.stop()
         follow = [sys.executable, "-I", "-c", FOLLOW, str(os.getpid())] if sys.platform == "linux" else []
         self._server = ServerProcess(command, environment, log, name, follow)
         return self._server.pid
 
     def ended(self, seconds: float) -> str | None:
-        """How the server has ended, if it does within so many seconds."""
-        if self._server is None:  # started again without it
+        """How the server ended; None if it still runs after `seconds`."""
+        if self._server is None:  # the agent was restarted without it
             return LOST
         return self._server.how() if self._server.ended_within(seconds) else None
 
@@ -130,7 +130,7 @@ class ServerAgent:
 
 
 def host_of_servers(config: ServerConfig) -> Host:
-    """Where this process starts its server, if it does."""
+    """The machine on which this process starts its server, if it starts one."""
     if ACTOR not in os.environ or config.url is not None:
         return Host()
     from hone.rollout.servers.remote import RemoteHost

@@ -1,8 +1,8 @@
-"""A server on the machine of an actor of Ray, which the launcher has placed: see `hone.launch.ray`.
+"""A server on the machine of a Ray actor, which the launcher has placed: see `hone.launch.ray`.
 
-The first worker asks the actor, a `hone.rollout.servers.host.Caretaker`, to start the server and to stop it. What the
-server generates comes over HTTP, as from one on this machine. An actor that is lost is started again by Ray, on another
-machine if need be, and with it the server.
+The first worker asks the actor, a `hone.rollout.servers.host.ServerAgent`, to start and stop the server. Answers come
+over HTTP, as from a local server. Ray restarts a lost actor, on another machine if need be; the worker then restarts
+the server.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from hone.base.processes import GRACE, Server, last_lines
 from hone.base.settings import UserError
 from hone.rollout.servers.host import COMMAND, LOOPBACK, LOST, NAMESPACE, Host
 
-#: Seconds for an actor to answer a question that needs no work.
+#: Seconds for an actor to answer a call that needs no work.
 SHORT = 30.0
-#: Seconds until a file that one machine has written is seen by another.
+#: Seconds until a file written by one machine is visible to another.
 SHARED = 30.0
 
 
 class NotNow(ServerLost):
-    """The actor does not answer for now: it is slow, out of reach, or being started again."""
+    """The actor does not answer now: it is slow, unreachable, or restarting."""
 
 
 class RemoteHost(Host):
@@ -39,7 +39,7 @@ class RemoteHost(Host):
 
     def __init__(self, actor: str, cluster: str, open: bool) -> None:
         if not ray.is_initialized():
-            handler = signal.getsignal(signal.SIGTERM)  # Ray puts its own in its place
+            handler = signal.getsignal(signal.SIGTERM)  # Ray replaces it with its own
             ray.init(address=cluster, namespace=NAMESPACE, log_to_driver=False, logging_level=logging.ERROR)
             signal.signal(signal.SIGTERM, handler)
         self._actor: Any = ray.get_actor(actor, NAMESPACE)
@@ -65,13 +65,13 @@ class RemoteHost(Host):
                 if time.monotonic() > deadline:
                     raise UserError(f"{error}; it did not come back within {seconds:g} s (start_timeout)") from error
                 time.sleep(1.0)
-        # Of one machine: nobody else is to reach the server.
+        # On the same machine, the server listens on loopback only.
         own = about["address"] == ray.util.get_node_ip_address()
         if not own and not self._open:
             raise UserError(
-                f"launch.ray.server.listen is loopback, and Ray has placed the server on {about['address']}, another "
-                "machine than the first worker's. Give cluster, in a network that only you can reach: the server asks "
-                "nobody for a password. Or have both on one machine: fewer launch.ray.server.cpus and gpus"
+                f"launch.ray.server.listen is loopback, but Ray has placed the server on {about['address']}, another "
+                "machine than the first worker's. In a network that only you can reach, set it to cluster: the server "
+                "has no password. Or let both fit on one machine: lower launch.ray.server.cpus and gpus"
             )
         self.address = LOOPBACK if own else str(about["address"])
 
@@ -108,7 +108,7 @@ class RemoteHost(Host):
             token.unlink()
 
     def ask(self, method: str, *arguments: Any, seconds: float = SHORT) -> Any:
-        """What the actor returns, or raises. Raises ServerLost if it is gone, or for now."""
+        """Call a method of the actor. Raises what it raises, ServerLost if the actor is gone, NotNow if perhaps not."""
         try:
             return ray.get(getattr(self._actor, method).remote(*arguments), timeout=seconds)
         except ray.exceptions.RayTaskError as error:
@@ -140,7 +140,7 @@ class RemoteServer(Server):
                 break
             except NotNow:
                 if time.monotonic() > deadline:
-                    break  # it may be there
+                    break  # it may still run
                 time.sleep(0.5)
             except ServerLost:
                 self._how = LOST
@@ -160,5 +160,5 @@ class RemoteServer(Server):
             return last_lines(self.log)
 
     def stop(self) -> None:
-        with contextlib.suppress(ServerLost):  # the server of an actor that is lost ends by itself
+        with contextlib.suppress(ServerLost):  # the server of a lost actor ends by itself
             self._host.ask("stop", seconds=3 * GRACE + SHORT)

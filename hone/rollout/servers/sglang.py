@@ -4,9 +4,9 @@
 
 Endpoints: /generate (token ids in and out), /health_generate, /pause_generation, /update_weights_from_disk,
 /flush_cache, /continue_generation. Sources: https://docs.sglang.ai (native API, sampling parameters, SGLang for RL
-systems) and the source of sglang/srt/entrypoints/http_server.py. What 0.5.23 was seen to do: docs/rollout.md.
+systems) and the source of sglang/srt/entrypoints/http_server.py. Observed behaviour of 0.5.23: docs/rollout.md.
 
-Seeds are sent and have no effect, unless the server runs with `--enable-deterministic-inference`: nothing here may
+Seeds are sent but have no effect unless the server runs with `--enable-deterministic-inference`: nothing here may
 depend on them.
 """
 
@@ -16,26 +16,27 @@ from typing import Any
 
 from hone.base.http import Http, ServerRefused
 from hone.recipe.sections.rollout import SamplingConfig
-from hone.rollout.servers.handover import Handed
-from hone.rollout.servers.server import SHORT, Aborted, ServerEngine, StaleAnswer, ordinary
+from hone.rollout.servers.lifecycle import SHORT
+from hone.rollout.servers.server import Aborted, ServerEngine, StaleAnswer, ordinary
+from hone.rollout.servers.weight_transfer import ServedWeights
 from hone.types import Finish
 
-#: SGLang's word for all tokens of the vocabulary.
+#: SGLang's value for no top-k filter.
 NO_TOP_K = -1
 #: Its seeds are 32-bit.
 SEEDS = 1 << 31
-#: It ends answers so many tokens before the context is full, and says `length`.
+#: SGLang ends answers with `length` this many tokens before the context is full.
 RESERVED = 2
 
 
 class SGLangEngine(ServerEngine):
-    """Log-probs are at the sampling temperature; with top-p, top-k or min-p they are not renormalised."""
+    """Log-probs are at the sampling temperature, and not renormalised after top-p, top-k or min-p."""
 
     name = "SGLang"
     module = "sglang"
     reserved = RESERVED
 
-    def _command(self, served: Handed, port: int) -> list[str]:
+    def _command(self, served: ServedWeights, port: int) -> list[str]:
         options = {
             "--model-path": served.model,
             "--host": self._host.address,
@@ -49,36 +50,36 @@ class SGLangEngine(ServerEngine):
         return command + [str(part) for option in options.items() for part in option]
 
     def _environment(self) -> dict[str, str]:
-        # Log-probs before the temperature would be another distribution than the one that is sampled from.
+        # Without it, log-probs are those before the temperature is applied.
         return {"SGLANG_RETURN_ORIGINAL_LOGPROB": "0"}
 
     def _healthy(self, http: Http) -> bool:
-        http.get("/health_generate", seconds=SHORT + 20, what="SGLang's health")  # it gives itself 20 s to say no
+        http.get("/health_generate", seconds=SHORT + 20, what="SGLang's health")  # its own time-out is 20 s
         return True
 
-    def _update(self, new: Handed, old: Handed | None) -> None:
-        """In the order that SGLang's guide prescribes: pause, update, continue.
+    def _update(self, new: ServedWeights, old: ServedWeights | None) -> None:
+        """Pause, update, continue: the order that SGLang's guide prescribes.
 
-        None of our answers is under way now. What still runs was given up by us or belongs to another client, and
-        would go on with the new weights: `abort` ends it.
+        None of our requests is running. Any other request was abandoned by us or belongs to another client, and would
+        continue with the new weights: `abort` ends it.
         """
         self._post("/pause_generation", {"mode": "abort"}, "SGLang's pause")
         body = {"model_path": str(new.model), "flush_cache": True, "weight_version": str(new.version)}
-        found = self._post("/update_weights_from_disk", body, "SGLang's update of the weights")
-        if not found.get("success"):
-            raise ServerRefused(200, found.get("message", "success is false"), "SGLang's update of the weights")
+        reply = self._post("/update_weights_from_disk", body, "SGLang's update of the weights")
+        if not reply.get("success"):
+            raise ServerRefused(200, reply.get("message", "success is false"), "SGLang's update of the weights")
         self._post("/flush_cache", None, "SGLang's flush of its cache")
         self._post("/continue_generation", {}, "SGLang's continuation")
-        said = self.http.get("/get_model_info", seconds=SHORT, what="SGLang's model info").get("weight_version")
-        if said != str(new.version):
+        served = self.http.get("/get_model_info", seconds=SHORT, what="SGLang's model info").get("weight_version")
+        if served != str(new.version):
             raise ServerRefused(
-                200, f"it says weight_version {said} after the update to {new.version}", "SGLang's update"
+                200, f"it says weight_version {served} after the update to {new.version}", "SGLang's update"
             )
 
     def _answers(
         self, prompt: list[int], sampling: SamplingConfig, samples: int, seed: int
     ) -> list[tuple[list[int], list[float], Finish]]:
-        """A list of the same prompt instead of its `n`, which SGLang's documentation advises against."""
+        """Sends the prompt `samples` times: SGLang's documentation advises against `n`."""
         settings = {
             **ordinary(sampling),
             "top_k": sampling.top_k or NO_TOP_K,
@@ -95,13 +96,13 @@ class SGLangEngine(ServerEngine):
             "return_logprob": True,
             "stream": False,
         }
-        found = self.http.post(
+        answers = self.http.post(
             "/generate", body, seconds=self.config.request_timeout, what="SGLang's answers to a prompt"
         )
-        return [self._answer(one["meta_info"], len(prompt)) for one in found]
+        return [self._answer(one["meta_info"], len(prompt)) for one in answers]
 
     def _answer(self, meta: dict[str, Any], length: int) -> tuple[list[int], list[float], Finish]:
-        """`length`: tokens of the prompt that was sent."""
+        """`length`: tokens of the prompt."""
         reason = self._finish(meta)
         self._check_version(meta)
         if meta["prompt_tokens"] != length:  # --allow-auto-truncate among the server's arguments
@@ -112,14 +113,14 @@ class SGLangEngine(ServerEngine):
 
     @staticmethod
     def _finish(meta: dict[str, Any]) -> Finish:
-        """Raises Aborted: an answer that was given up comes with status 200 too."""
+        """Raises Aborted: aborted answers have status 200 too."""
         reason: Finish = meta["finish_reason"]["type"]
         if reason not in ("stop", "length"):
             raise Aborted(f"an answer ended with finish_reason {meta['finish_reason']}")
         return reason
 
     def _check_version(self, meta: dict[str, Any]) -> None:
-        """`weight_version` is that of the last token; newer servers name the version of every part."""
+        """`weight_version` is that of the last token; newer servers report the version of every part."""
         last = str(meta.get("weight_version"))
         versions = list(dict.fromkeys([*(str(part["version"]) for part in meta.get("weight_versions") or ()), last]))
         if versions != [str(self._version)]:
@@ -132,10 +133,10 @@ class SGLangEngine(ServerEngine):
             "return_logprob": True,
             "logprob_start_len": 0,
         }
-        found = self.http.post("/generate", body, seconds=self.config.sync_timeout, what="SGLang's probe")
-        self._finish(found["meta_info"])
-        self._check_version(found["meta_info"])
-        rows = found["meta_info"]["input_token_logprobs"]  # the first token has none
+        meta = self.http.post("/generate", body, seconds=self.config.sync_timeout, what="SGLang's probe")["meta_info"]
+        self._finish(meta)
+        self._check_version(meta)
+        rows = meta["input_token_logprobs"]  # the first token has none
         if [row[1] for row in rows] != ids:
             raise ServerRefused(400, "the log-probs are of other tokens than were sent", "SGLang's probe")
         return [float(row[0]) for row in rows[1:]]

@@ -3,8 +3,8 @@
     rollout: {engine: vllm, vllm: {python: /path/to/vllm/venv/bin/python}}
 
 Endpoints: /v1/completions (token ids in and out), /pause, /collective_rpc, /reset_prefix_cache, /resume; for adapters
-/v1/load_lora_adapter and /v1/unload_lora_adapter. Each version of an adapter is served under a name of its own: an
-answer cannot come from another, and its keys and values are not taken for those of another.
+/v1/load_lora_adapter and /v1/unload_lora_adapter. Each version of an adapter has a name of its own, so that neither
+answers nor cached keys and values of two versions can be confused.
 Sources: https://docs.vllm.ai/en/latest/training/rlhf/, .../features/lora/ and the source of vllm/entrypoints.
 """
 
@@ -18,12 +18,13 @@ from typing import Any
 from hone.base.http import Http, ServerRefused
 from hone.recipe.sections.rollout import VLLM_RANKS, SamplingConfig, VLLMConfig
 from hone.rollout.engine import Weights
-from hone.rollout.servers.handover import Handed
 from hone.rollout.servers.host import Host
-from hone.rollout.servers.server import MODEL, SHORT, Aborted, ServerEngine, ordinary
+from hone.rollout.servers.lifecycle import MODEL, SHORT
+from hone.rollout.servers.server import Aborted, ServerEngine, ordinary
+from hone.rollout.servers.weight_transfer import ServedWeights
 from hone.types import Finish
 
-#: Run by the server's interpreter: is it a build for CPUs? As vllm.platforms asks, without its import, of seconds.
+#: Run by the server's interpreter: is this a CPU build? The test of vllm.platforms, without the slow import.
 CPU_BUILD = """
 import importlib.metadata as m, os, sys
 names = m.packages_distributions().get("vllm", [])
@@ -36,20 +37,20 @@ def is_cpu_build(host: Host, python: str, environment: Mapping[str, str]) -> boo
     return host.output([python, "-c", CPU_BUILD], environment)[1].strip() == "True"
 
 
-def engine_options(served: Handed, dtype: str, max_sequences: int, cpu: bool) -> list[str]:
-    """Of vLLM's command line, and of its engine in this process."""
+def engine_options(served: ServedWeights, dtype: str, max_sequences: int, cpu: bool) -> list[str]:
+    """Options for vLLM's command line and for its engine in this process."""
     options = {
         "--model": served.model,
         "--dtype": dtype,
         "--max-num-seqs": max_sequences,
         "--logprobs-mode": "processed_logprobs",  # after temperature, top-k, top-p: what was sampled from
-        "--generation-config": "vllm",  # nothing from the model's generation_config.json but what we ask for
+        "--generation-config": "vllm",  # ignore the model's generation_config.json
         "--worker-extension-cls": "hone_worker.Extension",
     }
     if served.adapter:
         options |= {"--max-loras": 1, "--max-cpu-loras": 1, "--max-lora-rank": room(served.rank)}
     flags = ["--enable-lora"] if served.adapter else []
-    # A request with a seed whose prompt is read in parts ends the CPU engine (its generator has no `offset`).
+    # Chunked prefill of a request with a seed crashes the CPU engine (its generator has no `offset`).
     flags += ["--no-enable-chunked-prefill"] if cpu else []
     return [str(part) for option in options.items() for part in option] + flags
 
@@ -58,10 +59,10 @@ class VLLMEngine(ServerEngine):
     name = "vLLM"
     module = "vllm"
     config: VLLMConfig
-    _room = 0  # the largest rank that the server was started for
-    _adapter: str | None = None  # the name under which it serves the adapter
+    _room = 0  # the largest adapter rank of the running server
+    _adapter: str | None = None  # the served name of the adapter
 
-    def _command(self, served: Handed, port: int) -> list[str]:
+    def _command(self, served: ServedWeights, port: int) -> list[str]:
         command = [self._python(), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--served-model-name", MODEL, "--host", self._host.address, "--port", str(port)]
         cpu = is_cpu_build(self._host, self._python(), self._environment() | self.config.environment)
@@ -71,11 +72,11 @@ class VLLMEngine(ServerEngine):
         return {
             "VLLM_SERVER_DEV_MODE": "1",
             "VLLM_NO_USAGE_STATS": "1",
-            "PYTHONPATH": self._host.inside,  # and not ours: the interpreter is another one
+            "PYTHONPATH": self._host.inside,  # not our PYTHONPATH: the interpreter is another one
             **({"VLLM_ALLOW_RUNTIME_LORA_UPDATING": "1"} if self.config.serves_adapter else {}),
         }
 
-    def _fits(self, new: Handed) -> bool:
+    def _fits(self, new: ServedWeights) -> bool:
         return new.rank <= self._room
 
     def _launch(self) -> None:
@@ -89,26 +90,26 @@ class VLLMEngine(ServerEngine):
         http.get("/health", seconds=SHORT, what="vLLM's health")
         return True
 
-    def _update(self, new: Handed, old: Handed | None) -> None:
-        """Nothing is generated meanwhile: `wait` lets requests end, and none comes in before /resume."""
+    def _update(self, new: ServedWeights, old: ServedWeights | None) -> None:
+        """Nothing is generated meanwhile: `wait` lets running requests end, and new ones wait for /resume."""
         self._post("/pause?mode=wait", None, "vLLM's pause")
         if old is None or new.model != old.model:
             self._rpc("reload_weights", {"weights_path": str(new.model)})
         if new.adapter:
             self._load_adapter(new)
-        found = self._post("/reset_prefix_cache", None, "vLLM's reset of its prefix cache")
-        if isinstance(found, dict) and found.get("success") is False:
+        reply = self._post("/reset_prefix_cache", None, "vLLM's reset of its prefix cache")
+        if isinstance(reply, dict) and reply.get("success") is False:
             raise ServerRefused(200, "success is false: keys and values of the old weights are still held", "the reset")
         self._post("/resume", None, "vLLM's resume")
 
-    def _load_adapter(self, served: Handed) -> None:
-        """Under a new name. The one before is forgotten: the server keeps one, and would not serve the old again."""
+    def _load_adapter(self, served: ServedWeights) -> None:
+        """Load the adapter under a new name and unload the previous one: the server has room for one."""
         name, before = f"{MODEL}-{served.version}-{uuid.uuid4().hex[:8]}", self._adapter
         body = {"lora_name": name, "lora_path": str(served.adapter)}
         self._post("/v1/load_lora_adapter", body, "vLLM's load of the adapter", "VLLM_ALLOW_RUNTIME_LORA_UPDATING=1")
         self._adapter = self._model = name
         if before is not None:
-            with contextlib.suppress(ServerRefused):  # a server that was started again has never heard of it
+            with contextlib.suppress(ServerRefused):  # a restarted server does not know it
                 self._post("/v1/unload_lora_adapter", {"lora_name": before}, "vLLM's unload of the old adapter")
 
     def _answers(
@@ -130,10 +131,10 @@ class VLLMEngine(ServerEngine):
         }
         if sampling.stop:
             body |= {"stop": list(sampling.stop), "include_stop_str_in_output": True}
-        found = self.http.post(
+        reply = self.http.post(
             "/v1/completions", body, seconds=self.config.request_timeout, what="vLLM's answers to a prompt"
         )
-        choices = sorted(found["choices"], key=lambda choice: choice["index"])
+        choices = sorted(reply["choices"], key=lambda choice: choice["index"])
         return [self._answer(choice) for choice in choices] * (samples // distinct)
 
     @staticmethod
@@ -157,23 +158,23 @@ class VLLMEngine(ServerEngine):
             "prompt_logprobs": 0,
             "return_token_ids": True,
         }
-        found = self.http.post("/v1/completions", body, seconds=self.config.sync_timeout, what="vLLM's probe")
-        rows = found["choices"][0]["prompt_logprobs"]
+        reply = self.http.post("/v1/completions", body, seconds=self.config.sync_timeout, what="vLLM's probe")
+        rows = reply["choices"][0]["prompt_logprobs"]
         return [row[str(token)]["logprob"] for row, token in zip(rows[1:], ids[1:], strict=True)]
 
     def weights(self) -> Weights | None:
-        """None without hone's extension, and for a model in shards, whose tensors are not the policy's."""
+        """None without hone's extension, and for a sharded model, whose tensors are parts of the policy's."""
         try:
-            found = self._rpc("hone_digests", {})
+            reply = self._rpc("hone_digests", {})
         except ServerRefused:  # a server at `url` that was started without --worker-extension-cls
             return None
-        return held_weights(found["results"], self._adapter is not None)
+        return held_weights(reply["results"], self._adapter is not None)
 
     def _rpc(self, method: str, kwargs: dict[str, str]) -> Any:
         return self._post("/collective_rpc", {"method": method, "kwargs": kwargs}, f"vLLM's {method}")
 
     def _post(self, path: str, body: Any, what: str, variable: str = "VLLM_SERVER_DEV_MODE=1") -> Any:
-        """`variable`: of the server's environment, without which it does not know the path."""
+        """`variable`: the environment variable that makes the server offer this path."""
         try:
             return self.http.post(path, body, seconds=self.config.sync_timeout, what=what)
         except ServerRefused as error:
@@ -185,7 +186,7 @@ class VLLMEngine(ServerEngine):
 
 
 def held_weights(workers: Sequence[dict[str, Any]], adapter: bool) -> Weights | None:
-    """What hone's extension says, of each worker; None for several, whose tensors are parts of the policy's."""
+    """The report of hone's extension; None with several workers, whose tensors are parts of the policy's."""
     if len(workers) != 1:
         return None
     tensors = workers[0]["tensors"]
@@ -198,5 +199,5 @@ def held_weights(workers: Sequence[dict[str, Any]], adapter: bool) -> Weights | 
 
 
 def room(rank: int) -> int:
-    """The rank to start a server for; 0 for none. `hone.recipe.recipe` has refused what is too large."""
+    """The smallest supported rank >= `rank`; 0 without an adapter. `hone.recipe.recipe` has refused larger ones."""
     return next(size for size in (0, *VLLM_RANKS) if rank <= size)

@@ -2,8 +2,8 @@
 
     rollout: {engine: vllm, vllm: {in_process: true, arguments: [--gpu-memory-utilization, "0.4"]}}
 
-The interpreter that runs hone must have vLLM. There is nobody to start it again after a crash: the run ends, and its
-next start goes on from the last checkpoint. Source: https://docs.vllm.ai/en/latest/serving/offline_inference/
+The interpreter that runs hone must have vLLM. It is not restarted after a crash: the run ends, and resumes from its
+last checkpoint. Source: https://docs.vllm.ai/en/latest/serving/offline_inference/
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ import numpy as np
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, VLLMConfig
 from hone.rollout.engine import Weights, check_room
-from hone.rollout.servers.handover import Handed, WeightTransfer
 from hone.rollout.servers.host import Host
 from hone.rollout.servers.server import ordinary, prompt_seed
 from hone.rollout.servers.vllm import engine_options, held_weights, is_cpu_build, room
+from hone.rollout.servers.weight_transfer import ServedWeights, WeightTransfer
 from hone.types import IntArray, Turn
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class VLLMInside:
-    """Implements `hone.rollout.engine.Engine` and what `hone.rollout.identity` needs.
+    """Implements `hone.rollout.engine.Engine` and `hone.rollout.identity.Scorer`.
 
     Raises UserError if this interpreter has no vLLM.
     """
@@ -47,8 +47,8 @@ class VLLMInside:
         self._config, self._stops = config, [int(i) for i in stop_ids]
         self._dtype, self._max_sequences = dtype, max_sequences
         weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
-        self._handover = WeightTransfer(weights, adapter=config.serves_adapter)
-        self._served: Handed | None = None
+        self._transfer = WeightTransfer(weights, adapter=config.serves_adapter)
+        self._served: ServedWeights | None = None
         self._llm: Any = None
         self._room = 0
         self._adapter: Any = None  # vLLM's LoRARequest
@@ -57,8 +57,8 @@ class VLLMInside:
     # --- Engine -------------------------------------------------------------------------------
 
     def sync(self, policy: Policy, version: int) -> None:
-        """Hand over the weights; the first time, start vLLM with them."""
-        new, before = self._handover.export(policy, version), self._served
+        """Transfer the weights; the first time, start vLLM with them."""
+        new, before = self._transfer.export(policy, version), self._served
         self._served = new
         if self._llm is None or new.rank > self._room:
             self.stop()
@@ -66,11 +66,11 @@ class VLLMInside:
         elif before is None or before.model != new.model:
             self._rpc("reload_weights", {"weights_path": str(new.model)})
         if new.adapter:
-            self._adapter = _adapter(new)  # loaded with the first question, which is that of the identity check
+            self._adapter = _adapter(new)  # loaded with the next request, that of the identity check
         if not self._llm.reset_prefix_cache():
             raise UserError("vLLM did not drop the keys and values of the old weights (reset_prefix_cache)")
         if before is not None:
-            self._handover.drop(before, new)
+            self._transfer.drop(before, new)
 
     def generate(
         self,
@@ -88,7 +88,7 @@ class VLLMInside:
         if samples < 1:
             raise ValueError(f"samples is {samples}: ask for at least one completion per prompt")
         check_room([len(p) for p in prompts], sampling.max_tokens, self._llm.model_config.max_model_len)
-        distinct = samples if sampling.temperature else 1  # greedy answers are all the same
+        distinct = samples if sampling.temperature else 1  # greedy answers are all equal
         settings = {
             **ordinary(sampling),
             "n": distinct,
@@ -100,8 +100,8 @@ class VLLMInside:
             "skip_special_tokens": False,
             "logprobs": 0,  # of the token that was drawn
         }
-        asked = [SamplingParams(**settings, seed=prompt_seed(seed, first + i)) for i in range(len(prompts))]
-        groups = [self._turns(p, found) * (samples // distinct) for p, found in zip(prompts, self._ask(prompts, asked))]
+        params = [SamplingParams(**settings, seed=prompt_seed(seed, first + i)) for i in range(len(prompts))]
+        groups = [self._turns(p, out) * (samples // distinct) for p, out in zip(prompts, self._ask(prompts, params))]
         if progress is not None:
             progress(len(prompts) * samples, len(prompts) * samples)
         return groups
@@ -109,11 +109,11 @@ class VLLMInside:
     def close(self) -> None:
         self.stop()
         if self._served is not None:
-            self._handover.drop(self._served)
+            self._transfer.drop(self._served)
             self._served = None
 
     def stop(self) -> None:
-        """Ends vLLM's engine, which runs in a process of its own, and frees its memory."""
+        """End vLLM's engine, which runs in a process of its own, and free its memory."""
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None
@@ -130,8 +130,8 @@ class VLLMInside:
 
         settings = SamplingParams(max_tokens=1, temperature=1.0, prompt_logprobs=0)
         turns = []
-        for ids, found in zip(sequences, self._ask(sequences, [settings] * len(sequences))):
-            rows = zip(found.prompt_logprobs[1:], ids[1:].tolist(), strict=True)
+        for ids, out in zip(sequences, self._ask(sequences, [settings] * len(sequences))):
+            rows = zip(out.prompt_logprobs[1:], ids[1:].tolist(), strict=True)
             logprobs = np.asarray([row[token].logprob for row, token in rows], np.float32)
             turns.append(Turn(ids[:1], ids[1:], logprobs, "length", self._version))
         return turns
@@ -147,11 +147,11 @@ class VLLMInside:
         assert self._served is not None, "sync first: it starts vLLM"
         return self._served.version
 
-    def _start(self, served: Handed) -> Any:
+    def _start(self, served: ServedWeights) -> Any:
         os.environ.setdefault("VLLM_NO_USAGE_STATS", "1")
         host = Host()
         if host.inside not in sys.path:
-            sys.path.insert(0, host.inside)  # the processes that it starts have our path
+            sys.path.insert(0, host.inside)  # its processes inherit our path
         from vllm import LLM, EngineArgs
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -161,13 +161,13 @@ class VLLMInside:
         return LLM.from_engine_args(EngineArgs.from_cli_args(parsed))
 
     def _ask(self, prompts: Sequence[IntArray], settings: Sequence[Any]) -> list[Any]:
-        given = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
-        found: list[Any] = self._llm.generate(given, list(settings), use_tqdm=False, lora_request=self._adapter)
-        return found
+        inputs = [{"prompt_token_ids": prompt.tolist()} for prompt in prompts]
+        outputs: list[Any] = self._llm.generate(inputs, list(settings), use_tqdm=False, lora_request=self._adapter)
+        return outputs
 
-    def _turns(self, prompt: IntArray, found: Any) -> list[Turn]:
+    def _turns(self, prompt: IntArray, output: Any) -> list[Turn]:
         turns = []
-        for out in sorted(found.outputs, key=lambda out: out.index):
+        for out in sorted(output.outputs, key=lambda out: out.index):
             if out.finish_reason not in ("stop", "length"):
                 raise UserError(f"vLLM ended an answer with finish_reason {out.finish_reason}")
             ids = np.asarray(out.token_ids, np.int64)
@@ -176,12 +176,12 @@ class VLLMInside:
         return turns
 
     def _rpc(self, method: str, kwargs: dict[str, str]) -> list[Any]:
-        found: list[Any] = self._llm.collective_rpc(method, self._config.sync_timeout, kwargs=kwargs)
-        return found
+        results: list[Any] = self._llm.collective_rpc(method, self._config.sync_timeout, kwargs=kwargs)
+        return results
 
 
-def _adapter(served: Handed) -> Any:
-    """A name and a number for each version: no cached keys are taken for those of another."""
+def _adapter(served: ServedWeights) -> Any:
+    """A name and a number for each version, so that cached keys of two versions are not confused."""
     from vllm.lora.request import LoRARequest
 
     return LoRARequest(f"policy-{served.version}", served.version + 1, str(served.adapter))

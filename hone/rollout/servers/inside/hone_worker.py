@@ -1,10 +1,10 @@
-"""An extension of vLLM's workers: tells digests of the weights that are held, and keeps them where updates reach them.
+"""An extension of vLLM's workers: digests of the loaded weights, and a weight layout that updates reach.
 
     PYTHONPATH=hone/rollout/servers/inside VLLM_SERVER_DEV_MODE=1 \
         python -m vllm.entrypoints.openai.api_server --model ... --worker-extension-cls hone_worker.Extension
 
-It is loaded by the interpreter that runs vLLM, which need not have hone: it imports torch and vLLM only.
-`hone.rollout.identity` uses the same `digest` for the policy's side.
+It is loaded by the interpreter that runs vLLM, which need not have hone: it imports only torch and vLLM.
+`hone.rollout.identity` uses the same `digest` for the policy's weights.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-#: Elements that are widened to int64 at once.
+#: Elements converted to int64 at once.
 CHUNK = 1 << 24
 _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
@@ -22,8 +22,8 @@ _BITS = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 def digest(tensor: torch.Tensor) -> int:
     """A checksum of the bits of a matrix [R, C]: sum of bits * (2 * column + 1), modulo 2**64. A vector is one column.
 
-    It adds up over tensors that are stacked on each other (q, k and v in one), and rows of zeros that fill up a
-    vocabulary do not count. The order of rows is not seen; the log-prob probe sees that.
+    The digest of stacked tensors (q, k and v in one) is the sum of their digests, and rows of zeros that pad a
+    vocabulary do not change it. It does not depend on the order of rows; the log-prob probe does.
     """
     flat = tensor.detach().contiguous()
     bits = flat.view(_BITS[flat.element_size()]).reshape(-1, flat.shape[-1] if flat.ndim > 1 else 1)
@@ -37,7 +37,7 @@ def digest(tensor: torch.Tensor) -> int:
 
 
 def digests(parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, list[str]]:
-    """name -> [dtype, digest]; the digest as text, which JSON keeps whole. Tensors moved elsewhere are left out."""
+    """name -> [dtype, digest]; the digest as text, since JSON would round it. Emptied tensors are left out."""
     return {
         name.replace(".base_layer.", "."): [str(p.dtype).removeprefix("torch."), str(digest(p))]
         for name, p in parameters
@@ -48,7 +48,7 @@ def digests(parameters: Iterable[tuple[str, torch.Tensor]]) -> dict[str, list[st
 def adapter_matrices(runner: Any, packed: Mapping[str, Sequence[str]]) -> Iterator[tuple[str, torch.Tensor]]:
     """A and B of the adapter that was loaded last, by peft's names; vLLM keeps B times alpha / rank.
 
-    They stand in buffers for the largest rank; the rest is zeros, which a digest does not count. Layers without an
+    The buffers have room for the largest rank; the rest is zeros, which do not change a digest. Layers without an
     adapter have zeros too.
     """
     if getattr(runner, "lora_manager", None) is None:
@@ -71,7 +71,7 @@ class Extension:
     """Methods that `/collective_rpc` of vLLM's server can call."""
 
     def hone_digests(self) -> dict[str, Any]:
-        """Digests of this worker's tensors, and which of the checkpoint's they were put together from."""
+        """Digests of this worker's tensors, and the checkpoint's tensors that each was stacked from."""
         model = self.model_runner.get_model()  # type: ignore[attr-defined]
         packed: Mapping[str, Sequence[str]] = getattr(model, "packed_modules_mapping", {})
         parts = {whole: list(names) for whole, names in packed.items()}
@@ -80,9 +80,8 @@ class Extension:
 
 
 def keep_weights_plain() -> None:
-    """vLLM's CPU build packs the weights of linear layers for oneDNN when it loads them, and in-place updates do not
-    reach the packed copies: it would go on with the old weights and say nothing. Without packing it is slower at
-    small batches and right."""
+    """Turn off oneDNN weight packing in vLLM's CPU build: in-place updates do not reach the packed copies, so that it
+    would silently keep serving the old weights. Without packing, small batches are slower but correct."""
     from vllm import _custom_ops
     from vllm.platforms import current_platform
 

@@ -1,9 +1,9 @@
-"""Weights on their way to a server: in folders that are whole or not there.
+"""Transfer of weights to a server, in folders that are complete or absent.
 
-handover = WeightTransfer(Path("serving"), adapter=True)
-first = handover.export(policy, version=0)    # serving/base_000 and serving/adapter_000000
-second = handover.export(policy, version=1)   # the same base, serving/adapter_000001
-handover.drop(first, second)                  # the server holds the second: serving/adapter_000000 goes
+transfer = WeightTransfer(Path("serving"), adapter=True)
+first = transfer.export(policy, version=0)    # serving/base_000 and serving/adapter_000000
+second = transfer.export(policy, version=1)   # the same base, serving/adapter_000001
+transfer.drop(first, second)                  # the server holds the second: serving/adapter_000000 goes
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Handed:
-    """What a server is given: whole weights, or an adapter with those that it belongs to."""
+class ServedWeights:
+    """Exported weights for a server: a whole model, or an adapter and its base."""
 
     version: int
-    model: Path  # an ordinary Hugging Face checkpoint
+    model: Path  # a plain Hugging Face checkpoint
     adapter: Path | None = None  # in peft's format; `model` is then its base
     rank: int = 0  # of the adapter
 
@@ -34,35 +34,35 @@ class Handed:
 
 
 class WeightTransfer:
-    """`adapter`: an adapter goes by itself, its base only when a hard reset made a new one; else it is merged in."""
+    """`adapter`: export adapters alone, and their base only when a hard reset made a new one; else merge them."""
 
     def __init__(self, folder: Path, *, adapter: bool = False) -> None:
         self._folder, self._adapter = folder, adapter
         self._clean = False
 
-    def export(self, policy: Policy, version: int) -> Handed:
-        if not self._clean:  # nothing of an earlier run is of use
+    def export(self, policy: Policy, version: int) -> ServedWeights:
+        if not self._clean:  # remove the weights of an earlier run
             for old in (path for kind in ("version", "base", "adapter") for path in self._folder.glob(f"{kind}_*")):
                 shutil.rmtree(old)
             self._clean = True
         if not self._adapter or policy.lora is None:
-            return Handed(version, self._write(f"version_{version:06d}", policy.export))
+            return ServedWeights(version, self._write(f"version_{version:06d}", policy.export))
         base = self._folder / f"base_{len(policy.resets):03d}"
         if not base.exists():
             self._write(base.name, policy.export_base)
         adapter = self._write(f"adapter_{version:06d}", policy.export_adapter)
-        return Handed(version, base.resolve(), adapter, policy.lora.rank)
+        return ServedWeights(version, base.resolve(), adapter, policy.lora.rank)
 
-    def drop(self, old: Handed, new: Handed | None = None) -> None:
-        """Remove what the server was given before and needs no more."""
+    def drop(self, old: ServedWeights, new: ServedWeights | None = None) -> None:
+        """Remove the old weights that the new ones do not use."""
         for folder in old.folders - (new.folders if new else set()):
-            shutil.rmtree(folder, ignore_errors=new is None)  # at the end of a run it may be gone
+            shutil.rmtree(folder, ignore_errors=new is None)  # at the end of a run they may be gone
 
     def _write(self, name: str, export: Callable[[Path], None]) -> Path:
-        """A folder of that name, whole."""
+        """Export into a folder of that name, atomically."""
         final, aside = self._folder / name, self._folder / f".writing_{name}"
-        for left in self._folder.glob(".writing_*"):
-            shutil.rmtree(left)
+        for partial in self._folder.glob(".writing_*"):
+            shutil.rmtree(partial)
         aside.mkdir(parents=True)
         export(aside)
         if final.exists():  # the same version again, as after a refused sync
