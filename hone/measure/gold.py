@@ -20,7 +20,7 @@ from hone.base import jsonl
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.grade.parse import parse
-from hone.measure.models import Model, Sampler
+from hone.measure.models import AnswerSource, Model
 from hone.measure.stats.measured import Measured
 from hone.measure.stats.perplexity import gold_changes, gold_logprobs, gold_perplexity
 from hone.measure.store import GOLD, Store
@@ -38,14 +38,14 @@ Key = tuple[str, int | None]  # problem id, index of the sample; None: without r
 
 
 @dataclass(frozen=True)
-class Asked:
+class GoldPrompt:
     """What stands before a gold answer."""
 
     cue: str
     context: str  # which part of what the model said, see `hone.rewards.perplexity.context_of`
 
     @classmethod
-    def of(cls, reward: RewardConfig, texts: Sequence[str]) -> Asked:
+    def of(cls, reward: RewardConfig, texts: Sequence[str]) -> GoldPrompt:
         """As the recipe's perplexity reward says, if it has one; else everything before the answer, whose tag is the
         cue if the model uses it."""
         config = reward.perplexity
@@ -66,25 +66,25 @@ def check(models: Sequence[Model], problems: Sequence[Problem]) -> None:
         gold_text(problem)
 
 
-def measure(store: Store, sampler: Sampler, problems: Sequence[Problem], stage: Recipe, samples: int) -> None:
+def measure(store: Store, source: AnswerSource, problems: Sequence[Problem], stage: Recipe, samples: int) -> None:
     """Write down what is missing in gold.jsonl of the samples that were asked for."""
     drawn = {problem.id: store.chosen([problem.id], samples) for problem in problems}
-    asked = Asked.of(stage.reward, [row["text"] for rows in drawn.values() for row in rows])
+    prompt = GoldPrompt.of(stage.reward, [row["text"] for rows in drawn.values() for row in rows])
     path = store.folder / GOLD
-    jsonl.keep(path, lambda row: row["cue"] == asked.cue and row["context"] == asked.context)
-    there: set[Key] = {(row["problem_id"], row["index"]) for row in jsonl.read(path)}
-    answerer = LocalAnswerer(sampler.engine.model, sampler.renderer)  # type: ignore[attr-defined]  # see `check`
+    jsonl.keep(path, lambda row: row["cue"] == prompt.cue and row["context"] == prompt.context)
+    present: set[Key] = {(row["problem_id"], row["index"]) for row in jsonl.read(path)}
+    answerer = LocalAnswerer(source.engine.model, source.renderer)  # type: ignore[attr-defined]  # see `check`
     with Track(f"gold answers, {store.settings['label']}", len(problems)) as progress:
         for problem in problems:
             contexts: dict[Key, str] = {(problem.id, None): ""}
             for row in drawn[problem.id]:
-                contexts[problem.id, row["index"]] = before_answer(problem, row["text"], asked.context)
-            missing = {key: text for key, text in contexts.items() if key not in there}
+                contexts[problem.id, row["index"]] = before_answer(problem, row["text"], prompt.context)
+            missing = {key: text for key, text in contexts.items() if key not in present}
             if missing:
-                said = answerer.logprobs(problem, list(missing.values()), asked.cue, gold_text(problem))
-                for (problem_id, index), logprobs in zip(missing, said, strict=True):
+                all_logprobs = answerer.logprobs(problem, list(missing.values()), prompt.cue, gold_text(problem))
+                for (problem_id, index), logprobs in zip(missing, all_logprobs, strict=True):
                     values = np.maximum(logprobs, -1e4).astype(float).round(6).tolist()  # JSON knows no infinity
-                    row = {"problem_id": problem_id, "index": index, "cue": asked.cue, "context": asked.context}
+                    row = {"problem_id": problem_id, "index": index, "cue": prompt.cue, "context": prompt.context}
                     jsonl.append(path, {**row, "logprobs": values})
             progress.advance("")
 

@@ -34,7 +34,7 @@ Answer = tuple[Problem, int, Rollout]  # problem, index of the sample in its blo
 Progress = Callable[[int, int], None]
 
 
-class Sampler(Protocol):
+class AnswerSource(Protocol):
     """Draws answers to a block of problems."""
 
     def prompt_text(self, problem: Problem) -> str: ...
@@ -54,7 +54,7 @@ class Model:
     where: str  # a folder, a hub id, or URL#name
     weights: str  # sha256 of the files; of a hub id or a hosted model its name
     hosted: bool
-    load: Callable[[], Sampler]
+    load: Callable[[], AnswerSource]
 
 
 def find(target: str, stage: Recipe, task: Task) -> Model:

@@ -21,7 +21,7 @@ from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.measure import gold
 from hone.measure.evaluate import eval_problems, graded
-from hone.measure.models import Model, Sampler, find
+from hone.measure.models import AnswerSource, Model, find
 from hone.measure.stats.measured import Measured, compare, measured
 from hone.measure.stats.perplexity import gold_logprobs, gold_perplexity
 from hone.measure.store import Store, about, gold_nlls
@@ -135,7 +135,7 @@ def wanted(store: Store, problems: Sequence[Problem], samples: int, p: int, g: i
 
 def draw_block(
     store: Store,
-    sampler: Sampler,
+    sampler: AnswerSource,
     problems: Sequence[Problem],
     task: Task,
     samples: int,

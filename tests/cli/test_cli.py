@@ -155,8 +155,8 @@ def test_sample_does_what_is_asked(run, monkeypatch, arguments, expected):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--chat", "--prompt", "a"], "--chat and --prompt: give one of them"),
-        (["--file", "f"], "--file and --out belong together"),
+        (["--chat", "--prompt", "a"], "--chat and --prompt: give only one of them"),
+        (["--file", "f"], "--file (prompts) and --out (answers)"),
         (["--prompt", "a", "--samples", "2"], "--samples has no effect without --file"),
     ],
 )
