@@ -95,8 +95,8 @@ def test_all_stages_run_in_the_same_processes(override: str, message: str) -> No
 
 def test_settings_without_effect_are_named() -> None:
     said = notices(load("r.yaml", ["launch.slurm.partition=gpu", "launch.restarts=2"]))
-    assert "launch.slurm: no effect while kind is local" in said
-    assert any(line.startswith("launch.restarts: no effect on a single process") for line in said)
+    assert "launch.slurm has no effect while kind is local" in said
+    assert any(line.startswith("launch.restarts has no effect on a single process") for line in said)
     said = notices(load("r.yaml", ["launch=slurm", "launch.slurm.partition=gpu", "launch.restarts=2"]))
     assert not [line for line in said if line.startswith("launch")]
     assert not [line for line in notices(load("r.yaml", ["launch.restarts=2", "parallel.shard=2"])) if "launch" in line]

@@ -128,7 +128,7 @@ def test_what_does_not_follow_is_said() -> None:
     def said(**settings: Any) -> list[str]:
         return [n for n in notices(Recipe(name="x", task=TASK, **settings)) if n.startswith("rollout.weights")]
 
-    assert "nothing corrects for that" in said(rollout={"weights": "int8"})[0]
+    assert "without a correction" in said(rollout={"weights": "int8"})[0]
     assert not said(rollout={"weights": "int8"}, algo={"correction": {"kind": "tis"}})
     assert "no effect" in said(rollout={"weights": "bfloat16"}, model={"dtype": "bfloat16"})[0]
     assert "no effect while engine is vllm" in said(rollout={"weights": "bfloat16", "engine": "vllm"})[0]

@@ -200,7 +200,7 @@ def test_the_best_needs_validation(tmp_path: Path) -> None:
         load(path, ["eval.every=15"])
     load(path, ["eval.every=20"])
     sft = load(path, ["stage=sft"])
-    assert any("checkpoint.keep_best: no effect in a stage of kind sft" in line for line in notices(sft))
+    assert any("checkpoint.keep_best has no effect in a stage of kind sft" in line for line in notices(sft))
 
 
 # --- stopping -------------------------------------------------------------------------------------------------------
