@@ -1,9 +1,9 @@
-"""How likely a model finds the gold answers: without a word of reasoning, and after its own.
+"""Perplexity of the gold answers under a model: without reasoning, and after its own.
 
     hone eval RUN --gold-perplexity
 
-The model reads the question, what it wrote itself before its answer (nothing, the first time), a cue, and then the gold
-answer: PPL = exp(-mean log p). It needs no grading, and moves before accuracy does.
+The model reads the question, its own reasoning (or none), a cue, and then the gold answer: PPL = exp(-mean log p). It
+needs no grading, and changes before accuracy does.
 
     gold.jsonl   beside samples.jsonl: {"problem_id": "gsm8k-0003", "index": 5, "cue": "<answer>", "logprobs": [-0.1]}
                  one row per problem (index null: without reasoning) and per sample; log-probs in nats, one per token
@@ -39,15 +39,15 @@ Key = tuple[str, int | None]  # problem id, index of the sample; None: without r
 
 @dataclass(frozen=True)
 class GoldPrompt:
-    """What stands before a gold answer."""
+    """The cue and the context that precede a gold answer."""
 
     cue: str
-    context: str  # which part of what the model said, see `hone.rewards.perplexity.context_of`
+    context: str  # which part of the model's text, see `hone.rewards.perplexity.context_of`
 
     @classmethod
     def of(cls, reward: RewardConfig, texts: Sequence[str]) -> GoldPrompt:
-        """As the recipe's perplexity reward says, if it has one; else everything before the answer, whose tag is the
-        cue if the model uses it."""
+        """That of the recipe's perplexity reward, if it has one; else everything before the answer, with the answer tag
+        as the cue if the model uses it."""
         config = reward.perplexity
         if "perplexity" in reward.parts:
             return cls(config.cue, config.context)
@@ -55,11 +55,11 @@ class GoldPrompt:
 
 
 def check(models: Sequence[Model], problems: Sequence[Problem]) -> None:
-    """Raises UserError, before anything is sampled, for what has no gold perplexity."""
+    """Raises UserError, before anything is sampled, for models and problems without a gold perplexity."""
     for model in models:
         if model.hosted:
             raise UserError(
-                f"--gold-perplexity: {model.where} does not tell the log-probs of given text; leave it out, or "
+                f"--gold-perplexity: {model.where} gives no log-probs of given text; leave it out, or "
                 "evaluate the model's own folder"
             )
     for problem in problems:
@@ -67,7 +67,7 @@ def check(models: Sequence[Model], problems: Sequence[Problem]) -> None:
 
 
 def measure(store: Store, source: AnswerSource, problems: Sequence[Problem], stage: Recipe, samples: int) -> None:
-    """Write down what is missing in gold.jsonl of the samples that were asked for."""
+    """Append the missing rows of the requested samples to gold.jsonl."""
     drawn = {problem.id: store.chosen([problem.id], samples) for problem in problems}
     prompt = GoldPrompt.of(stage.reward, [row["text"] for rows in drawn.values() for row in rows])
     path = store.folder / GOLD
@@ -90,7 +90,7 @@ def measure(store: Store, source: AnswerSource, problems: Sequence[Problem], sta
 
 
 def before_answer(problem: Problem, text: str, which: str) -> str:
-    """What the model reads of its own text."""
+    """The part of its own text that the model reads."""
     judged = Judged(Rollout(problem.id, 0, (), text), parse(text), Grade("malformed"))
     return context_of(judged, which).strip()
 
@@ -105,5 +105,7 @@ def said(models: Sequence[Measured]) -> list[str]:
         )
         if changed is not None:
             r = changed.ratio
-            lines.append(f"  x {r.value:.3f} [{r.low:.3f}, {r.high:.3f}] of the first, p = {changed.p_value:.2g}")
+            lines.append(
+                f"  x {r.value:.3f} [{r.low:.3f}, {r.high:.3f}] of the first model's, p = {changed.p_value:.2g}"
+            )
     return lines

@@ -83,7 +83,7 @@ def test_nodes_have_equal_shares() -> None:
     "override, message",
     [
         ("stages.rl.parallel.replicate=2", "stages.1.parallel: 2 processes, and 1 in stage sft: all stages run in"),
-        ("stages.rl.launch=ray", "stages.1.launch: other settings than in stage sft: all stages run in the same"),
+        ("stages.rl.launch=ray", "stages.1.launch: differs from launch in stage sft: all stages run in the same"),
     ],
 )
 def test_all_stages_run_in_the_same_processes(override: str, message: str) -> None:

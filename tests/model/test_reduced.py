@@ -120,7 +120,9 @@ def test_where_it_cannot_be_is_an_error(model: Qwen2ForCausalLM) -> None:
         check(meta, "int8")
     with pytest.raises(UserError, match=r"made of float32 weights, and model.dtype is bfloat16"):
         NativeEngine(model.to(torch.bfloat16), (), RolloutConfig(weights="int8"))
-    with pytest.raises(ValidationError, match=r"is made of float32 weights, and model.dtype is bfloat16; remove one"):
+    with pytest.raises(
+        ValidationError, match=r"int8 is made from float32 weights, but model.dtype is bfloat16; remove one"
+    ):
         Recipe(name="x", task=TASK, model={"dtype": "bfloat16"}, rollout={"weights": "int8"})
 
 

@@ -197,7 +197,7 @@ def test_overrides_of_stages(write):
             "task: knight",
             [f"r.yaml:2: task.name: 'knight' is not allowed; did you mean knights? give one of {', '.join(TASKS)}"],
         ),  # said once
-        ("name: later", "name: sft", ["r.yaml:8: stages.1.name: two stages are called sft; give one another name"]),
+        ("name: later", "name: sft", ["r.yaml:8: stages.1.name: two stages are called sft; rename one"]),
         (
             "    steps: 30",
             "    runs: r",
@@ -222,7 +222,7 @@ def test_overrides_of_stages(write):
         (
             STAGED[STAGED.index("  - ") :],
             "  warmup: {}\n",
-            ["r.yaml:4: stages: give a list with one mapping per stage, as in `- stage: sft`"],
+            ["r.yaml:4: stages: give a list with one mapping per stage, such as `- stage: sft`"],
         ),
     ],
 )

@@ -51,12 +51,14 @@ def test_an_adapter_that_is_served_as_it_is_needs_one_that_vllm_has_room_for() -
 
 def test_rollouts_ahead_need_a_server() -> None:
     inside = {"engine": "vllm", "vllm": {"in_process": True}, "ahead": True}
-    with pytest.raises(ValidationError, match=r"waits for its answers; remove it, or remove rollout.vllm.in_process"):
+    with pytest.raises(
+        ValidationError, match=r"cannot sample while it trains; remove this, or rollout.vllm.in_process"
+    ):
         Recipe(name="x", task=TASK, rollout=inside, algo={"correction": {"kind": "tis"}})
 
 
 def test_vllm_in_the_process_is_alone_there() -> None:
     inside = {"engine": "vllm", "vllm": {"in_process": True}}
-    with pytest.raises(ValidationError, match=r"take them for its own; remove it"):
+    with pytest.raises(ValidationError, match=r"take them for its own; remove this"):
         Recipe(name="x", task=TASK, rollout=inside, parallel={"replicate": 2})
     Recipe(name="x", task=TASK, rollout=inside)

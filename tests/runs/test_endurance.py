@@ -194,9 +194,9 @@ def test_best_of_equal_ones_is_the_earlier() -> None:
 def test_the_best_needs_validation(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\ntask: knights\ncheckpoint: {keep_best: 1}\n")
-    with pytest.raises(ConfigError, match=r"checkpoint\.keep_best: .*there is no validation; set eval\.every"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.keep_best: .*but there is none; set eval\.every"):
         load(path)
-    with pytest.raises(ConfigError, match=r"eval\.every: 15 is no multiple of checkpoint\.every \(10\).* give 20"):
+    with pytest.raises(ConfigError, match=r"eval\.every: 15 is not a multiple of checkpoint\.every \(10\).* give 20"):
         load(path, ["eval.every=15"])
     load(path, ["eval.every=20"])
     sft = load(path, ["stage=sft"])

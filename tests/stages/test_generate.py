@@ -371,9 +371,12 @@ def test_validation_of_traces(whole: Path, tmp_path: Path) -> None:
         ("cold.model=stages.answers", "stages.answers is not an earlier stage with a model; those are: teacher,"),
         ("student.sft.data=no/such/file.jsonl", "sft.data: no file no/such/file.jsonl"),
         ("answers.teacher=http://127.0.0.1:8000/v1", "teacher: http://127.0.0.1:8000/v1 names no model; give an"),
-        ("onpolicy.rollout={engine: vllm, ahead: true}", "rollout.ahead: answers of older weights are for stage rl"),
+        (
+            "onpolicy.rollout={engine: vllm, ahead: true}",
+            "rollout.ahead: only stage rl corrects for answers of older weights",
+        ),
         ("onpolicy.lora={dropout: 0.1}", "lora.dropout: with dropout the trained network differs"),
-        ("answers.teacher=./nobody", "teacher: ./nobody is no folder here"),
+        ("answers.teacher=./nobody", "teacher: ./nobody is not a folder here"),
     ],
 )
 def test_what_is_wrong(tmp_path: Path, override: str, line: str) -> None:
@@ -411,7 +414,7 @@ def test_notices_and_explanations(tmp_path: Path) -> None:
     for part in (
         "stage answers: answers of a teacher teacher the model of stage teacher",
         "answers 3 to each of all train problems, at temperature 1, of at most 12 tokens",
-        "examples the answers that stage answers kept, less those to problems of the task's validation and test",
+        "examples the answers that stage answers kept, without those to problems of the task's validation and test",
         "the data's own validation split, or all answers to 10 % of its problems, after each epoch",
         "stage onpolicy: on-policy distillation, 3 steps",
         "A_t = log(teacher_t / old_t)",
