@@ -169,7 +169,7 @@ def test_the_best_on_validation_stays(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no checkpoint 3; there are 2, 5, and best"):
         at_step(f"{tmp_path}@3")
     validated(run, 6, 0.8)
-    with pytest.raises(UserError, match=r"the best on validation was step 6, whose checkpoint has gone"):
+    with pytest.raises(UserError, match=r"the best on validation was step 6, whose checkpoint was removed"):
         at_step(f"{tmp_path}@best")
 
 
@@ -294,7 +294,7 @@ def test_a_row_of_the_ledger_by_hand() -> None:
         "replaced": [0],
     }
     assert row_of(3, 0, ["x", "y"], [], []) == {"step": 3, "round": 0, "problems": ["x", "y"]}
-    with pytest.raises(ValueError, match="step 3 drew c, and there is no group of it"):
+    with pytest.raises(ValueError, match="step 3 drew c, but there is no group of it"):
         row_of(3, 0, ["c"], [a], [])
 
 
