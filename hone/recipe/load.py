@@ -117,8 +117,8 @@ def presets() -> dict[str, Path]:
 
 def _load_one(layer: Layer) -> Recipe:
     recipe = validate(Recipe, layer)
-    given = {"model.path": recipe.model.path, "teacher": recipe.teacher, "sft.data": recipe.sft.data}
-    for key, value in given.items():
+    references = {"model.path": recipe.model.path, "teacher": recipe.teacher, "sft.data": recipe.sft.data}
+    for key, value in references.items():
         if chain.stage_named(value) is not None:
             place = layer.where(tuple(key.split(".")))
             raise ConfigError([f"{place}: {key}: {value}: this recipe has no stages; give a path, or a hub id"])
@@ -174,9 +174,9 @@ def _as_written(data: dict[str, Any]) -> dict[str, Any]:
 
 def _stage_as_written(stage: dict[str, Any]) -> dict[str, Any]:
     """A resolved stage without its defaults. `model.path` stays: without it, a stage continues from the one before."""
-    given = without_defaults(stage, Recipe)
+    written = without_defaults(stage, Recipe)
     path = (stage.get("model") or {}).get("path")
-    return given if path is None else {**given, "model": {**given.get("model", {}), "path": path}}
+    return written if path is None else {**written, "model": {**written.get("model", {}), "path": path}}
 
 
 def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
@@ -190,7 +190,7 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
             is_adapter = path == ("lora", "path") and value is not None
             is_data_ = path == ("sft", "data") and value is not None and (_is_path(value) or is_data(value))
             is_data_ |= path == ("task", "source") and value is not None and is_data(value)
-            is_model, is_data_ = (found and chain.stage_named(value) is None for found in (is_model, is_data_))
+            is_model, is_data_ = (is_named and chain.stage_named(value) is None for is_named in (is_model, is_data_))
             if not (is_model or is_adapter or is_data_ or (path[-1].endswith("_file") and value)):
                 continue
             target = places.locate(value)

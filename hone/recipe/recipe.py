@@ -131,8 +131,8 @@ class Recipe(Section):
         own = self.eval.sampling if "sampling" in self.eval.model_fields_set else SamplingConfig()
         sampling = self.sampling.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})
         sampling.__pydantic_fields_set__ = set(own.model_fields_set)
-        evaluation, given = self.eval.model_copy(update={"sampling": sampling}), set(self.eval.model_fields_set)
-        evaluation.__pydantic_fields_set__ = given
+        evaluation, written = self.eval.model_copy(update={"sampling": sampling}), set(self.eval.model_fields_set)
+        evaluation.__pydantic_fields_set__ = written
         self.__dict__["eval"] = evaluation  # the recipe is frozen, but still under construction here
         return self
 

@@ -35,15 +35,15 @@ def parse_at(at: Any) -> tuple[Literal["step", "reset"], int] | None:
     """The step or reset from which a line applies, or None if `at` is neither a step nor `reset N`."""
     if isinstance(at, int) and not isinstance(at, bool) and at >= 0:
         return "step", at
-    found = re.fullmatch(r"reset ([1-9]\d*)", at) if isinstance(at, str) else None
-    return ("reset", int(found[1])) if found else None
+    match = re.fullmatch(r"reset ([1-9]\d*)", at) if isinstance(at, str) else None
+    return ("reset", int(match[1])) if match else None
 
 
 def holding(schedule: Sequence[Line], step: int, resets: int) -> tuple[int, ...]:
     """The numbers of the lines that apply in `step`, after `resets` hard resets."""
     now = {"step": step, "reset": resets}
-    found = [(i, parse_at(line.get("at"))) for i, line in enumerate(schedule)]
-    return tuple(i for i, at in found if at is not None and at[1] <= now[at[0]])
+    starts = [(i, parse_at(line.get("at"))) for i, line in enumerate(schedule)]
+    return tuple(i for i, at in starts if at is not None and at[1] <= now[at[0]])
 
 
 class Phases(Generic[SectionT]):
@@ -114,8 +114,10 @@ def check(recipe: Any) -> None:
     for i, line in enumerate(recipe.schedule):
         at = parse_at(line.get("at"))
         if at is None:
-            given = f"{show(line['at'])} is not allowed" if "at" in line else "required, and not given"
-            raise impossible(f"schedule.{i}.at", f"{given}; give a step, such as 100, or a hard reset, such as reset 1")
+            problem = f"{show(line['at'])} is not allowed" if "at" in line else "required, and not given"
+            raise impossible(
+                f"schedule.{i}.at", f"{problem}; give a step, such as 100, or a hard reset, such as reset 1"
+            )
         kind, number = at
         if number <= last[kind]:
             raise impossible(
@@ -185,23 +187,23 @@ def line_schema(fields: Mapping[str, Any]) -> dict[str, Any]:
 def notices(stage: Any, of_phase: Callable[[Any], Iterable[str]]) -> Iterator[str]:
     """Notices of a stage's resets, and those that `of_phase` gives for each of its phases."""
     phases = Phases(stage)
-    said = [*of_phase(phases.at(0, 0)), *_resets(stage)]
-    yield from said
+    shown = [*of_phase(phases.at(0, 0)), *_resets(stage)]
+    yield from shown
     for lines in phases.sets():
         for text in of_phase(phases.merged(lines)) if set(holding(stage.schedule, 0, 0)) <= set(lines) else ():
-            if text not in said:
-                said.append(text)
+            if text not in shown:
+                shown.append(text)
                 yield f"schedule, from {stage.schedule[lines[-1]]['at']} on: {text}"
 
 
 def _resets(stage: Any) -> Iterator[str]:
     """Notices of resets, layers and curriculum."""
     yield from (f"curriculum.{text}" for text in stage.curriculum.idle_settings())
-    asked = [at[1] for line in stage.schedule if (at := parse_at(line.get("at"))) and at[0] == "reset"]
-    rule, known = stage.reset.on_stagnation, len(stage.reset.at)
-    if asked and asked[-1] > known and rule is None:
+    numbers = [at[1] for line in stage.schedule if (at := parse_at(line.get("at"))) and at[0] == "reset"]
+    rule, scheduled = stage.reset.on_stagnation, len(stage.reset.at)
+    if numbers and numbers[-1] > scheduled and rule is None:
         yield (
-            f"schedule: reset.at has only {known} resets, so `reset {asked[-1]}` applies only if you ask for "
+            f"schedule: reset.at has only {scheduled} resets, so `reset {numbers[-1]}` applies only if you ask for "
             "resets with `hone reset`"
         )
     if rule is not None:

@@ -45,8 +45,8 @@ def begun(merged: Layer, own: Mapping[str, Any], before: Sequence[Mapping[str, A
 
     Raises ConfigError if the stage it continues from does not exist, or if `tiny` or `revision` have no effect.
     """
-    asked = own.get("model")
-    model = asked if isinstance(asked, dict) else {}
+    own_model = own.get("model")
+    model = own_model if isinstance(own_model, dict) else {}
     path = model.get("path")
     name = model.get("stage") or stage_named(path if isinstance(path, str) else None)
     if name is None and path is None:
@@ -60,8 +60,8 @@ def begun(merged: Layer, own: Mapping[str, Any], before: Sequence[Mapping[str, A
 
     origin = next((stage for stage in before if stage["name"] == name), None)
     if origin is None or origin.get("stage", "rl") in MODELLESS:
-        there = ", ".join(stage["name"] for stage in before if stage.get("stage", "rl") not in MODELLESS)
-        raise wrong("path", f"{PREFIX}{name} is not an earlier stage with a model; those are: {there or 'none'}")
+        names = ", ".join(stage["name"] for stage in before if stage.get("stage", "rl") not in MODELLESS)
+        raise wrong("path", f"{PREFIX}{name} is not an earlier stage with a model; those are: {names or 'none'}")
     root = origin.get("model") or {}
     for key in ("tiny", "revision"):
         if key in model and model[key] != root.get(key):
