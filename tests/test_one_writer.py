@@ -356,7 +356,7 @@ def test_a_decay_over_the_whole_run_says_what_changes(tmp_path: Path, capsys: py
     pipeline.run(recipe(tmp_path, "steps=2", "optim.decay=linear"))
     pipeline.run(recipe(tmp_path, "steps=4", "optim.decay=linear"), resume=True)
     # linear, 2 updates: shares 1, 0.5; 4 updates: 1, 0.75, 0.5, 0.25
-    assert "ended at 0.0005 and goes on at 0.0005" in capsys.readouterr().err
+    assert "ended at 0.0005 and continues at 0.0005" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -25,7 +25,7 @@ def test_settings_of_a_server_that_is_not_started_are_said() -> None:
         found = notices(load("demo", ["launch.kind=ray", "launch.ray.server.gpus=2", *overrides]))
         return [line for line in found if "server" in line]
 
-    assert said() == ["launch.ray.server: no effect, as no stage samples from a server that is started for it"]
+    assert said() == ["launch.ray.server has no effect: hone starts no rollout server in any stage"]
     assert said("stages.rl.rollout.engine=vllm") == []
     assert len(said("stages.rl.rollout={engine: sglang, sglang: {url: 'http://10.0.0.1:80'}}")) == 1
 
@@ -33,6 +33,6 @@ def test_settings_of_a_server_that_is_not_started_are_said() -> None:
 def test_a_notice_that_is_shorter_than_saving_is_said() -> None:
     base = ["launch.kind=slurm", "launch.slurm.notice=60"]
     found = [line for line in notices(load("demo", base)) if "notice" in line]
-    assert "launch.slurm.notice 60: a run may take 60 s to save (checkpoint.stop_within_seconds), and is" in found[-1]
+    assert "launch.slurm.notice 60: a run may take 60 s to save (checkpoint.stop_within_seconds), so it" in found[-1]
     assert not [line for line in notices(load("demo", ["launch.kind=slurm"])) if "slurm.notice" in line]
     assert not [line for line in notices(load("demo", ["launch.slurm.notice=60"])) if "slurm.notice 60" in line]

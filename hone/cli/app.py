@@ -2,8 +2,8 @@
 
     hone train recipes/demo/recipe.yaml optim.lr=1e-4 --dry-run
 
-What the user can put right is one line on stderr and exit code 2; Ctrl-C is 130, SIGTERM in training 75; a traceback
-is a fault of ours.
+An error that the user can fix is one line on stderr and exit code 2. Ctrl-C exits with 130, SIGTERM during training
+with 75. A traceback is a bug in hone.
 """
 
 from __future__ import annotations
@@ -28,23 +28,25 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     **STYLE,  # type: ignore[arg-type]
 )
-config = typer.Typer(help="Look at recipes.", **STYLE)  # type: ignore[arg-type]
+config = typer.Typer(help="Show recipes.", **STYLE)  # type: ignore[arg-type]
 app.add_typer(data, name="data")
 app.add_typer(config, name="config")
-runs = typer.Typer(help="Look after runs.", **STYLE)  # type: ignore[arg-type]
+runs = typer.Typer(help="List, check and clean up runs.", **STYLE)  # type: ignore[arg-type]
 app.add_typer(runs, name="runs")
 
-Target = Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe file or its folder, a run folder, a preset.")]
-Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last one of the run.")]
+Target = Annotated[
+    str, typer.Argument(metavar="RECIPE", help="A recipe file or its folder, a run folder, or a preset.")
+]
+Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last of the run.")]
 
 
-#: Verbs whose work is worth finishing when nothing reads what they print any more.
+#: Verbs that finish their work even if their output is no longer read.
 LONG = ("train", "eval", "verify")
 
 
 def main() -> None:
-    # Read when torch is loaded. Threads that wait for long by spinning make a busy machine several times slower,
-    # and threads that sleep at once take longer to wake than most operations of a small model.
+    # Read when torch is loaded. Threads that spin for long make a busy machine several times slower; threads that
+    # sleep at once take longer to wake than most operations of a small model.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")
     verb = next((word for word in sys.argv[1:] if not word.startswith("-")), "")
     if verb == "train":
@@ -91,7 +93,7 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def _options(
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show it, exit.")
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and exit.")
     ] = False,
 ) -> None:
     pass
@@ -101,12 +103,12 @@ def _options(
 def train(
     recipe: Target,
     overrides: Overrides = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on from the last checkpoint of this run.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of this run.")] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check everything, show two prompts, start nothing.")
+        bool, typer.Option("--dry-run", help="Check everything and show two prompts, without training.")
     ] = False,
 ) -> None:
-    """Run a recipe: all its stages, into its run folder."""
+    """Run all stages of a recipe and write its run folder."""
     from hone import launch
     from hone.launch.job import follow_parent, silent
     from hone.recipe.recipe import stages
@@ -130,7 +132,7 @@ def train(
 
             findings = before_training(loaded)
         if not alone:
-            kept.clear()  # this process only waits for those that train
+            kept.clear()  # this process only waits for the training processes
             folder, arguments = Path(loaded.runs) / loaded.name, ("train", recipe, *(overrides or ()))
 
             def anything_left() -> bool:
@@ -149,11 +151,11 @@ def check(
     recipe: Target,
     overrides: Overrides = None,
     checkpoint: Annotated[Path | None, typer.Option(help="The model to start from; default: the recipe's.")] = None,
-    problems: Annotated[int, typer.Option(min=1, help="Problems that the model answers.")] = 8,
-    model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model and let it answer.")] = True,
+    problems: Annotated[int, typer.Option(min=1, help="Number of problems to answer.")] = 8,
+    model: Annotated[bool, typer.Option("--model/--no-model", help="Load the model and sample answers.")] = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """Check reward, template, data and model before training. Exit code 1 if something fails."""
+    """Check the reward, template, data and model before training. Exit code 1 if a check fails."""
     loaded = _load(recipe, overrides)
     from hone.preflight.check.run import cli_check
 
@@ -164,14 +166,16 @@ def check(
 def plan(
     recipe: Target,
     overrides: Overrides = None,
-    memory: Annotated[float | None, typer.Option(min=0.1, help="GiB of the device; default: what is here.")] = None,
-    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Default: the best here.")] = None,
+    memory: Annotated[
+        float | None, typer.Option(min=0.1, help="GiB of device memory; default: this machine's.")
+    ] = None,
+    device: Annotated[Literal["cpu", "cuda"] | None, typer.Option(help="Default: the best one available.")] = None,
     calibrate: Annotated[
-        bool, typer.Option("--calibrate/--no-calibrate", help="Time the model's shape on this machine, some seconds.")
+        bool, typer.Option("--calibrate/--no-calibrate", help="Time the model's layers on this machine; takes seconds.")
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """Predict memory and time of a step. Says what to write to fit; exit code 1 if it does not fit as it is."""
+    """Predict the memory and time of a step, and suggest settings that fit. Exit code 1 if the recipe does not fit."""
     loaded = _load(recipe, overrides)
     from hone.preflight.plan.show import cli_plan
 
@@ -180,7 +184,7 @@ def plan(
 
 @app.command()
 def explain(recipe: Target, overrides: Overrides = None) -> None:
-    """Print what a recipe computes: formulas, counts, clips. And what in it has no effect."""
+    """Print what a recipe computes (formulas, counts, clipping) and which settings have no effect."""
     from hone.recipe.explain import explain as text
     from hone.recipe.load import load
 
@@ -189,7 +193,7 @@ def explain(recipe: Target, overrides: Overrides = None) -> None:
 
 @app.command()
 def reset(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
-    """Ask a run for a hard reset. What it has learned becomes the reference, adapter and optimizer begin anew."""
+    """Ask a run for a hard reset: the current model becomes the reference; adapter and optimizer start afresh."""
     from hone.runs.layout import ask
 
     print(ask(run))
@@ -203,36 +207,36 @@ def evaluate(
         typer.Argument(
             metavar="[MODEL | KEY=VALUE]...",
             show_default=False,
-            help="Runs, checkpoints, Hugging Face folders or ids, URL#model of an OpenAI-compatible endpoint; "
-            "default: the recipe's own model. And settings, as in eval.samples=32.",
+            help="Runs, checkpoints, Hugging Face folders or ids, or URL#model of an OpenAI-compatible endpoint "
+            "(default: the recipe's own model), and settings such as eval.samples=32.",
         ),
     ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the random streams; another one is an independent sample.")] = 0,
-    k: Annotated[str, typer.Option(help="The k of pass@k, as in 1,8,32; default: powers of two.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder to append to; default: evaluations in the run.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Random seed; another seed gives an independent sample.")] = 0,
+    k: Annotated[str, typer.Option(help="Values of k for pass@k, such as 1,8,32; default: powers of 2.")] = "",
+    out: Annotated[Path | None, typer.Option(help="Folder to append to; default: `evaluations` in the run.")] = None,
     answerer: Annotated[
-        str | None, typer.Option(help="A frozen model that answers with the reasoning of the evaluated one.")
+        str | None, typer.Option(help="A frozen model that answers, given the evaluated model's reasoning.")
     ] = None,
     gold_perplexity: Annotated[
-        bool, typer.Option("--gold-perplexity", help="How likely each model finds the gold answers, too.")
+        bool, typer.Option("--gold-perplexity", help="Also measure the perplexity of the gold answers.")
     ] = False,
 ) -> None:
     """Evaluate models on the same held-out problems, with intervals.
 
-    Settings are the recipe's eval section. Every sample is kept, and what was drawn before is not drawn again: the
-    same command goes on after a cut.
+    Settings come from the recipe's eval section. Every sample is kept and none is drawn twice, so the same command
+    continues an interrupted evaluation.
     """
     from hone.base.settings import UserError
 
-    given = models or []
-    overrides = [one for one in given if "=" in one and not one.startswith((".", "/", "~")) and "://" not in one]
-    models_ = [one for one in given if one not in overrides]
+    arguments = models or []
+    overrides = [one for one in arguments if "=" in one and not one.startswith((".", "/", "~")) and "://" not in one]
+    models_ = [one for one in arguments if one not in overrides]
     loaded = _load(recipe, overrides)
     if not all(part.strip().isdigit() for part in k.split(",") if k):
-        raise UserError(f"--k {k}: give whole numbers, as in 1,8,32")
+        raise UserError(f"--k {k}: give whole numbers, such as 1,8,32")
     if answerer is not None:
         if len(models_) > 1 or seed or k or gold_perplexity:
-            raise UserError("--answerer: evaluates one model, without --seed, --k and --gold-perplexity")
+            raise UserError("--answerer: takes one model, and no --seed, --k or --gold-perplexity; remove them")
         from hone.measure.two_model import cli_two_model
 
         cli_two_model(loaded, answerer, checkpoint=Path(models_[0]) if models_ else None, out=out)
@@ -244,10 +248,10 @@ def evaluate(
 
 
 AnyModel = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A recipe, a run folder, a checkpoint, a model's folder or hub id.")
+    str, typer.Argument(metavar="MODEL", help="A recipe, a run folder, a checkpoint, a model folder or a hub id.")
 ]
 HowSampled = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="As in eval.sampling.temperature=0.6.")
+    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings such as eval.sampling.temperature=0.6.")
 ]
 
 
@@ -256,26 +260,28 @@ def sample(
     model: AnyModel,
     overrides: HowSampled = None,
     checkpoint: Checkpoint = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Answer so many problems of the recipe's task.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Talk at a prompt; Ctrl-D ends.")] = False,
+    problems: Annotated[int | None, typer.Option(min=1, help="Answer this many problems of the recipe's task.")] = None,
+    chat: Annotated[bool, typer.Option("--chat", help="Chat with the model; Ctrl-D ends the chat.")] = False,
     prompt: Annotated[str | None, typer.Option(help="Answer this.")] = None,
-    file: Annotated[Path | None, typer.Option(help="Answer each line, or row of .jsonl; goes on with --out.")] = None,
-    out: Annotated[Path | None, typer.Option(help="Where the answers to --file go, as .jsonl.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Answers to each prompt of --file.")] = 1,
+    file: Annotated[
+        Path | None, typer.Option(help="Answer each line (or .jsonl row); continues an existing --out.")
+    ] = None,
+    out: Annotated[Path | None, typer.Option(help="The .jsonl file for the answers to --file.")] = None,
+    samples: Annotated[int, typer.Option(min=1, help="Answers per prompt of --file.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Default: the recipe's.")] = None,
 ) -> None:
-    """Ask a model: problems of its task, a chat, a question, a file."""
+    """Sample answers from a model: to problems of its task, in a chat, to one prompt, or to a file of prompts."""
     from hone.base.settings import UserError
 
     ways = [
         name
-        for name, given in (("--problems", problems), ("--chat", chat), ("--prompt", prompt), ("--file", file))
-        if given not in (None, False)
+        for name, value in (("--problems", problems), ("--chat", chat), ("--prompt", prompt), ("--file", file))
+        if value not in (None, False)
     ]
     if len(ways) > 1:
-        raise UserError(f"{' and '.join(ways)}: give one of them")
+        raise UserError(f"{' and '.join(ways)}: give only one of them")
     if (file is None) != (out is None):
-        raise UserError("--file and --out belong together: prompts in, answers out")
+        raise UserError("--file (prompts) and --out (answers) go together: give both")
     if samples > 1 and file is None:
         raise UserError("--samples has no effect without --file")
 
@@ -300,10 +306,10 @@ def serve(
     model: AnyModel,
     overrides: HowSampled = None,
     checkpoint: Checkpoint = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 8000,
-    host: Annotated[str, typer.Option(help="Other than the default: other machines can reach it.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
+    host: Annotated[str, typer.Option(help="The default is reachable from this machine only.")] = "127.0.0.1",
 ) -> None:
-    """Answer over HTTP as OpenAI's API does, until Ctrl-C."""
+    """Serve a model over HTTP with an OpenAI-compatible API, until Ctrl-C."""
     from hone.serve.server import serve as run
 
     run(model, overrides or (), checkpoint, host, port)
@@ -312,13 +318,13 @@ def serve(
 @app.command()
 def report(
     runs: Annotated[
-        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or the folder that hone eval wrote.")
+        list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder written by hone eval.")
     ],
     out: Annotated[
-        Path | None, typer.Option(help="Folder, or file ending in .html; default: RUN/report, or comparison beside.")
+        Path | None, typer.Option(help="A folder or .html file; default: RUN/report, or comparison beside it.")
     ] = None,
 ) -> None:
-    """Write the report of a run, or the comparison of several. One HTML page, its figures and tables as files."""
+    """Write the report of a run, or a comparison of several: an HTML page, with its figures and tables as files."""
     from hone.report.build import build
 
     print(build(runs, out))
@@ -326,13 +332,11 @@ def report(
 
 @app.command()
 def verify(
-    recipe: Annotated[
-        str, typer.Argument(metavar="RECIPE", help="The folder of a recipe with results.json, a preset.")
-    ],
-    seed: Annotated[int | None, typer.Option(min=0, help="Default: one that was not recorded.")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a measurement that was cut.")] = False,
+    recipe: Annotated[str, typer.Argument(metavar="RECIPE", help="A recipe folder with results.json, or a preset.")],
+    seed: Annotated[int | None, typer.Option(min=0, help="Default: a seed that was not recorded.")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted measurement.")] = False,
 ) -> None:
-    """Train a recipe again: do the results lie in its recorded band? Exit code 1 if one does not."""
+    """Train a recipe again and check that its results lie in the recorded band. Exit code 1 if one does not."""
     from hone.measure.reproduce import verify as check
 
     raise typer.Exit(0 if all(one.inside for one in check(recipe, seed, resume)) else 1)
@@ -342,9 +346,9 @@ def verify(
 def export(
     run: Annotated[str, typer.Argument(metavar="RUN[@STEP|@best]", help="A run, or one of its checkpoints.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
-    adapter: Annotated[bool, typer.Option("--adapter", help="The adapter alone, in peft's format.")] = False,
+    adapter: Annotated[bool, typer.Option("--adapter", help="Write only the adapter, in PEFT format.")] = False,
 ) -> None:
-    """Write a model as an ordinary Hugging Face folder. An adapter is merged in. best: on the validation split."""
+    """Write a model as a Hugging Face folder, its adapter merged. @best: the best on the validation split."""
     from hone.stages.audit import export as write
 
     print(write(run, out, adapter))
@@ -352,7 +356,7 @@ def export(
 
 @runs.command("check")
 def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
-    """Check that each prompt was trained once, rows and files are whole. Exit code 1 if not."""
+    """Check that each prompt was trained on once and that rows and files are intact. Exit code 1 if not."""
     from hone.stages.audit import check as examine
 
     lines, faults = examine(run)
@@ -360,12 +364,12 @@ def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, su
     raise typer.Exit(1 if faults else 0)
 
 
-Shelf = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder that runs are in.")]
+Shelf = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder that contains the runs.")]
 
 
 @runs.command("list")
 def runs_list(folder: Shelf = Path("runs")) -> None:
-    """Show the runs of a folder: state, stage, step, age, size, latest validation."""
+    """List the runs of a folder: state, stage, step, age, size, latest validation."""
     from hone.runs.listing import show
 
     show(folder)
@@ -374,9 +378,9 @@ def runs_list(folder: Shelf = Path("runs")) -> None:
 @runs.command("prune")
 def runs_prune(
     folder: Shelf = Path("runs"),
-    yes: Annotated[bool, typer.Option("--yes", help="Remove it; without, only say what.")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="Remove the files; without it, only list them.")] = False,
 ) -> None:
-    """Remove runs that were set aside, and what finished ones no longer need. A running one is left alone."""
+    """Remove runs that were set aside, and files that finished runs no longer need. Active runs stay untouched."""
     from hone.runs.listing import prune
 
     for line in prune(folder, yes):
@@ -418,7 +422,7 @@ def config_schema() -> None:
 
 @config.command("presets")
 def config_presets() -> None:
-    """List the recipes that come with hone; their names can be given to every verb."""
+    """List the recipes that come with hone; every verb accepts their names."""
     from hone.recipe.load import presets
 
     for name, file in presets().items():
@@ -427,7 +431,7 @@ def config_presets() -> None:
 
 @app.command()
 def doctor() -> None:
-    """Check this machine: versions, device, speed, disk, memory. Exit code 1 if something cannot work."""
+    """Check this machine: versions, device, speed, disk, memory. Exit code 1 if hone cannot work on it."""
     from hone.preflight.doctor import examine
 
     raise typer.Exit(examine())

@@ -1,4 +1,4 @@
-"""Evaluation: sample, grade, and say how sure we are.
+"""Evaluation: sample, grade, and summarize with confidence intervals.
 
 The same renderer, engine and grader as in training; only the split and the sampling differ.
 """
@@ -36,7 +36,7 @@ from hone.types import VERIFIER_FAILURES, Group, Interval, Problem, Rollout
 
 Evaluation = tuple[dict[str, Any], list[dict[str, Any]]]  # the row of evals.jsonl, and its samples
 
-#: Added to the recipe's seed, so that evaluation never draws the random numbers of a training step.
+#: Added to the recipe's seed, so that evaluation and training steps use different random numbers.
 EVAL_SEED = 1 << 40
 
 
@@ -56,13 +56,13 @@ class Evaluator:
         self.world = world
 
     def due(self, step: int) -> list[str]:
-        """The labels of what is to be evaluated before step `step`."""
+        """The labels of the evaluations that are due before step `step`."""
         every, last = self.recipe.eval.every, self.recipe.steps
         labels = ["before"] if step == 0 else ["after"] if step == last else []
         return labels + (["validation"] if every and step % every == 0 else [])
 
     def evaluate(self, label: str, reward: Composed | None = None) -> Evaluation:
-        """`reward`: what training rewards; held-out answers are worth knowing by it too."""
+        """`reward`: the training reward, computed for the held-out answers as well."""
         config = self.recipe.eval
         if label == "validation":
             config = config.model_copy(update={"split": "validation"})
@@ -94,11 +94,11 @@ def evaluate(
     world: World = ALONE,
     reward: Composed | None = None,
 ) -> Evaluation:
-    """Accuracy with its 95 % interval, over all and by level; lengths, truncation, reflection, verdicts; the reward.
+    """Accuracy with its 95 % interval, overall and by level; lengths, truncation, reflection, verdicts; the reward.
 
-    Without accuracy for a task that grades nothing. Of `reward` the parts that need no model or server are computed,
-    and of one with such parts no mean; `outcome` alone is the accuracy. A sample whose verifier failed is left out of
-    the accuracy and counted in `verdicts`.
+    A task that grades nothing has no accuracy. Parts of `reward` that need a model or a server are left out, and then
+    its mean too; `outcome` alone is the accuracy. A sample whose verifier failed is left out of the accuracy and
+    counted in `verdicts`.
     """
     answers = rollouts(
         problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress
@@ -118,7 +118,7 @@ def evaluate(
 
 
 def rewarded(groups: Sequence[Group], whole: bool) -> dict[str, float]:
-    """`reward/mean` (of a reward that was computed `whole`) and `reward/PART`, over the samples that have them."""
+    """`reward/mean` (if all parts were computed: `whole`) and `reward/PART`, over the samples that have them."""
     rewards = [r for group in groups for r in group.rewards if r.verdict not in VERIFIER_FAILURES]
     names = sorted({name for r in rewards for name in r.parts})
     mean = {"reward/mean": sum(r.total for r in rewards) / len(rewards)} if whole and rewards else {}
@@ -127,7 +127,7 @@ def rewarded(groups: Sequence[Group], whole: bool) -> dict[str, float]:
 
 
 def _said(row: dict[str, Any]) -> str:
-    """What an evaluation found first of all, for the progress line."""
+    """The main result of an evaluation, for the progress line."""
     if "accuracy" in row:
         a = row["accuracy"]
         return f"accuracy {a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}]"
@@ -161,7 +161,7 @@ def graded(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[dict[st
 
 
 def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
-    """The first `config.problems` of the split, or all there are. Raises UserError if there are none."""
+    """The first `config.problems` problems of the split, or all if it has fewer. Raises UserError if it is empty."""
     problems = task.problems(config.split)[: config.problems]
     if not problems:
         raise UserError(f"eval: the {config.split} split of task {task.name} is empty; give it a size, e.g. 100")
@@ -169,7 +169,7 @@ def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
 
 
 def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, Any]:
-    """The row of evals.jsonl: every share with its interval."""
+    """The row of evals.jsonl; every share has its interval."""
     by_level: dict[str, list[dict[str, Any]]] = defaultdict(list)
     for record in records:
         by_level[record["level"]].append(record)
@@ -184,7 +184,7 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
         "reflection_rate": reflection.rate([record["text"] for record in records]),
         "well_formed_rate": sum(parse(record["text"]).well_formed for record in records) / len(records),
         "verdicts": dict(Counter(record["verdict"] for record in records)),
-        # A level on which the verifier failed every time has no accuracy; `verdicts` tells.
+        # A level on which the verifier always failed has no accuracy; `verdicts` counts the failures.
         "by_level": {
             level: asdict(_accuracy(by_level[level])) for level in sorted(by_level) if stats.outcomes(by_level[level])
         },
@@ -216,7 +216,7 @@ def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
 
 
 def served(stage: Recipe, path: Path) -> tuple[Task, Renderer, Engine]:
-    """A task, and an engine that serves the model at `path` to it."""
+    """The stage's task and its renderer, and an engine that serves the model at `path`."""
     config = stage.model.model_copy(update={"path": str(path)})
     model, tokenizer = load_model(config), load_tokenizer(config)
     check_model(model)

@@ -1,9 +1,9 @@
-"""How likely a model finds the gold answers: without a word of reasoning, and after its own.
+"""Perplexity of the gold answers under a model: without reasoning, and after its own.
 
     hone eval RUN --gold-perplexity
 
-The model reads the question, what it wrote itself before its answer (nothing, the first time), a cue, and then the gold
-answer: PPL = exp(-mean log p). It needs no grading, and moves before accuracy does.
+The model reads the question, its own reasoning (or none), a cue, and then the gold answer: PPL = exp(-mean log p). It
+needs no grading, and changes before accuracy does.
 
     gold.jsonl   beside samples.jsonl: {"problem_id": "gsm8k-0003", "index": 5, "cue": "<answer>", "logprobs": [-0.1]}
                  one row per problem (index null: without reasoning) and per sample; log-probs in nats, one per token
@@ -20,7 +20,7 @@ from hone.base import jsonl
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.grade.parse import parse
-from hone.measure.models import Model, Sampler
+from hone.measure.models import AnswerSource, Model
 from hone.measure.stats.measured import Measured
 from hone.measure.stats.perplexity import gold_changes, gold_logprobs, gold_perplexity
 from hone.measure.store import GOLD, Store
@@ -38,16 +38,16 @@ Key = tuple[str, int | None]  # problem id, index of the sample; None: without r
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What stands before a gold answer."""
+class GoldPrompt:
+    """The cue and the context that precede a gold answer."""
 
     cue: str
-    context: str  # which part of what the model said, see `hone.rewards.perplexity.context_of`
+    context: str  # which part of the model's text, see `hone.rewards.perplexity.context_of`
 
     @classmethod
-    def of(cls, reward: RewardConfig, texts: Sequence[str]) -> Asked:
-        """As the recipe's perplexity reward says, if it has one; else everything before the answer, whose tag is the
-        cue if the model uses it."""
+    def of(cls, reward: RewardConfig, texts: Sequence[str]) -> GoldPrompt:
+        """That of the recipe's perplexity reward, if it has one; else everything before the answer, with the answer tag
+        as the cue if the model uses it."""
         config = reward.perplexity
         if "perplexity" in reward.parts:
             return cls(config.cue, config.context)
@@ -55,42 +55,42 @@ class Asked:
 
 
 def check(models: Sequence[Model], problems: Sequence[Problem]) -> None:
-    """Raises UserError, before anything is sampled, for what has no gold perplexity."""
+    """Raises UserError, before anything is sampled, for models and problems without a gold perplexity."""
     for model in models:
         if model.hosted:
             raise UserError(
-                f"--gold-perplexity: {model.where} does not tell the log-probs of given text; leave it out, or "
+                f"--gold-perplexity: {model.where} gives no log-probs of given text; leave it out, or "
                 "evaluate the model's own folder"
             )
     for problem in problems:
         gold_text(problem)
 
 
-def measure(store: Store, sampler: Sampler, problems: Sequence[Problem], stage: Recipe, samples: int) -> None:
-    """Write down what is missing in gold.jsonl of the samples that were asked for."""
+def measure(store: Store, source: AnswerSource, problems: Sequence[Problem], stage: Recipe, samples: int) -> None:
+    """Append the missing rows of the requested samples to gold.jsonl."""
     drawn = {problem.id: store.chosen([problem.id], samples) for problem in problems}
-    asked = Asked.of(stage.reward, [row["text"] for rows in drawn.values() for row in rows])
+    prompt = GoldPrompt.of(stage.reward, [row["text"] for rows in drawn.values() for row in rows])
     path = store.folder / GOLD
-    jsonl.keep(path, lambda row: row["cue"] == asked.cue and row["context"] == asked.context)
-    there: set[Key] = {(row["problem_id"], row["index"]) for row in jsonl.read(path)}
-    answerer = LocalAnswerer(sampler.engine.model, sampler.renderer)  # type: ignore[attr-defined]  # see `check`
+    jsonl.keep(path, lambda row: row["cue"] == prompt.cue and row["context"] == prompt.context)
+    present: set[Key] = {(row["problem_id"], row["index"]) for row in jsonl.read(path)}
+    answerer = LocalAnswerer(source.engine.model, source.renderer)  # type: ignore[attr-defined]  # see `check`
     with Track(f"gold answers, {store.settings['label']}", len(problems)) as progress:
         for problem in problems:
             contexts: dict[Key, str] = {(problem.id, None): ""}
             for row in drawn[problem.id]:
-                contexts[problem.id, row["index"]] = before_answer(problem, row["text"], asked.context)
-            missing = {key: text for key, text in contexts.items() if key not in there}
+                contexts[problem.id, row["index"]] = before_answer(problem, row["text"], prompt.context)
+            missing = {key: text for key, text in contexts.items() if key not in present}
             if missing:
-                said = answerer.logprobs(problem, list(missing.values()), asked.cue, gold_text(problem))
-                for (problem_id, index), logprobs in zip(missing, said, strict=True):
+                all_logprobs = answerer.logprobs(problem, list(missing.values()), prompt.cue, gold_text(problem))
+                for (problem_id, index), logprobs in zip(missing, all_logprobs, strict=True):
                     values = np.maximum(logprobs, -1e4).astype(float).round(6).tolist()  # JSON knows no infinity
-                    row = {"problem_id": problem_id, "index": index, "cue": asked.cue, "context": asked.context}
+                    row = {"problem_id": problem_id, "index": index, "cue": prompt.cue, "context": prompt.context}
                     jsonl.append(path, {**row, "logprobs": values})
             progress.advance("")
 
 
 def before_answer(problem: Problem, text: str, which: str) -> str:
-    """What the model reads of its own text."""
+    """The part of its own text that the model reads."""
     judged = Judged(Rollout(problem.id, 0, (), text), parse(text), Grade("malformed"))
     return context_of(judged, which).strip()
 
@@ -105,5 +105,7 @@ def said(models: Sequence[Measured]) -> list[str]:
         )
         if changed is not None:
             r = changed.ratio
-            lines.append(f"  x {r.value:.3f} [{r.low:.3f}, {r.high:.3f}] of the first, p = {changed.p_value:.2g}")
+            lines.append(
+                f"  x {r.value:.3f} [{r.low:.3f}, {r.high:.3f}] of the first model's, p = {changed.p_value:.2g}"
+            )
     return lines

@@ -1,6 +1,6 @@
-"""Answers of a model behind an OpenAI-compatible endpoint (`/chat/completions`), as rows beside our own models.
+"""Answers of a model behind an OpenAI-compatible endpoint (`/chat/completions`), for comparison with our own models.
 
-The key is read from the environment and stands in no file. Requests are retried where trying again can help.
+The API key is read from the environment and never written to a file. Requests are retried after transient errors.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    text: str  # thinking that the endpoint returns apart stands in <think> tags before the answer
+    text: str  # thinking that the endpoint returns separately is put before the answer, in <think> tags
     tokens: int  # as counted by the endpoint
     finish: Finish
 
@@ -66,13 +66,13 @@ def complete(
         if not may_pass(error):
             raise UserError(f"{endpoint.url}: {error}") from error
         raise UserError(
-            f"{endpoint.url}: no answer after {tries} tries: {error}. What was sampled is kept; run the same command "
-            "to go on"
+            f"{endpoint.url}: no answer after {tries} tries: {error}. Finished samples are kept; run the same command "
+            "to continue"
         ) from error
 
 
 def _completion(answer: Any, max_tokens: int) -> Completion:
-    """Raises Unreadable if the answer has another form than it should."""
+    """Raises Unreadable if the response has an unexpected form."""
     try:
         choice = answer["choices"][0]
         message = choice["message"]
@@ -87,6 +87,6 @@ def _completion(answer: Any, max_tokens: int) -> Completion:
 
 
 def _counted(usage: Any, most: int) -> int:
-    """Tokens of the answer, as the endpoint counts them; 0 if it says nothing that can be."""
+    """Number of answer tokens according to the endpoint; 0 if it reports no plausible number."""
     tokens = usage.get("completion_tokens") if isinstance(usage, Mapping) else None
     return min(tokens, most) if type(tokens) is int and tokens > 0 else 0

@@ -1,4 +1,4 @@
-"""What can be evaluated: a run, a checkpoint, a Hugging Face folder or hub id, a hosted model.
+"""Models that can be evaluated: a run, a checkpoint, a Hugging Face folder or hub id, a hosted model.
 
 find("runs/demo", recipe)                        # the final model of its last stage
 find("runs/demo/rl/checkpoints/step_000020", recipe)
@@ -28,13 +28,13 @@ from hone.runs.layout import at_step, is_hub_id, label_of, model_folder
 from hone.tasks.base import Task
 from hone.types import Problem, Rollout, Turn
 
-#: Requests to a hosted model that are under way at once.
+#: Concurrent requests to a hosted model.
 CONCURRENCY = 8
-Answer = tuple[Problem, int, Rollout]  # problem, index of the sample in its block, what was said
+Answer = tuple[Problem, int, Rollout]  # problem, index of the sample in its block, answer
 Progress = Callable[[int, int], None]
 
 
-class Sampler(Protocol):
+class AnswerSource(Protocol):
     """Draws answers to a block of problems."""
 
     def prompt_text(self, problem: Problem) -> str: ...
@@ -48,13 +48,13 @@ class Sampler(Protocol):
 
 @dataclass(frozen=True)
 class Model:
-    """Something to evaluate, found but not loaded."""
+    """A model to evaluate, located but not loaded."""
 
     label: str
     where: str  # a folder, a hub id, or URL#name
-    weights: str  # sha256 of the files; of a hub id or a hosted model its name
+    weights: str  # sha256 of the files; the name of a hub id or hosted model
     hosted: bool
-    load: Callable[[], Sampler]
+    load: Callable[[], AnswerSource]
 
 
 def find(target: str, stage: Recipe, task: Task) -> Model:
@@ -65,7 +65,7 @@ def find(target: str, stage: Recipe, task: Task) -> Model:
     path = at_step(target)
     if not path.exists():
         if not is_hub_id(target):
-            remedy = "a run, a checkpoint, a Hugging Face folder, or a hub id with its owner, as in Qwen/Qwen3-0.6B"
+            remedy = "a run, a checkpoint, a Hugging Face folder, or a hub id with its owner, such as Qwen/Qwen3-0.6B"
             raise UserError(f"{target}: no such folder; give {remedy}")
         return Model(target, target, target, False, lambda: _Local(stage, Path(target)))
     folder = model_folder(path)
@@ -73,11 +73,11 @@ def find(target: str, stage: Recipe, task: Task) -> Model:
 
 
 def weights_digest(folder: Path) -> str:
-    """sha256 over the names and contents of everything that decides what the model says."""
+    """sha256 over the names and contents of all files that determine the model's answers."""
     kinds = (".safetensors", ".bin", ".json", ".model", ".jinja")
-    found = sorted(p for p in folder.iterdir() if p.suffix in kinds and p.name != checksums.FILE)
+    files = sorted(p for p in folder.iterdir() if p.suffix in kinds and p.name != checksums.FILE)
     whole = hashlib.sha256()
-    for path in found:
+    for path in files:
         whole.update(f"{path.name} {path.stat().st_size}\n".encode())
         with path.open("rb") as file:
             while part := file.read(2**24):
@@ -86,7 +86,7 @@ def weights_digest(folder: Path) -> str:
 
 
 class _Local:
-    """Our own engine."""
+    """The native engine."""
 
     def __init__(self, stage: Recipe, path: Path) -> None:
         self.config = stage.eval.sampling
@@ -98,14 +98,14 @@ class _Local:
     def answers(
         self, block: Sequence[Problem], samples: int, seed: int, missing: set[tuple[str, int]], progress: Progress
     ) -> Iterator[Answer]:
-        """All of the block: the random stream of an answer is keyed by its place in it."""
+        """Draws the whole block, because the random stream of an answer is keyed by its place in it."""
         groups = rollouts(block, self.renderer, self.engine, self.config, samples=samples, seed=seed, progress=progress)
         for problem, group in zip(block, groups, strict=True):
             yield from ((problem, rollout.index, rollout) for rollout in group)
 
 
 class _Hosted:
-    """Requests to an endpoint, several at once; an answer is handed on as soon as it is there."""
+    """Concurrent requests to an endpoint; each answer is yielded as soon as it arrives."""
 
     def __init__(self, endpoint: hosted.Endpoint, stage: Recipe, task: Task) -> None:
         self.endpoint, self.config = endpoint, stage.eval.sampling
@@ -127,11 +127,11 @@ class _Hosted:
         work = [(p, problem, g) for p, problem, g in work if (problem.id, g) in missing]
 
         def ask(p: int, problem: Problem, g: int) -> Answer:
-            number = (seed + 1000 * p + g) % 2**31  # what most endpoints take
-            said = hosted.complete(self.endpoint, self.messages(problem), self.config, number)
-            nothing = np.zeros(said.tokens, np.int64)  # an endpoint returns no tokens, only how many there were
-            turn = Turn(np.zeros(1, np.int64), nothing, nothing.astype(np.float32), said.finish, 0)
-            return problem, g, Rollout(problem.id, g, (turn,), said.text)
+            number = (seed + 1000 * p + g) % 2**31  # the range that most endpoints accept
+            completion = hosted.complete(self.endpoint, self.messages(problem), self.config, number)
+            nothing = np.zeros(completion.tokens, np.int64)  # an endpoint returns no token ids, only their number
+            turn = Turn(np.zeros(1, np.int64), nothing, nothing.astype(np.float32), completion.finish, 0)
+            return problem, g, Rollout(problem.id, g, (turn,), completion.text)
 
         with ThreadPoolExecutor(CONCURRENCY) as pool:
             futures = [pool.submit(ask, *one) for one in work]

@@ -1,4 +1,4 @@
-"""`hone verify RECIPE`: measure a recipe again, and say whether what comes out lies in the band it recorded.
+"""`hone verify RECIPE`: measure a recipe again, and check whether the results lie in the recorded bands.
 
 A recipe's folder holds results.json:
 
@@ -6,10 +6,10 @@ A recipe's folder holds results.json:
      "schema": 1,
      "runs": {"main": {"recipe": "recipe.yaml", "overrides": []}},    the trainings of one measurement, by name
      "bands": {"after.accuracy": {"mean": 0.95, "low": 0.87, "high": 1.0, "seeds": 3}, ...},
-     "seeds": [{"seed": 0, "after": {...}, ...}, ...]                 what each seed gave
+     "seeds": [{"seed": 0, "after": {...}, ...}, ...]                 the result of each seed
     }
 
-With one run, a row of `seeds` is that run's results.json; with several it has them in `runs`, by name. The key of a
+With one run, a row of `seeds` is that run's results.json; with several, `runs` has one for each by name. The key of a
 band is a path into a row, `after.accuracy` or `prolonged.after.pass_at_k.8`, or the difference of two,
 `after.accuracy - before.accuracy`. A recipe with several runs compares conditions: its claim is a band of a difference.
 """
@@ -37,7 +37,7 @@ _ONE_RUN = {"main": {"recipe": "recipe.yaml", "overrides": []}}
 
 @dataclass(frozen=True, slots=True)
 class Band:
-    """Where one more seed is expected with 95 %."""
+    """The 95 % prediction interval for one more seed."""
 
     mean: float
     low: float
@@ -57,7 +57,7 @@ class Check:
 
 
 def verify(target: str, seed: int | None = None, resume: bool = False) -> list[Check]:
-    """Train and measure the recipe with a seed that is not among the recorded ones, or the given one.
+    """Train and measure the recipe with the given seed, by default one that was not recorded.
 
     Writes verify.json into the run folder. Raises UserError if nothing is recorded, before anything is trained.
     """
@@ -68,14 +68,14 @@ def verify(target: str, seed: int | None = None, resume: bool = False) -> list[C
     folder = file.parent.resolve()
     row, place = measure(folder, recorded["runs"], chosen, f"{folder.name}-verify-{chosen}", resume)
     checks = [Check(key, Band(**band), value_of(row, key)[0]) for key, band in recorded["bands"].items()]
-    found = {"seed": chosen, "checks": [{**asdict(check), "inside": check.inside} for check in checks], "row": row}
-    jsonl.replace(place / "verify.json", json.dumps(found, indent=1))
+    record = {"seed": chosen, "checks": [{**asdict(check), "inside": check.inside} for check in checks], "row": row}
+    jsonl.replace(place / "verify.json", json.dumps(record, indent=1))
     print(said(target, checks, chosen, known, recorded["seeds"], row))
     return checks
 
 
 def read_results(folder: Path) -> dict[str, Any]:
-    """results.json of a recipe's folder, checked. Raises UserError if it is not there or has no bands."""
+    """Read and check results.json of a recipe's folder. Raises UserError if it is missing or has no bands."""
     path = folder / RESULTS
     how = f"record it with `python benchmarks/recipe_seeds.py {folder}`"
     if not path.is_file():
@@ -87,22 +87,22 @@ def read_results(folder: Path) -> dict[str, Any]:
     if not isinstance(recorded, dict) or not recorded.get("bands") or not recorded.get("seeds"):
         raise UserError(f"{path}: holds no `bands` and `seeds` to compare with; {how}")
     if recorded.get("schema") != SCHEMA:
-        raise UserError(f"{path}: schema {recorded.get('schema')}, and this hone reads {SCHEMA}; {how}")
+        raise UserError(f"{path}: schema {recorded.get('schema')}, but this version of hone reads {SCHEMA}; {how}")
     return {"runs": _ONE_RUN, **recorded}
 
 
 def measure(
     folder: Path, runs: Mapping[str, Mapping[str, Any]], seed: int, name: str, resume: bool = False
 ) -> tuple[dict[str, Any], Path]:
-    """One seed's row, and the folder of its first run. Every training is a process: its memory is its own."""
+    """The row of one seed, and the folder of its first run. Each training is a process with memory of its own."""
     rows: dict[str, dict[str, Any]] = {}
     places: list[Path] = []
     for key, run in runs.items():
         run_name = name if len(runs) == 1 else f"{name}-{key}"
-        given = [*run.get("overrides", ()), f"seed={seed}", f"name={run_name}"]
+        overrides = [*run.get("overrides", ()), f"seed={seed}", f"name={run_name}"]
         recipe = folder / str(run["recipe"])
-        loaded = load(recipe, given)
-        arguments = ["train", str(recipe), *given, *(["--resume"] if resume else [])]
+        loaded = load(recipe, overrides)
+        arguments = ["train", str(recipe), *overrides, *(["--resume"] if resume else [])]
         done = subprocess.run([sys.executable, "-m", "hone", *arguments])
         if done.returncode == 130:
             raise KeyboardInterrupt
@@ -118,7 +118,7 @@ def measure(
 
 
 def bands(rows: Sequence[Mapping[str, Any]], measures: Sequence[str]) -> dict[str, dict[str, Any]]:
-    """A band for each measure, from the rows of all seeds; ready for results.json."""
+    """The band of each measure, from the rows of all seeds; ready for results.json."""
     found = {}
     for key in measures:
         values, errors = zip(*(value_of(row, key) for row in rows), strict=True)
@@ -135,8 +135,8 @@ def band(
 ) -> Band:
     """Prediction interval for one more seed: mean ± t_{n-1} s sqrt(1 + 1/n).
 
-    s is the standard deviation over seeds, but never less than an evaluation's own standard error (`errors`): a few
-    seeds may agree by luck. Raises ValueError for fewer than two seeds.
+    s is the standard deviation over seeds, but at least the standard error of one evaluation (`errors`), because a few
+    seeds may agree by chance. Raises ValueError for fewer than two seeds.
     """
     from scipy.stats import t
 
@@ -151,9 +151,9 @@ def band(
 
 
 def value_of(row: Mapping[str, Any], key: str) -> tuple[float, float | None]:
-    """The number at a path, or the difference of two, and the standard error if the row has an interval for it.
+    """The number at a path, or the difference of two, and its standard error if the row has an interval for it.
 
-    Raises UserError for a path that is not there.
+    Raises UserError for a path that does not exist.
     """
     if " - " in key:
         (a, se_a), (b, se_b) = (value_of(row, part.strip()) for part in key.split(" - ", 1))
@@ -162,12 +162,12 @@ def value_of(row: Mapping[str, Any], key: str) -> tuple[float, float | None]:
     for part in key.split("."):
         if not isinstance(node, Mapping) or part not in node:
             there = ", ".join(map(str, node)) if isinstance(node, Mapping) else "a number"
-            raise UserError(f"results: no {part!r} in {key!r}; there is {there}")
+            raise UserError(f"results: no {part!r} in {key!r}; there are {there}")
         node = node[part]
     if isinstance(node, Mapping) and "value" in node:
         return float(node["value"]), (float(node["high"]) - float(node["low"])) / (2 * 1.96)
     if isinstance(node, bool) or not isinstance(node, (int, float)):
-        raise UserError(f"results: {key!r} is no number")
+        raise UserError(f"results: {key!r} is not a number")
     return float(node), None
 
 
@@ -194,7 +194,7 @@ def said(
         f"  time: {now / 60:.1f} min, recorded {before / 60:.1f} min" for before, now in seconds if before and now
     ]
     outside = sum(not check.inside for check in checks)
-    lines.append(f"{outside} of {len(checks)} outside of the recorded band" if outside else "inside the recorded band")
+    lines.append(f"{outside} of {len(checks)} outside the recorded band" if outside else "inside the recorded band")
     if outside:
         lines.append(
             f"(each band holds 95 % of seeds: of {len(checks)}, {0.05 * len(checks):.1f} are outside by chance)"

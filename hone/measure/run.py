@@ -1,7 +1,7 @@
-"""`hone eval`: draw what is missing, block by block, then say what was found.
+"""`hone eval`: draw the missing samples, block by block, then print the results.
 
-Every model answers the same problems, and sample i of problem p draws from the same random stream: the engine keys its
-numbers by (seed, place in the block, sample, position), and a block's seed follows from --seed and the block alone.
+Every model answers the same problems, and sample i of problem p uses the same random stream: the engine keys its
+numbers by (seed, place in the block, sample, position), and a block's seed depends only on --seed and the block.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.measure import gold
 from hone.measure.evaluate import eval_problems, graded
-from hone.measure.models import Model, Sampler, find
+from hone.measure.models import AnswerSource, Model, find
 from hone.measure.stats.measured import Measured, compare, measured
 from hone.measure.stats.perplexity import gold_logprobs, gold_perplexity
 from hone.measure.store import Store, about, gold_nlls
@@ -35,9 +35,9 @@ from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.types import Interval, Problem, Rollout
 
-#: What is drawn and saved at a time. Part of what decides a sample: other sizes are other random streams.
+#: Problems and samples drawn at a time. Other sizes give other random streams, and so other samples.
 BLOCK_PROBLEMS, BLOCK_SAMPLES = 64, 8
-SAVE_EVERY = 5.0  # seconds between appends while a block comes in piece by piece
+SAVE_EVERY = 5.0  # seconds between appends while the answers of a block arrive
 
 
 def cli_eval(
@@ -48,11 +48,11 @@ def cli_eval(
     out: Path | None = None,
     score_gold: bool = False,
 ) -> Path:
-    """Evaluate `models` (default: the recipe's own) with its eval section; returns the folder of the evaluations.
+    """Evaluate `models` (default: the recipe's own) with the eval section; returns the folder of the evaluations.
 
-    With `score_gold` how likely each finds the gold answers, too: see `hone.measure.gold`. `seed` chooses the random
-    streams and nothing else; two seeds are two independent samples of the same model.
-    Raises UserError before anything is loaded if a model is not there.
+    `score_gold`: also measure the perplexity of the gold answers, see `hone.measure.gold`. `seed` only chooses the
+    random streams; two seeds give two independent samples of the same model.
+    Raises UserError, before anything is loaded, if a model does not exist.
     """
     stage = stages(recipe)[-1]
     config = stage.eval
@@ -60,12 +60,12 @@ def cli_eval(
     task = make_task(stage.task, stage.seed)
     problems = eval_problems(task, config)
     targets = list(models) or [str(which_model(recipe, None)[1])]
-    found = [find(target, stage, task) for target in targets]
+    located = [find(target, stage, task) for target in targets]
     if score_gold:
-        gold.check(found, problems)
+        gold.check(located, problems)
     folder = out or Path(recipe.runs) / recipe.name / "evaluations"
     results, opinions = [], []
-    for model in found:
+    for model in located:
         store = Store.open(folder, settings(stage, task, model, seed))
         load = cache(model.load)  # once, and only if something is missing
         draw(store, replace(model, load=load), problems, task, config, seed)
@@ -83,13 +83,13 @@ def check_ks(ks: Sequence[int], samples: int) -> None:
     wrong = [k for k in ks if not 1 <= k <= samples]
     if wrong:
         raise UserError(
-            f"--k {', '.join(map(str, wrong))}: pass@k needs at least k samples per problem, and eval.samples is "
+            f"--k {', '.join(map(str, wrong))}: pass@k needs at least k samples per problem, but eval.samples is "
             f"{samples}; raise eval.samples, or give a k from 1 to {samples}"
         )
 
 
 def settings(stage: Recipe, task: Task, model: Model, seed: int) -> dict[str, Any]:
-    """Everything that decides which samples are drawn; how many is not part of it."""
+    """All settings that determine the samples, except how many are drawn."""
     return {
         "label": model.label if seed == 0 else f"{model.label} seed {seed}",
         "model": model.where,
@@ -107,7 +107,7 @@ def settings(stage: Recipe, task: Task, model: Model, seed: int) -> dict[str, An
 
 
 def draw(store: Store, model: Model, problems: Sequence[Problem], task: Task, config: EvalConfig, seed: int) -> None:
-    """Sample what the store lacks. A cut leaves whole blocks (of a hosted model: answers) behind, and goes on there."""
+    """Sample what the store lacks. An interrupted evaluation continues after its last whole block (hosted: answer)."""
     blocks = [
         (p, g)
         for p in range(0, len(problems), BLOCK_PROBLEMS)
@@ -135,7 +135,7 @@ def wanted(store: Store, problems: Sequence[Problem], samples: int, p: int, g: i
 
 def draw_block(
     store: Store,
-    sampler: Sampler,
+    sampler: AnswerSource,
     problems: Sequence[Problem],
     task: Task,
     samples: int,
@@ -158,25 +158,25 @@ def draw_block(
                 store.add(stored(task, fresh, stream))
                 fresh, saved = [], time.monotonic()
     finally:
-        store.add(stored(task, fresh, stream))  # what was paid for is kept, whatever happened
+        store.add(stored(task, fresh, stream))  # keep finished answers, even after an error
 
 
 def stored(task: Task, items: Sequence[tuple[Problem, Rollout]], stream: int) -> list[dict[str, Any]]:
-    """Rows of samples.jsonl; what is known of the problem stands elsewhere."""
+    """Rows of samples.jsonl, without the fields of problems.jsonl."""
     left_out = ("level", "domain", "answer")
     return [{**{k: v for k, v in row.items() if k not in left_out}, "seed": stream} for row in graded(task, items)]
 
 
 def block_seed(seed: int, p: int, g: int) -> int:
-    """Of the block whose first problem is number p and whose first sample is number g: never a training step's."""
+    """The seed of the block that starts with problem p and sample g; no training step uses it."""
     return int.from_bytes(hashlib.sha256(f"hone eval {seed} {p} {g}".encode()).digest()[:8], "little") >> 1
 
 
-# --- what was found ------------------------------------------------------------------------------
+# --- results -------------------------------------------------------------------------------------
 
 
 def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Sequence[int]) -> Measured:
-    """Write summary.json of the samples that were asked for."""
+    """Write summary.json of the requested samples."""
     kinds = {q.id: {"level": q.level, "domain": q.domain, "answer": q.answer} for q in problems}
     scored = gold_nlls(store.folder)
     rows = [
@@ -201,7 +201,7 @@ def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Se
 
 
 def _graded(result: Measured, ks: Sequence[int]) -> dict[str, Any]:
-    """What only a task that grades has."""
+    """The fields of summary.json that only a task with grading has."""
     return {
         "accuracy": asdict(result.accuracy()),
         "pass_at_k": {str(k): asdict(point) for k, point in zip(ks, result.pass_curve(ks), strict=True)},
@@ -210,7 +210,7 @@ def _graded(result: Measured, ks: Sequence[int]) -> dict[str, Any]:
 
 
 def ask_judge(store: Store, problems: Sequence[Problem], config: EvalConfig, task: Task) -> str:
-    """Write judge.json, a second opinion on the samples that were asked for; returns it in a line or two."""
+    """Write judge.json, a second opinion on the requested samples; returns it in a line or two."""
     rows = [dict(row) for row in store.chosen([problem.id for problem in problems], config.samples)]
     opinion = second_opinion(problems, rows, Judge(config.judge), task)
     jsonl.replace(store.folder / "judge.json", json.dumps(opinion, indent=1, ensure_ascii=False))
@@ -218,7 +218,7 @@ def ask_judge(store: Store, problems: Sequence[Problem], config: EvalConfig, tas
 
 
 def usable(ks: Sequence[int], result: Measured) -> list[int]:
-    """The k asked for, as far as the graded samples allow; by default 1, 2, 4, ..."""
+    """The requested k that the graded samples allow; by default 1, 2, 4, ..."""
     limit = int(result.drawn.min())
     return [k for k in ks if k <= limit] or result.ks()
 
@@ -226,12 +226,12 @@ def usable(ks: Sequence[int], result: Measured) -> list[int]:
 def said(
     results: Sequence[Measured], problems: Sequence[Problem], config: EvalConfig, seed: int, ks: Sequence[int]
 ) -> str:
-    """The findings as text: a row per model, then each against the first on the same problems."""
+    """The results as text: a row per model, then each compared with the first on the same problems."""
     settings = config.sampling.model_dump(exclude=None if config.sampling.stop else {"stop"})
     how = ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in settings.items())
     lines = [
         f"{len(problems)} {config.split} problems, {config.samples} sample(s) each, seed {seed}; {how}",
-        "95 % intervals: Wilson with one sample per problem, otherwise problems are resampled",
+        "95 % intervals: Wilson with one sample per problem, otherwise bootstrap over problems",
     ]
     for result in results:
         cut = "" if result.truncated is None else f", {result.truncated.mean():.1%} cut off"
@@ -249,8 +249,8 @@ def said(
         if len(parts) > 1:
             lines.append("  " + "  ".join(f"{level}: {_text(part.accuracy())}" for level, part in parts.items()))
     for other in results[1:]:
-        if result.graded and (found := compare(results[0], other)) is not None:
-            lines.append(f"{other.label} - {results[0].label}: {_difference(found)}")
+        if result.graded and (comparison := compare(results[0], other)) is not None:
+            lines.append(f"{other.label} - {results[0].label}: {_difference(comparison)}")
     return "\n".join(lines)
 
 
@@ -258,9 +258,9 @@ def _text(a: Interval) -> str:
     return f"{a.value:.3f} [{a.low:.3f}, {a.high:.3f}]"
 
 
-def _difference(found: stats.Comparison) -> str:
-    d = found.difference
+def _difference(comparison: stats.Comparison) -> str:
+    d = comparison.difference
     return (
-        f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}], p = {found.p_value:.2g} ({found.method}), paired on {d.n} "
-        "problems"
+        f"{d.value:+.3f} [{d.low:+.3f}, {d.high:+.3f}], p = {comparison.p_value:.2g} ({comparison.method}), paired on "
+        f"{d.n} problems"
     )

@@ -25,7 +25,7 @@ from hone.base.settings import UserError
 from hone.measure.stats.measured import Measured, measured
 
 Row = Mapping[str, Any]
-#: What names a place and not the samples: a model that was moved goes on where it was.
+#: Settings that name a place and do not affect the samples: a model may be moved.
 _NOT_DIGESTED = ("label", "model", "code_version")
 GOLD = "gold.jsonl"  # log-probs of gold answers, see hone.measure.gold
 
@@ -39,7 +39,7 @@ class Store:
 
     @classmethod
     def open(cls, out: Path, settings: Mapping[str, Any]) -> Store:
-        """The folder of these settings in `out`: a new one, or the one that is there, with what it holds."""
+        """Open the folder of these settings in `out`, or create it."""
         code = digest(settings)
         there = sorted(out.glob(f"*-{code}"))
         folder = there[0] if there else out / f"{slug(str(settings['label']))}-{code}"
@@ -53,7 +53,7 @@ class Store:
         return store
 
     def describe(self, problems: Iterable[Row]) -> None:
-        """Write down problems that are not in the folder yet. Raises UserError if one is there with another prompt."""
+        """Add problems that are not in the folder yet. Raises UserError if one is there with another prompt."""
         path = self.folder / "problems.jsonl"
         known = {row["id"]: row for row in jsonl.read(path)}
         new = []
@@ -69,7 +69,7 @@ class Store:
         self._append(path, new)
 
     def add(self, rows: Iterable[Row]) -> None:
-        """Append those that are not there yet; they are on the disk when this returns."""
+        """Append the rows that are not there yet; they are on disk when this returns."""
         new = {(row["problem_id"], row["index"]): dict(row) for row in rows}
         new = {key: row for key, row in new.items() if key not in self.rows}
         self._append(self.folder / "samples.jsonl", new.values())
@@ -89,7 +89,7 @@ class Store:
 
 
 def digest(settings: Mapping[str, Any]) -> str:
-    """Eight characters that differ if anything that decides the samples does."""
+    """Eight characters that differ if any setting that determines the samples differs."""
     kept = {key: value for key, value in settings.items() if key not in _NOT_DIGESTED}
     return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:8]
 
@@ -103,18 +103,18 @@ def slug(label: str) -> str:
 
 def stored(out: Path) -> list[Path]:
     """Folders of evaluations in `out`, oldest first."""
-    found = [path.parent for path in out.glob("*/settings.json") if (path.parent / "samples.jsonl").exists()]
-    return sorted(found, key=lambda folder: ((folder / "settings.json").stat().st_mtime_ns, folder.name))
+    folders = [path.parent for path in out.glob("*/settings.json") if (path.parent / "samples.jsonl").exists()]
+    return sorted(folders, key=lambda folder: ((folder / "settings.json").stat().st_mtime_ns, folder.name))
 
 
 def read_measured(folder: Path) -> Measured:
-    """What the evaluation in this folder found. Raises UserError if its files are not those of an evaluation."""
+    """The results of the evaluation in this folder. Raises UserError if its files are not those of an evaluation."""
     try:
         settings = json.loads((folder / "settings.json").read_text(encoding="utf-8"))
         problems = {row["id"]: row for row in jsonl.read(folder / "problems.jsonl")}
         return measured(str(settings["label"]), _joined(folder, problems), **about(settings))
     except (json.JSONDecodeError, KeyError, TypeError, ValueError) as error:
-        raise UserError(f"{folder}: not a whole evaluation ({error}); evaluate again, or move it away") from error
+        raise UserError(f"{folder}: not a complete evaluation ({error}); evaluate again, or move it away") from error
 
 
 def about(settings: Mapping[str, Any]) -> dict[str, Any]:
@@ -137,6 +137,6 @@ def _joined(folder: Path, problems: Mapping[str, Row]) -> Iterator[dict[str, Any
 
 
 def gold_nlls(folder: Path) -> dict[tuple[str, int | None], float]:
-    """-mean log p of the tokens of a problem's gold answer: after a sample's reasoning, or (None) without any."""
+    """-mean log p of the tokens of a problem's gold answer: after a sample's reasoning, or (None) without."""
     rows = jsonl.read(folder / GOLD)
     return {(row["problem_id"], row["index"]): -sum(row["logprobs"]) / len(row["logprobs"]) for row in rows}

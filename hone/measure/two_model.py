@@ -1,9 +1,9 @@
-"""Two-model evaluation: one model writes a reasoning context, a frozen one answers with it.
+"""Two-model evaluation: one model writes a reasoning context, a frozen one answers after reading it.
 
     hone eval RECIPE --answerer FOLDER
 
-Accuracy of the answerer and its perplexity of the gold answer, after the contexts of the model under test, after no
-context, and after one that gives the answer away: the floor and the ceiling of what a context can do.
+Measures the answerer's accuracy and its perplexity of the gold answer: after the contexts of the model under test,
+without a context (the floor), and after one that gives the answer away (the ceiling).
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from hone.runs.layout import which_model
 from hone.tasks.base import Task
 from hone.types import Grade, Interval, Problem, Rollout
 
-#: Tokens that the answerer may say beside the answer: a tag, "So it is".
+#: Extra tokens for the answerer, beyond the answer: a tag, "So it is".
 ROOM = 12
 
 Contexts = Sequence[Sequence[str]]  # [P][S]; "" is none
@@ -54,27 +54,27 @@ def two_model(
 ) -> dict[str, Any]:
     """One row per condition (`context`, `none`, `leaked`): accuracy and gold perplexity, each with its 95 % interval.
 
-    `engine` serves the answerer, which answers greedily, with no room to reason of its own. `reward` is the mean of the
-    perplexity reward over the contexts, with its interval, `leak_rate` the share of them that hold the gold answer,
-    `by_problem` the mean reward and negative log-prob of each problem, for paired comparisons.
+    `engine` serves the answerer, which answers greedily, with no room to reason. `reward` is the mean of the perplexity
+    reward over the contexts, with its interval; `leak_rate` is the share of contexts with the gold answer; `by_problem`
+    has the mean reward and negative log-prob of each problem, for paired comparisons.
     """
     conditions = {
         "context": contexts,
         "none": [[""] for _ in problems],
         "leaked": [[f"The answer is {gold_text(p)}"] for p in problems],
     }
-    nlls = {name: gold_nlls(problems, given, answerer, config.cue) for name, given in conditions.items()}
+    nlls = {name: gold_nlls(problems, texts, answerer, config.cue) for name, texts in conditions.items()}
     rows: dict[str, Any] = {}
-    for name, given in conditions.items():
-        right = answers(problems, given, task, answerer, engine, config.cue)
+    for name, texts in conditions.items():
+        right = answers(problems, texts, task, answerer, engine, config.cue)
         rows[name] = {
             "accuracy": asdict(stats.accuracy(right)),
             "gold_perplexity": asdict(mean_perplexity([float(np.mean(n)) for n in nlls[name]])),
         }
-    leaked = [[leaks(c, gold_text(p)) for c in given] for p, given in zip(problems, contexts, strict=True)]
+    leaked = [[leaks(c, gold_text(p)) for c in texts] for p, texts in zip(problems, contexts, strict=True)]
     values = [
-        [score(math.exp(a), math.exp(none), leak, config).value or 0.0 for a, leak in zip(given, held, strict=True)]
-        for given, (none,), held in zip(nlls["context"], nlls["none"], leaked, strict=True)
+        [score(math.exp(a), math.exp(none), leak, config).value or 0.0 for a, leak in zip(texts, held, strict=True)]
+        for texts, (none,), held in zip(nlls["context"], nlls["none"], leaked, strict=True)
     ]
     return {
         **rows,
@@ -88,15 +88,15 @@ def two_model(
 
 
 def gold_nlls(problems: Sequence[Problem], contexts: Contexts, answerer: LocalAnswerer, cue: str) -> list[list[float]]:
-    """[P][S] mean negative log-probs of the gold answer's tokens: the logarithms of its perplexities."""
+    """[P][S] mean negative log-probs of the gold answer's tokens, which are the logarithms of its perplexities."""
     return [
-        [math.log(perplexity(x)) for x in answerer.logprobs(problem, given, cue, gold_text(problem))]
-        for problem, given in zip(problems, contexts, strict=True)
+        [math.log(perplexity(x)) for x in answerer.logprobs(problem, texts, cue, gold_text(problem))]
+        for problem, texts in zip(problems, contexts, strict=True)
     ]
 
 
 def mean_perplexity(nlls: Sequence[float]) -> Interval:
-    """exp of the mean over problems, which no single hopeless problem can dominate; a bootstrap over problems."""
+    """exp of the mean over problems, so that no single problem dominates; the interval is a bootstrap over problems."""
     mean = stats.bootstrap_mean(nlls)
     return Interval(math.exp(mean.value), math.exp(mean.low), math.exp(mean.high), mean.n)
 
@@ -109,25 +109,28 @@ def answers(
     engine: Engine,
     cue: str,
 ) -> list[list[float]]:
-    """[P][S] 1 if what the answerer says after the cue is right, else 0; greedy, about as long as the gold answers."""
-    places = [(p, c) for p, given in zip(problems, contexts, strict=True) for c in given]
+    """[P][S] 1 if the answerer's text after the cue is right, else 0; greedy, about as long as the gold answers."""
+    places = [(p, c) for p, texts in zip(problems, contexts, strict=True) for c in texts]
     prompts = [answerer.prompt_ids(problem, context, cue) for problem, context in places]
     longest = max(len(answerer.renderer.tokenizer.encode(gold_text(p), add_special_tokens=False)) for p in problems)
     greedy = SamplingConfig(temperature=0.0, max_tokens=longest + ROOM)
     turns = engine.generate(prompts, greedy, samples=1, seed=0)
-    said = [decoder(answerer.renderer.tokenizer)(t.completion_ids.tolist()) for (t,) in turns]
+    completions = [decoder(answerer.renderer.tokenizer)(t.completion_ids.tolist()) for (t,) in turns]
     right = iter(
-        [float(grade(task, p, cue, text).verdict == "correct") for (p, _), text in zip(places, said, strict=True)]
+        [
+            float(grade(task, p, cue, text).verdict == "correct")
+            for (p, _), text in zip(places, completions, strict=True)
+        ]
     )
-    return [[next(right) for _ in given] for given in contexts]
+    return [[next(right) for _ in texts] for texts in contexts]
 
 
-def grade(task: Task, problem: Problem, cue: str, said: str) -> Grade:
-    """Judge an answer that follows the cue: if the two have no answer block, the first line said is the answer."""
-    found = task.grade(problem, cue + said)
-    if found.verdict != "malformed":
-        return found
-    first = next((line.strip() for line in said.splitlines() if line.strip()), "")
+def grade(task: Task, problem: Problem, cue: str, text: str) -> Grade:
+    """Grade the text after the cue; without an answer block, its first line is the answer."""
+    whole = task.grade(problem, cue + text)
+    if whole.verdict != "malformed":
+        return whole
+    first = next((line.strip() for line in text.splitlines() if line.strip()), "")
     return task.grade(problem, f"<answer>{first}</answer>")
 
 
@@ -137,7 +140,7 @@ def grade(task: Task, problem: Problem, cue: str, said: str) -> Grade:
 def cli_two_model(
     recipe: Recipe | Pipeline, answerer: str, checkpoint: Path | None = None, out: Path | None = None
 ) -> None:
-    """`hone eval --answerer`: the recipe's model writes contexts for its evaluation problems, `answerer` answers."""
+    """`hone eval --answerer`: the recipe's model writes contexts for the evaluation problems, `answerer` answers."""
     stage, path = which_model(recipe, checkpoint)
     config = stage.reward.perplexity
     if config.is_server:
@@ -156,14 +159,14 @@ def cli_two_model(
         )
     r = row["reward"]
     print(f"  reward ({config.kind}) {r['value']:.4f}  95% [{r['low']:.4f}, {r['high']:.4f}]", end="")
-    print(f", {row['leak_rate']:.1%} of the contexts hold the gold answer")
+    print(f", {row['leak_rate']:.1%} of the contexts contain the gold answer")
     if out is not None:
         out.parent.mkdir(parents=True, exist_ok=True)
         out.write_text(json.dumps({"model": str(path), "answerer": answerer, **row}, indent=1))
 
 
 def load_frozen(stage: Recipe, path: str, task: Task) -> tuple[LocalAnswerer, Engine]:
-    """The answerer at `path`, and an engine that serves it."""
+    """Load the answerer at `path`, and an engine that serves it."""
     config = stage.model.at(path)
     model, tokenizer = load_model(config).eval().requires_grad_(False), load_tokenizer(config)
     check_model(model)
@@ -180,7 +183,7 @@ def evaluate_contexts(
     answerer: LocalAnswerer,
     answerer_engine: Engine,
 ) -> dict[str, Any]:
-    """Sample contexts from `engine` as the recipe's eval section says, then `two_model`."""
+    """Sample contexts from `engine` according to the eval section, then evaluate them with `two_model`."""
     config = stage.reward.perplexity
     groups = rollouts(
         problems, renderer, engine, stage.eval.sampling, samples=stage.eval.samples, seed=stage.seed + EVAL_SEED
@@ -192,7 +195,7 @@ def evaluate_contexts(
 def contexts_of(
     task: Task, problems: Sequence[Problem], groups: Sequence[Sequence[Rollout]], config: PerplexityReward
 ) -> list[list[str]]:
-    """[P][S] what the answerer reads of each rollout."""
+    """[P][S] the part of each rollout that the answerer reads."""
     return [
         [context_of(judge(task, problem, rollout), config.context).strip() for rollout in group]
         for problem, group in zip(problems, groups, strict=True)

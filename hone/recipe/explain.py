@@ -1,4 +1,4 @@
-"""What a recipe computes: its formulas with the numbers filled in, what they count, and what can have no effect.
+"""`hone explain`: the formulas of a recipe with its numbers, what they count, and which settings have no effect.
 
     hone explain recipes/demo/recipe.yaml
 
@@ -6,8 +6,8 @@
                 R: rewards of the 8 answers to a prompt; std divides by 7; every token of answer i
                   gets A_t = A_i
 
-The formulas are those of `hone.learn`, each said once, here. They are written so that they can be evaluated, and the
-tests do: what is printed is what is computed.
+Each formula of `hone.learn` is written once, here, in a form that can be evaluated. The tests evaluate it: what is
+printed is what is computed.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ ADVANTAGES = {
     "reinforce_pp_baseline": "A_t = (G_t - mean(G)) / (std(G) + 1e-6)",
     "gae": "A_t = (E_t - mean(E)) / (std(E) + 1e-6)",
 }
-#: What the symbols of an advantage are.
+#: The meaning of the symbols in an advantage.
 OVER_THE_GROUP = "R: rewards of the {answers} answers to a prompt"
 OVER_THE_STEP = "mean and std over all completion tokens of the step"
 SYMBOLS = {
-    "grpo": [f"{OVER_THE_GROUP}; std divides by {{others}}; every token of answer i gets A_t = A_i"],
-    "dr_grpo": [f"{OVER_THE_GROUP}; every token of answer i gets A_t = A_i"],
-    "rloo": [f"{OVER_THE_GROUP}; R_i less the mean of the others; every token of answer i gets A_t = A_i"],
+    "grpo": [f"{OVER_THE_GROUP}; std divides by {{others}}; A_t = A_i for every token t of answer i"],
+    "dr_grpo": [f"{OVER_THE_GROUP}; A_t = A_i for every token t of answer i"],
+    "rloo": [f"{OVER_THE_GROUP}; R_i less the mean of the others; A_t = A_i for every token t of answer i"],
     "reinforce_pp": ["G_t = R_i{to_go}, for each token t of answer i", OVER_THE_STEP],
     "reinforce_pp_baseline": [
         "G_t = R_i - mean(R){to_go}, for each token t of answer i",
@@ -78,26 +78,26 @@ REDUCTIONS = {
     "sequence_mean": "L_t / (S * T_i)",
     "constant": "L_t / (S * {longest})",
 }
-#: Advantages with a KL penalty at each token, whitened over the step; the others give an answer one number.
+#: Advantages per token, with a KL penalty at each and whitened over the step; the others are one number per answer.
 PER_TOKEN = ("reinforce_pp", "reinforce_pp_baseline", "gae")
 
 
 def explain(recipe: Recipe | Pipeline) -> str:
-    """The whole text, one section per stage."""
+    """The text of `hone explain`, one section per stage."""
     return "\n\n".join(_section(stage, alone=isinstance(recipe, Recipe)) for stage in stages(recipe))
 
 
 def _section(stage: Recipe, alone: bool) -> str:
     lines = [f"stage {stage.name}: {explain_stages.title(stage)}"]
     if stage.stage == "rl":
-        said = _reinforcement(Phases(stage).at(0, 0))
+        body = _reinforcement(Phases(stage).at(0, 0))
     elif stage.stage == "distil":
-        said = _on_policy(stage)
+        body = _on_policy(stage)
     else:
-        said = explain_stages.supervised(stage) if stage.stage == "sft" else explain_stages.generated(stage)
-    said.append(("sizes", _sizes(stage)))
-    said.append(("schedule", schedule(stage) if stage.stage == "rl" else []))
-    for label, paragraphs in [*said, ("note", stage_notices(stage, alone))]:
+        body = explain_stages.supervised(stage) if stage.stage == "sft" else explain_stages.generated(stage)
+    body.append(("sizes", _sizes(stage)))
+    body.append(("schedule", schedule(stage) if stage.stage == "rl" else []))
+    for label, paragraphs in [*body, ("note", stage_notices(stage, alone))]:
         beside = [line for text in paragraphs for line in WRAP.wrap(text)]
         if beside:
             lines += [f"  {label:<{INDENT - 2}}{beside[0][INDENT:]}", *beside[1:]]
@@ -115,13 +115,13 @@ def _on_policy(stage: Recipe) -> list[Entry]:
         ("loss", _loss(stage)),
         ("clip", clip(stage.algo)),
         ("reduction", _reduction(stage)[:2]),
-        ("trained", ["the tokens of the completion, the stop token included; not those of the prompt"]),
+        ("trained", ["the completion tokens, including the stop token, but not the prompt tokens"]),
         ("passes", explain_stages.teacher_passes(stage)),
         *entries(stage),
     ]
 
 
-# --- reinforcement ------------------------------------------------------------------------------
+# --- reinforcement learning -----------------------------------------------------------------------
 
 
 def _reinforcement(stage: Recipe) -> list[Entry]:
@@ -144,7 +144,7 @@ def _reinforcement(stage: Recipe) -> list[Entry]:
 def _rollout(stage: Recipe) -> list[str]:
     prompts, group, longest = stage.prompts_per_step, stage.samples_per_prompt, stage.sampling.max_tokens
     lines = [
-        f"{count(prompts, 'prompt')} x {count(group, 'answer')} = {n(prompts * group)} a step, each of at most "
+        f"{count(prompts, 'prompt')} x {count(group, 'answer')} = {n(prompts * group)} per step, each of at most "
         f"{count(longest, 'token')}: at most {n(prompts * group * longest)} completion tokens"
     ]
     rounds = stage.algo.refill_rounds
@@ -152,7 +152,7 @@ def _rollout(stage: Recipe) -> list[str]:
         lines.append(
             f"dynamic sampling: groups without a reward difference are replaced, in at most "
             f"{count(rounds, 'more round')}: at most {n(rounds * prompts)} more prompts, "
-            f"{n(rounds * prompts * group)} more answers; then the step trains on the groups that it has"
+            f"{n(rounds * prompts * group)} more answers; then the step trains on the groups it has"
         )
     return lines
 
@@ -164,15 +164,15 @@ def _updates(stage: Recipe) -> list[str]:
     if updates == 1:
         each = f"on {'its prompt' if prompts == 1 else f'all {n(prompts)} prompts'}"
     return [
-        f"{count(updates, 'optimizer update')} per rollout, {each} ({answers} answers); every answer is in one update",
+        f"{count(updates, 'optimizer update')} per rollout, {each} ({answers} answers); each answer is in one update",
         f"over the run at most {count(stage.updates or 0, 'update')} on "
-        f"{n(stage.steps * stage.prompts_per_step * stage.samples_per_prompt)} answers; an update that has no "
-        f"gradient is left out",
+        f"{n(stage.steps * stage.prompts_per_step * stage.samples_per_prompt)} answers; updates without a "
+        f"gradient are skipped",
     ]
 
 
 def _share(stage: Recipe) -> tuple[int, int]:
-    """Fewest and most prompts of an update: whole groups, dealt out in turn."""
+    """Fewest and most prompts of an update; whole groups are dealt out in turn."""
     whole, rest = divmod(stage.prompts_per_step, stage.algo.updates_per_rollout)
     return whole, whole + bool(rest)
 
@@ -190,7 +190,7 @@ def _advantage(stage: Recipe) -> list[str]:
     }
     lines = [text.format(**symbols) for text in (ADVANTAGES[algo.advantage], *SYMBOLS[algo.advantage])]
     if beta and algo.advantage not in PER_TOKEN:
-        lines.append(f"the R_i here is the reward less {beta} * (sum of KL_t over answer i)")
+        lines.append(f"R_i here is the reward less {beta} * (sum of KL_t over answer i)")
     if beta:
         name = algo.kl.estimator
         lines.append(f"KL_t = {ESTIMATORS[name]} ({name}), before the first update; {reference(stage)}")
@@ -201,7 +201,7 @@ def _advantage(stage: Recipe) -> list[str]:
 
 
 def formulas(algo: AlgoConfig) -> dict[str, str]:
-    """Symbol -> formula, with the numbers filled in; `L_t` is the loss of a token, made of those that follow it."""
+    """Symbol -> formula, with the numbers filled in; `L_t` is the loss of a token, defined by the symbols after it."""
     low, high = clip_range(algo)
     surrogate = LOSSES[algo.loss].format(low=g(low), high=g(high))
     parts = {"P_t": surrogate}
@@ -225,45 +225,45 @@ def _loss(stage: Recipe) -> list[str]:
     algo, sampling = stage.algo, stage.sampling
     on_policy = algo.updates_per_rollout == 1
     meaning = {
-        "rho_t": "; 1 in value, since the one update of a rollout is on-policy" if on_policy else "",
+        "rho_t": "; its value is 1, because the only update per rollout is on-policy" if on_policy else "",
         "s": " over the answer; each token has the gradient of its own log(p_t)" + ("; s is 1" if on_policy else ""),
         "C_t": f" ({algo.correction.kind}, no gradient), q_t: the sampler's probability",
         "KL_t": f" ({algo.kl.estimator}); {reference(stage)}",
     }
     lines = [f"{symbol} = {formula}{meaning.get(symbol, '')}" for symbol, formula in formulas(algo).items()]
     if algo.entropy_coef:
-        lines.append("H_t: entropy of the whole distribution from which token t is drawn, exact")
+        lines.append("H_t: exact entropy of the distribution over the whole vocabulary from which token t is drawn")
     filters = {"top_p": sampling.top_p < 1, "top_k": sampling.top_k > 0, "min_p": sampling.min_p > 0}
     cut = [f"{name} {g(getattr(sampling, name))}" for name, used in filters.items() if used]
     lines.append(
         f"p_t: probability of token t at temperature {g(sampling.temperature)}"
-        + (f", over the whole vocabulary, although answers are drawn with {' and '.join(cut)}" if cut else "")
+        + (f", over the whole vocabulary, although answers are sampled with {' and '.join(cut)}" if cut else "")
         + ("" if on_policy else "; p_old_t: before the first update of the rollout")
     )
     return lines
 
 
 def clip_range(algo: AlgoConfig) -> tuple[float, float]:
-    """Of the ratio; one below 0 does not exist."""
+    """Lower and upper bound of the ratio, which is never below 0."""
     return max(0.0, 1.0 - algo.clip_low), 1.0 + algo.clip_high
 
 
 def clip(algo: AlgoConfig) -> list[str]:
-    """What the clipping does."""
+    """What the clipping does, in words."""
     if algo.updates_per_rollout == 1:
-        return ["never acts: there is one update per rollout, and its ratio is 1"]
+        return ["never acts: with one update per rollout, the ratio is always 1"]
     low, high = map(g, clip_range(algo))
     whose = {
         "clipped": "ratio of a token",
-        "gspo": "ratio of the sequence, one for all its tokens,",
+        "gspo": "ratio of the sequence (the same for all its tokens)",
         "cispo": "weight of a token",
     }[algo.loss]
     lines = [
-        f"the {whose} counts within [{low}, {high}]",
-        f"it can act from the second of the {algo.updates_per_rollout} updates on",
+        f"the {whose} is clipped to [{low}, {high}]",
+        f"it takes effect from the second of the {algo.updates_per_rollout} updates on",
     ]
     if algo.loss == "cispo":
-        return [*lines, "outside, the weight is the nearest bound; no token loses its gradient"]
+        return [*lines, "no token loses its gradient"]
     below = "" if algo.clip_low >= 1 else f"; for A_t < 0 below {low}"
     far = "" if algo.dual_clip is None else f"{' or' if below else '; for A_t < 0'} above {g(algo.dual_clip)}"
     none = f"the clipped term has no gradient for A_t > 0 above {high}"
@@ -279,9 +279,9 @@ def _value(algo: AlgoConfig) -> list[str]:
         formula = f"max((V_t - target_t) ** 2, {near}) / 2"
     return [
         f"loss of the value head: {formula}",
-        "target_t = E_t + V_old_t; reduced as the policy's loss is",
+        "target_t = E_t + V_old_t; reduced like the policy's loss",
         f"V_t: a linear head on the last hidden states, learning rate {g(value.lr)} with the schedule below; its "
-        "gradient does not reach the model",
+        "gradient does not reach the rest of the model",
     ]
 
 
@@ -297,23 +297,23 @@ def _reduction(stage: Recipe) -> list[str]:
         "sequence_mean": [f"S = samples of the update, at most {n(samples)}; T_i = trained tokens of the sample"],
         "constant": [f"S = samples of the update, at most {n(samples)}; {longest} is sampling.max_tokens"],
     }[algo.reduction]
-    dull = "; groups without a reward difference count too" if not algo.refill_rounds else ""
-    out = ["samples whose verifier failed", *(["truncated ones"] if algo.mask_truncated else [])]
+    dull = "; groups without a reward difference are included" if not algo.refill_rounds else ""
+    out = ["samples whose verifier failed", *(["truncated samples"] if algo.mask_truncated else [])]
     return [
         *lines,
-        f"counted over the whole update, whatever micro-batches it is split into{dull}; not counted: {', '.join(out)}",
+        f"counted over the whole update, not per micro-batch{dull}; not counted: {', '.join(out)}",
     ]
 
 
 def _trained(stage: Recipe) -> list[str]:
     algo, longest = stage.algo, stage.sampling.max_tokens
-    lines = ["the tokens of the completion, the stop token included; not those of the prompt"]
+    lines = ["the completion tokens, including the stop token, but not the prompt tokens"]
     if algo.mask_truncated:
         lines.append(
-            f"answers cut at {longest} tokens are left out, but the advantages of the others take in their rewards"
+            f"answers cut off at {longest} tokens are left out, but their rewards count in the advantages of the others"
         )
     else:
-        lines.append(f"answers cut at {longest} tokens too")
+        lines.append(f"answers cut off at {longest} tokens are trained on, too")
     why = [
         *(["the KL in the loss"] if algo.kl.coef and algo.kl.place == "loss" else []),
         *(["the entropy bonus"] if algo.entropy_coef else []),
@@ -321,22 +321,22 @@ def _trained(stage: Recipe) -> list[str]:
     ]
     dull = "groups without a reward difference"
     if algo.refill_rounds:
-        lines.append(f"{dull} are replaced before")
+        lines.append(f"{dull} are replaced before training")
     elif why:
         lines.append(f"{dull} are computed too: {' and '.join(why)} learn{'' if len(why) > 1 else 's'} from them")
     elif algo.advantage in PER_TOKEN:
-        lines.append(f"{dull} too: taking off the mean of the step leaves them an advantage")
+        lines.append(f"{dull} are trained on, too: subtracting the mean of the step leaves them an advantage")
     elif algo.kl.coef and algo.kl.place == "reward" and algo.advantage != "grpo":
-        lines.append(f"{dull} too: the KL in the reward leaves them an advantage")
+        lines.append(f"{dull} are trained on, too: the KL in the reward gives them an advantage")
     else:
-        lines.append(f"{dull} have A_t = 0 and no gradient: they are counted, and not computed")
+        lines.append(f"{dull} have A_t = 0 and no gradient: they are counted, but not computed")
     return lines
 
 
 def _passes(stage: Recipe) -> list[str]:
-    """Forward passes over all answers of a step beside those of the update, and copies of the model."""
+    """Forward passes over all answers of a step, in addition to those of the updates, and copies of the model."""
     algo = stage.algo
-    lines = ["old log-probs: none computed, they are the current ones"]
+    lines = ["old log-probs: not computed, they equal the current ones"]
     if algo.updates_per_rollout > 1:
         lines = ["old log-probs: one more forward pass before the first update"]
     elif algo.kl.coef and algo.kl.place == "reward":
@@ -345,7 +345,7 @@ def _passes(stage: Recipe) -> list[str]:
         what = "a frozen second copy of the model" if stage.lora is None else "the model with its adapter off, no copy"
         lines.append(f"reference log-probs: one more forward pass, of {what}")
     else:
-        lines.append("reference log-probs: none, there is no KL penalty and no second copy of the model for it")
+        lines.append("reference log-probs: not computed, there is no KL penalty and no second copy of the model")
     lines += ["values: one more forward pass before the first update"] if algo.advantage == "gae" else []
     return lines + stage.reward.passes()
 
@@ -354,15 +354,14 @@ def _passes(stage: Recipe) -> list[str]:
 
 
 def _sizes(stage: Recipe) -> list[str]:
-    once = "once per prompt, for all its answers" if stage.share_prompts else "again for every answer"
+    once = "computed once for all answers to a prompt" if stage.share_prompts else "computed for every answer"
     if stage.stage == "generate":
         return [f"{stage.model.dtype}; at most {count(stage.rollout.max_sequences, 'sequence')} decoded at once"]
     masters = " with float32 master weights" if stage.model.dtype == "bfloat16" else ""
-    recomputed = "; activations are computed again on the way back" if stage.model.recompute_activations else ""
+    recomputed = "; activations are recomputed in the backward pass" if stage.model.recompute_activations else ""
     return [
-        f"micro-batches of at most {count(stage.tokens_per_microbatch, 'packed token')}; a longer sequence has one of "
-        "its own",
-        f"prompt tokens come on top of completion tokens, {once}; how many is known only once prompts are seen "
-        "(--dry-run shows two)",
+        f"micro-batches of at most {count(stage.tokens_per_microbatch, 'packed token')}; a longer sequence has its own",
+        f"prompt tokens come on top of completion tokens, {once}; how many depends on the prompts (--dry-run shows "
+        "two)",
         f"{stage.model.dtype}{masters}{recomputed}",
     ]

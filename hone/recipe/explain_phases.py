@@ -1,4 +1,4 @@
-"""The part of `hone explain` that speaks of time: what is trained, at which rate, what changes when.
+"""The part of `hone explain` on what is trained, at which learning rate, and what changes when.
 
 schedule    at the start: samples_per_prompt=16 sampling.top_p=0.7
             from reset 1 on: samples_per_prompt=32 lora.rank=64
@@ -14,7 +14,7 @@ Entry = tuple[str, list[str]]
 
 
 def entries(stage: Recipe) -> list[Entry]:
-    """Adapter, layers and rate of any stage; curriculum, resets and schedule of reinforcement learning."""
+    """Adapter, layers and learning rate of a stage; also curriculum and resets of reinforcement learning."""
     parts: list[Entry] = [("adapter", adapter(stage)), ("layers", layers(stage)), ("rate", rate(stage))]
     if stage.stage in ("rl", "distil"):
         parts.append(("curriculum", curriculum(stage)))
@@ -24,11 +24,11 @@ def entries(stage: Recipe) -> list[Entry]:
 
 
 def reference(stage: Recipe) -> str:
-    """What the KL penalty is measured against."""
+    """The model against which the KL penalty is measured."""
     when = "at the start of the stage"
     if stage.reset.at or stage.reset.on_stagnation is not None:
-        when += ", from each hard reset on as it was then"
-    return f"ref_t of the model as it was {when}"
+        when += ", or at the latest hard reset"
+    return f"ref_t: probability under the model {when}"
 
 
 def adapter(stage: Recipe) -> list[str]:
@@ -47,7 +47,9 @@ def adapter(stage: Recipe) -> list[str]:
     ]
     if lora.dropout:
         lines.append(f"while training, x of B A x is dropped out with probability {g(lora.dropout)}")
-    lines.append(f"begins with the adapter in {lora.path}" if lora.path else "B is 0 at first: the model begins as W")
+    lines.append(
+        f"starts with the adapter in {lora.path}" if lora.path else "B is 0 at first, so the model starts as W"
+    )
     return lines
 
 
@@ -63,7 +65,7 @@ def layers(stage: Recipe) -> list[str]:
         lines = [f"trained: {adapter}the last {count(chosen.count or 0, 'layer')}{rest}; no gradient is computed below"]
     if chosen.lr_decay < 1:
         lines.append(
-            f"rate of a layer: {g(chosen.lr_decay)} times that of the layer above it; the last one has all of it"
+            f"learning rate of a layer: {g(chosen.lr_decay)} times that of the layer above; the last has the full rate"
         )
     return lines
 
@@ -80,7 +82,7 @@ def rate(stage: Recipe) -> list[str]:
     decay = "then constant" if optim.decay == "constant" else f"then {optim.decay} decay"
 
     def at(update: int) -> str:
-        """Of an update counted from 1."""
+        """The learning rate at an update, counted from 1."""
         return f"{optim.lr * optim.schedule(update - 1, updates):.4g}"
 
     start = f"AdamW, learning rate {g(optim.lr)}"
@@ -91,10 +93,10 @@ def rate(stage: Recipe) -> list[str]:
         text = f"{start} at update {n(warmup + 1)}, after a linear warm-up from {at(1)}; {decay}, {end}"
     else:
         text = f"{start} at the first update, without warm-up; {decay}, {end}"
-    apart = ", that of the value head on its own" if stage.stage == "rl" and stage.algo.advantage == "gae" else ""
+    apart = ", separately for the value head" if stage.stage == "rl" and stage.algo.advantage == "gae" else ""
     lines = [text, f"{clip}{apart}"]
     if warmup and (stage.reset.at or stage.reset.on_stagnation):
-        lines.insert(1, "the warm-up begins again with each hard reset, the decay does not")
+        lines.insert(1, "the warm-up restarts at each hard reset, the decay does not")
     return lines
 
 
@@ -103,17 +105,17 @@ def curriculum(stage: Recipe) -> list[str]:
     if config.kind == "uniform":
         return []
     if config.kind == "sequential":
-        each = "until each of its problems has come once" if config.steps_per_level is None else ""
+        each = "until each of its problems was drawn once" if config.steps_per_level is None else ""
         each = each or f"for {count(config.steps_per_level or 0, 'step')}"
-        return [f"one level after the other, the lowest first, each {each}; the last one to the end"]
+        return [f"one level after the other, the lowest first, each {each}; the last until the end"]
     if config.kind == "mixture":
         total = sum(config.weights.values())
         parts = ", ".join(f"{level} {100 * w / total:.3g} %" for level, w in config.weights.items() if w)
         return [f"shares of the levels: {parts}"]
     return [
         f"share of a level = {g(config.floor)} / levels + {g(1 - config.floor)} * w / sum(w), w = p * (1 - p)",
-        f"p: share of right answers in the level, {g(config.memory)} of what it was plus {g(1 - config.memory)} of the "
-        "step's; 0.5 before it has been seen",
+        f"p: running share of right answers in the level, {g(config.memory)} * p + {g(1 - config.memory)} * the step's "
+        "share; 0.5 at first",
     ]
 
 
@@ -125,22 +127,22 @@ def resets(stage: Recipe) -> list[str]:
     if rule is not None:
         most = f", at most {count(config.limit, 'time')}" if config.limit is not None else ""
         lines.append(
-            f"when validation does not rise: none of the last {count(rule.patience, 'mean')} of {rule.window} "
-            f"validations is more than {g(rule.tolerance)} above the best one before them since the last reset{most}"
+            f"when validation does not improve: none of the last {count(rule.patience, 'mean')} of {rule.window} "
+            f"validations is more than {g(rule.tolerance)} above the best earlier one since the last reset{most}"
         )
     if lines:
-        old = "the adapter is merged into the weights, a new one begins" if stage.lora else "the weights stay"
-        lines.append(f"each: {old}; the reference becomes the model, the optimizer is new")
+        old = "the adapter is merged into the weights and a new one starts" if stage.lora else "the weights stay"
+        lines.append(f"each: {old}; the model becomes the reference, the optimizer starts afresh")
     return lines
 
 
 def schedule(stage: Recipe) -> list[str]:
-    """What each line changes; all that stands elsewhere is said of the start of the stage."""
+    """What each line changes; the other sections describe the start of the stage."""
     lines = []
     for line in stage.schedule:
         when = "at the start" if parse_at(line["at"]) == ("step", 0) else f"from {_when(line['at'])} on"
         lines.append(f"{when}: {settings(line)}")
-    return [*lines, "all else is said of the start of the stage"] if lines else []
+    return [*lines, "the other sections describe the start of the stage"] if lines else []
 
 
 def _when(at: int | str) -> str:
@@ -148,7 +150,7 @@ def _when(at: int | str) -> str:
 
 
 def g(value: float) -> str:
-    """A number as one would write it: 1.28, not 1.2800000000000002."""
+    """A number without floating-point noise: 1.28, not 1.2800000000000002."""
     return f"{value:.10g}"
 
 

@@ -1,8 +1,8 @@
-"""The part of `hone explain` that speaks of the stages beside reinforcement learning.
+"""The part of `hone explain` on the stages other than reinforcement learning.
 
 teacher     the model of stage rl
 answers     5 to each of all train problems, at temperature 1, of at most 2,048 tokens
-kept        of the right ones that end by themselves: the shortest
+kept        of the right answers that are not cut off: the shortest
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from hone.recipe.stages import stage_named
 
 KEEP = {
     "first": "the first",
-    "random": "one at random, by the seed",
+    "random": "one at random (by the seed)",
     "shortest": "the shortest, in tokens",
     "all": "every distinct text",
 }
-TRAINED = "the tokens of the answer, the stop token included; not those of the prompt"
+TRAINED = "the answer tokens, including the stop token, but not the prompt tokens"
 
 
 def title(stage: Recipe) -> str:
-    """What a stage is, and how long it takes."""
+    """The kind and length of a stage."""
     if stage.stage == "sft":
         steps = stage.sft.num_steps
         return f"supervised, {count(stage.sft.epochs, 'epoch') if steps is None else count(steps, 'step')}"
@@ -32,13 +32,13 @@ def title(stage: Recipe) -> str:
 
 
 def where(reference: str | None) -> str:
-    """A path as it is, `stages.rl` in words."""
+    """The reference in words: `stage rl` for `stages.rl`, a path unchanged."""
     name = stage_named(reference)
     return f"stage {name}" if name is not None else str(reference)
 
 
 def teacher(stage: Recipe) -> str:
-    """Whose answers or log-probs a stage takes."""
+    """The model whose answers or log-probs a stage uses."""
     if stage.teacher is not None:
         return f"the model of {where(stage.teacher)}" if stage_named(stage.teacher) else stage.teacher
     return f"the model of stage {stage.model.stage}" if stage.model.stage else stage.model.path
@@ -49,7 +49,7 @@ def teacher(stage: Recipe) -> str:
 
 def supervised(stage: Recipe) -> list[Entry]:
     sft = stage.sft
-    split = "N = trained tokens of the step, whatever micro-batches it is split into"
+    split = "N = trained tokens of the whole step, not per micro-batch"
     return [
         ("examples", _examples(stage)),
         ("updates", _updates(stage)),
@@ -65,7 +65,7 @@ def _examples(stage: Recipe) -> list[str]:
     sft = stage.sft
     if sft.data is not None:
         what = f"the answers that {where(sft.data)} kept" if stage_named(sft.data) else sft.data
-        return [f"{what}, less those to problems of the task's validation and test splits"]
+        return [f"{what}, without those to problems of the task's validation and test splits"]
     total = sum(sft.styles.values())
     styles = ", ".join(f"{name} {100 * share / total:.3g} %" for name, share in sft.styles.items())
     return [f"{count(sft.examples, 'worked answer')} to training problems: {styles}"]
@@ -76,12 +76,12 @@ def _updates(stage: Recipe) -> list[str]:
     each = f"on {count(sft.examples_per_step, 'example')} each, in {count(sft.epochs, 'epoch')}"
     if sft.num_steps is None:
         return [
-            f"optimizer updates {each}; how many is known once the data is",
-            "examples at the end of the last epoch that are less than a step are not used",
+            f"optimizer updates {each}; how many depends on the data",
+            "an incomplete step at the end of the last epoch is not used",
         ]
     lines = [f"{count(sft.num_steps, 'optimizer update')} {each}"]
     if unused := sft.epochs * sft.examples - sft.num_steps * sft.examples_per_step:
-        lines.append(f"the last {count(unused, 'example')} of the last epoch, less than a step, are not used")
+        lines.append(f"the last {count(unused, 'example')} of the last epoch are not used: they do not fill a step")
     return lines
 
 
@@ -93,7 +93,7 @@ def _validation(stage: Recipe) -> list[str]:
     whose = "one worked answer to each problem of the task's validation split"
     if sft.data is not None:
         whose = f"the data's own validation split, or all answers to {100 * sft.validation:.3g} % of its problems"
-    return [f"the mean of L_t over all tokens of {whose}, {when} and at the end; none of them is trained on"]
+    return [f"the mean of L_t over all tokens of {whose}, {when} and at the end; they are not trained on"]
 
 
 # --- a teacher ----------------------------------------------------------------------------------
@@ -109,17 +109,20 @@ def generated(stage: Recipe) -> list[Entry]:
     return [
         ("teacher", [teacher(stage)]),
         ("answers", [f"{stage.samples_per_prompt} to each of {problems}, {how}"]),
-        ("kept", [f"of the right ones that end by themselves: {KEEP[config.keep]}"]),
-        ("files", [f"samples/, {count(config.problems_per_shard, 'problem')} a file; what was kept: dataset.jsonl"]),
+        ("kept", [f"of the right answers that are not cut off: {KEEP[config.keep]}"]),
+        (
+            "files",
+            [f"samples/, {count(config.problems_per_shard, 'problem')} per file; dataset.jsonl: the kept answers"],
+        ),
     ]
 
 
 def teacher_advantage(stage: Recipe) -> list[str]:
     return [
         "A_t = log(teacher_t / old_t)",
-        f"teacher_t, old_t: probability of token t to {teacher(stage)} and to the student before the first update, "
-        f"both at temperature {g(stage.sampling.temperature)}",
-        "its mean over the tokens of a step, times -1, estimates the KL of the student to the teacher (teacher/kl)",
+        f"teacher_t, old_t: probability of token t under {teacher(stage)} and under the student before the first "
+        f"update, both at temperature {g(stage.sampling.temperature)}",
+        "its mean over the tokens of a step, times -1, estimates KL(student || teacher) (teacher/kl)",
     ]
 
 
@@ -127,5 +130,5 @@ def teacher_passes(stage: Recipe) -> list[str]:
     return [
         "log-probs of the student: one more forward pass before the first update",
         "log-probs of the teacher: one more forward pass, of a second, frozen model",
-        "no reward: answers are graded to be written down, and nothing else",
+        "no reward: answers are graded only for the record",
     ]

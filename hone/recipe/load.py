@@ -1,7 +1,7 @@
-"""From files, presets and overrides to a validated recipe.
+"""Load and validate a recipe from files, presets and overrides.
 
 recipe = load("recipes/demo/recipe.yaml", ["optim.lr=1e-5"])    # Recipe or Pipeline, or ConfigError
-recipe = load_for_task("knights")                               # a task or a data file, all else by default
+recipe = load_for_task("knights")                               # a task or a data file; the rest is default
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from hone.tasks.rows.files import SUFFIXES
 
 
 def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = True) -> Recipe | Pipeline:
-    """A recipe file, a folder that holds one (a run folder too), or the name of a preset; then overrides `a.b=c`.
+    """Load a recipe file, a recipe or run folder, or a preset by name, and apply the overrides `a.b=c`.
 
-    Raises ConfigError, with one line per problem. `check_files`: the files and folders it names must be there; a
-    report, which reads a finished run, does not need them.
+    Raises ConfigError, with one line per problem. `check_files`: the files and folders that it names must exist, which
+    reports of finished runs do not need.
     """
     file = find(path)
     if file.name == "config.resolved.json":
@@ -45,7 +45,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
     layer = read(file)
     if file.suffix == ".json":
         layer = Layer(_as_written(layer.data), layer.origins)
-    if file.name == "config.resolved.json":  # a run folder is that run, wherever it has been moved to
+    if file.name == "config.resolved.json":  # a run folder may have been moved
         folder = file.parent if file.parent.name else file.parent.resolve()
         layer.data.update(name=folder.name, runs=str(folder.parent))
     for text in overrides:
@@ -58,7 +58,7 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
 
 
 def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeline:
-    """As `load`, where the bare name of a task, or a file or a folder of rows, stands for a recipe of defaults."""
+    """Like `load`; a bare task name, or a file or folder of rows, stands for a recipe with defaults."""
     if is_data(source):
         layer = Layer({"name": "data", "task": {"name": "dataset", "source": source}}, {(): source})
     elif kind_of(source) in (tasks := {*TASKS, *registered()}) or source in tasks:
@@ -74,7 +74,7 @@ def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeli
 
 
 def is_data(source: str) -> bool:
-    """Whether it is a data file, there or not, or a folder that holds some and no recipe."""
+    """Whether `source` names a data file, existing or not, or a folder with data files and no recipe."""
     path = Path(source).expanduser()
     if path.is_dir():
         return not any((path / name).is_file() for name in ("recipe.yaml", "config.resolved.json"))
@@ -84,7 +84,7 @@ def is_data(source: str) -> bool:
 
 
 def find(path: str | Path) -> Path:
-    """The file that the user means by a path or by the name of a preset."""
+    """The recipe file for a path or the name of a preset."""
     path = Path(path).expanduser()
     for candidate in (path / "recipe.yaml", path / "config.resolved.json") if path.is_dir() else (path,):
         if candidate.is_file():
@@ -106,7 +106,7 @@ def _listed(folder: Path) -> list[Path]:
 
 
 def presets() -> dict[str, Path]:
-    """Recipes that come with hone, by name: of the checkout, or of the installed package."""
+    """The recipes that come with hone, by name, from the checkout or the installed package."""
     package = Path(__file__).resolve().parents[1]
     for folder in (package.parent / "recipes", package / "recipes"):
         files = sorted(folder.glob("*/recipe.yaml"))
@@ -117,8 +117,8 @@ def presets() -> dict[str, Path]:
 
 def _load_one(layer: Layer) -> Recipe:
     recipe = validate(Recipe, layer)
-    given = {"model.path": recipe.model.path, "teacher": recipe.teacher, "sft.data": recipe.sft.data}
-    for key, value in given.items():
+    references = {"model.path": recipe.model.path, "teacher": recipe.teacher, "sft.data": recipe.sft.data}
+    for key, value in references.items():
         if chain.stage_named(value) is not None:
             place = layer.where(tuple(key.split(".")))
             raise ConfigError([f"{place}: {key}: {value}: this recipe has no stages; give a path, or a hub id"])
@@ -126,7 +126,7 @@ def _load_one(layer: Layer) -> Recipe:
 
 
 class _Header(Section):
-    """What a recipe with stages says once, for all of them."""
+    """The keys of a pipeline that its stages do not have."""
 
     name: Name
     runs: str = "runs"
@@ -135,7 +135,7 @@ class _Header(Section):
 def _load_stages(layer: Layer) -> Pipeline:
     stages = layer.data["stages"]
     if not isinstance(stages, list) or not stages or not all(isinstance(stage, dict) for stage in stages):
-        message = "stages: give a list with one mapping per stage, as in `- stage: sft`"
+        message = "stages: give a list with one mapping per stage, such as `- stage: sft`"
         raise ConfigError([f"{layer.where(('stages',))}: {message}"])
     own: dict[str, Any] = {key: layer.data[key] for key in ("name", "runs") if key in layer.data}
     header = validate(_Header, Layer(own, layer.origins))
@@ -166,21 +166,21 @@ def _load_stages(layer: Layer) -> Pipeline:
 
 
 def _as_written(data: dict[str, Any]) -> dict[str, Any]:
-    """A resolved recipe without its defaults: `has no effect` rules ask whether a setting was given at all."""
+    """A resolved recipe without its defaults, because rules about settings ask whether a setting was given."""
     if not isinstance(data.get("stages"), list):
         return without_defaults(data, Recipe)
     return {**data, "stages": [_stage_as_written(stage) for stage in data["stages"]]}
 
 
 def _stage_as_written(stage: dict[str, Any]) -> dict[str, Any]:
-    """Its model's path stays: one that is not given is that of the stage before."""
-    given = without_defaults(stage, Recipe)
+    """A resolved stage without its defaults. `model.path` stays: without it, a stage continues from the one before."""
+    written = without_defaults(stage, Recipe)
     path = (stage.get("model") or {}).get("path")
-    return given if path is None else {**given, "model": {**given.get("model", {}), "path": path}}
+    return written if path is None else {**written, "model": {**written.get("model", {}), "path": path}}
 
 
 def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
-    """Lines for what a recipe names and is not there: keys ending in `_file`, and a model path that is no hub id."""
+    """Error lines for missing files: keys ending in `_file`, data, adapters, and model paths that are not hub ids."""
     for i, stage in enumerate(stages(recipe)):
         prefix = ("stages", i) if isinstance(recipe, Pipeline) else ()
         yield from _missing_functions(stage, layer, prefix)
@@ -190,7 +190,7 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
             is_adapter = path == ("lora", "path") and value is not None
             is_data_ = path == ("sft", "data") and value is not None and (_is_path(value) or is_data(value))
             is_data_ |= path == ("task", "source") and value is not None and is_data(value)
-            is_model, is_data_ = (found and chain.stage_named(value) is None for found in (is_model, is_data_))
+            is_model, is_data_ = (is_named and chain.stage_named(value) is None for is_named in (is_model, is_data_))
             if not (is_model or is_adapter or is_data_ or (path[-1].endswith("_file") and value)):
                 continue
             target = places.locate(value)
@@ -198,9 +198,9 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
                 continue
             place = layer.where((*prefix, *path)) if (*prefix, *path) in layer.origins else layer.where(path)
             if is_adapter and not (target / "adapter_config.json").is_file():
-                yield f"{place}: lora.path: {value} has no adapter_config.json; give the folder of an adapter of peft"
+                yield f"{place}: lora.path: {value} has no adapter_config.json; give the folder of a PEFT adapter"
             elif is_model and not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
-                what = "has no config.json" if target.is_dir() else "is no folder here"
+                what = "has no config.json" if target.is_dir() else "is not a folder here"
                 remedy = "give `tiny`, the folder of a Hugging Face checkpoint, or a hub id such as Qwen/Qwen3-0.6B"
                 yield f"{place}: {'.'.join(path)}: {value} {what}; {remedy}"
             elif not is_model and not is_adapter and not target.is_file():
@@ -219,7 +219,7 @@ def _missing_functions(stage: Recipe, layer: Layer, prefix: Place) -> Iterator[s
 
 
 def _is_path(value: str) -> bool:
-    """A folder rather than a hub id (`name` or `owner/name`)."""
+    """Whether a value names a folder rather than a hub id (`name` or `owner/name`)."""
     head = value.split("/")[0]
     return (
         places.is_known(value)
@@ -254,5 +254,5 @@ def schema() -> dict[str, Any]:
         "items": stage,
         "description": "Each is merged over the keys of the top level.",
     }
-    del tree["required"]  # what a file does not give may come from one that it extends, or from a stage
+    del tree["required"]  # may come from a file that it extends, or from a stage
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree, "title": "hone recipe"}

@@ -1,7 +1,6 @@
-"""The recipe: every setting of one stage (supervised, RL, a teacher's answers), or of several in a row.
+"""The recipe: every setting of one stage (supervised, RL, distillation), or of a pipeline of several stages.
 
-One file, read once, validated once; `hone config show RECIPE` prints the result. Each section is
-declared beside what it configures; nothing here imports torch.
+A recipe is read and validated once; `hone config show RECIPE` prints the result. Nothing here imports torch.
 
     json.dump(resolved(recipe), file)       # every value; `hone.recipe.load.load` reads it back
 """
@@ -49,7 +48,7 @@ def _task_kind(section: Any) -> str | None:
     return kind_of(name) if isinstance(name, str) else None
 
 
-#: The member of the union of task sections that stands for all tasks of installed packages; errors leave it out.
+#: The union member for tasks of other installed packages; error messages leave it out.
 INSTALLED = "(installed)"
 
 
@@ -86,55 +85,55 @@ class Recipe(Section):
     reset: ResetConfig = ResetConfig()
     schedule: tuple[dict[str, Any], ...] = ()  # see hone.recipe.schedule
     sft: SFTConfig = SFTConfig()
-    teacher: str | None = None  # a path, a hub id, stages.NAME, or URL#model; generate: null is the stage's own model
+    teacher: str | None = None  # a path, a hub id, stages.NAME or URL#model; null (generate): the stage's own model
     generate: GenerateConfig = GenerateConfig()
     eval: EvalConfig = EvalConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     prompts_per_step: PositiveInt = 16
     samples_per_prompt: PositiveInt = 8
     tokens_per_microbatch: PositiveInt = 8192
-    share_prompts: bool = True  # compute the prompt of a group once for all its samples in training
+    share_prompts: bool = True  # in training, compute the prompt of a group once for all its samples
     steps: PositiveInt = 100  # of stages rl and distil
-    launch: LaunchConfig = LaunchConfig()  # where the processes are started
-    sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # where metrics are copied to as well
+    launch: LaunchConfig = LaunchConfig()  # where processes are started
+    sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # further copies of the metrics
 
     @property
     def updates(self) -> int | None:
-        """Optimizer updates of the stage; in RL one without any gradient is left out, so at most so many. None: that
-        depends on the data, or nothing is trained."""
+        """Optimizer updates of the stage, at most: RL skips updates without a gradient. None if the number depends on
+        the data, or if the stage trains nothing."""
         if self.stage in ("sft", "generate"):
             return self.sft.num_steps if self.stage == "sft" else None
         return self.steps * self.algo.updates_per_rollout
 
     @property
     def starts_server(self) -> bool:
-        """Whether the stage samples from a server that is started for it."""
+        """Whether hone starts a rollout server for the stage."""
         return self.stage in ("rl", "distil") and self.rollout.starts_server
 
     def _possible_checkpoints(self) -> None:
-        """Only those that are validated can be the best."""
+        """The best checkpoints are chosen by validation, so they need one."""
         every, saved = self.eval.every, self.checkpoint.every
         if not self.checkpoint.keep_best or self.stage not in ("rl", "distil"):
             return
         if not every:
-            message = "the best are those of the validation split, and there is no validation; set eval.every, or 0"
+            message = "validation chooses the best, but there is none; set eval.every, or set this to 0"
             raise impossible("checkpoint.keep_best", message)
         if every % saved:
-            message = f"{every} is no multiple of checkpoint.every ({saved}), so what is validated is not always saved;"
-            raise impossible("eval.every", f"{message} with checkpoint.keep_best give {saved * (every // saved + 1)}")
+            message = f"{every} is not a multiple of checkpoint.every ({saved}), which checkpoint.keep_best needs"
+            raise impossible("eval.every", f"{message}; give {saved * (every // saved + 1)}")
 
     @model_validator(mode="after")
     def _evaluate_as_trained(self) -> Recipe:
-        """Evaluation samples as training does, but for the keys that `eval.sampling` gives.
+        """Fill in `eval.sampling` from `sampling`, except for the keys that it sets itself.
 
-        `model_fields_set` stays that of the recipe as it was written, so that such a key is still not a given one.
+        `model_fields_set` still lists only the keys that were written.
         """
         own = self.eval.sampling if "sampling" in self.eval.model_fields_set else SamplingConfig()
         sampling = self.sampling.model_copy(update={key: getattr(own, key) for key in own.model_fields_set})
         sampling.__pydantic_fields_set__ = set(own.model_fields_set)
-        evaluation, given = self.eval.model_copy(update={"sampling": sampling}), set(self.eval.model_fields_set)
-        evaluation.__pydantic_fields_set__ = given
-        self.__dict__["eval"] = evaluation  # frozen for everyone else; this is still its construction
+        evaluation, written = self.eval.model_copy(update={"sampling": sampling}), set(self.eval.model_fields_set)
+        evaluation.__pydantic_fields_set__ = written
+        self.__dict__["eval"] = evaluation  # the recipe is frozen, but still under construction here
         return self
 
     @model_validator(mode="after")
@@ -155,7 +154,7 @@ class Recipe(Section):
         if self.model.path != "tiny" or (self.stage == "generate" and self.teacher is not None):
             return
         if tiny.hidden_size % (2 * tiny.heads):
-            message = f"{tiny.hidden_size} does not split over {tiny.heads} heads of even size; give a multiple of"
+            message = f"{tiny.hidden_size} cannot be split into {tiny.heads} heads of even size; give a multiple of"
             raise impossible("model.tiny.hidden_size", f"{message} {2 * tiny.heads}")
         if tiny.heads % tiny.kv_heads:
             message = f"{tiny.heads} heads cannot share {tiny.kv_heads} kv heads evenly; give a divisor of {tiny.heads}"
@@ -163,19 +162,17 @@ class Recipe(Section):
         for key in ("heads", "kv_heads", "mlp_size"):
             if getattr(tiny, key) % self.parallel.tensor:
                 message = (
-                    f"{self.parallel.tensor} parts cannot share the {getattr(tiny, key)} of model.tiny.{key} evenly"
+                    f"{self.parallel.tensor} ranks cannot share the {getattr(tiny, key)} of model.tiny.{key} evenly"
                 )
                 raise impossible("parallel.tensor", f"{message}; give a divisor of it")
         for key, sampling in (("sampling", self.sampling), ("eval.sampling", self.eval.sampling)):
             if sampling.max_tokens >= tiny.max_positions:
                 message = f"{sampling.max_tokens} leaves no room for a prompt in model.tiny.max_positions"
-                raise impossible(
-                    f"{key}.max_tokens", f"{message} {tiny.max_positions}; lower the one or raise the other"
-                )
+                raise impossible(f"{key}.max_tokens", f"{message} {tiny.max_positions}; lower this or raise that")
 
     def _possible_launch(self) -> None:
         if self.model.compile and self.parallel.tensor > 1:
-            message = "PyTorch does not compile layers that parallel.tensor has cut; set it to false, or tensor to 1"
+            message = "PyTorch does not compile layers that parallel.tensor splits; set this to false, or that to 1"
             raise impossible("model.compile", message)
         processes, nodes = self.parallel.processes, self.launch.slurm.nodes
         if self.launch.kind == "slurm" and processes % nodes:
@@ -186,30 +183,30 @@ class Recipe(Section):
         if self.sft.data is not None:
             return
         if self.sft.epochs * self.sft.examples < self.sft.examples_per_step:
-            message = f"{self.sft.examples} examples are less than one step (sft.examples_per_step"
-            raise impossible("sft.examples", f"{message} {self.sft.examples_per_step}); give more, or smaller steps")
+            message = f"{self.sft.examples} examples do not fill one step of {self.sft.examples_per_step}"
+            raise impossible("sft.examples", f"{message}; give more, or lower sft.examples_per_step")
         name = self.task.name
         task = registered_task(name) if isinstance(self.task, RegisteredConfig) else TASKS[kind_of(name)].task
         known = getattr(task, "trace_styles", ())
         for style in self.sft.styles:
             if style not in known:
-                message = (
-                    f"task {self.task.name} writes no such worked answers; give {' or '.join(known) or 'another task'}"
-                )
+                message = f"task {self.task.name} does not have this style; give {' or '.join(known) or 'another task'}"
                 raise impossible(f"sft.styles.{style}", message)
         if not self.sft.styles:
-            raise impossible("sft.styles", f"no style, so no examples; give {' or '.join(known)}")
+            raise impossible("sft.styles", f"without a style there are no examples; give {' or '.join(known)}")
 
     def _possible_generate(self) -> None:
         if self.teacher is not None and "://" in self.teacher and not self.teacher.partition("#")[2]:
             message = f"{self.teacher} names no model; give an endpoint as URL#MODEL"
-            raise impossible("teacher", f"{message}, as in http://127.0.0.1:8000/v1#Qwen/Qwen3-8B")
+            raise impossible("teacher", f"{message}, such as http://127.0.0.1:8000/v1#Qwen/Qwen3-8B")
         if self.sampling.temperature == 0 and self.samples_per_prompt > 1:
             message = f"{self.samples_per_prompt} answers at sampling.temperature 0 are all the same; give 1, or a"
             raise impossible("samples_per_prompt", f"{message} temperature > 0")
         if self.rollout.engine != "native":
-            message = f"a teacher behind {self.rollout.engine} is an endpoint: start its server and give"
-            raise impossible("rollout.engine", f"{message} teacher: http://host:port/v1#MODEL; here set native")
+            message = (
+                f"a teacher behind {self.rollout.engine} is an endpoint: start its server, set this to native and give"
+            )
+            raise impossible("rollout.engine", f"{message} teacher: http://host:port/v1#MODEL")
 
     def _possible_distil(self) -> None:
         if self.teacher is None:
@@ -220,52 +217,55 @@ class Recipe(Section):
         cut = {"top_p": 1.0, "top_k": 0, "min_p": 0.0}
         for key, off in cut.items():
             if getattr(self.sampling, key) != off:
-                message = f"the KL to the teacher is over the whole distribution; set it to {off:g}"
+                message = f"the KL to the teacher is over the whole distribution; set this to {off:g}"
                 raise impossible(f"sampling.{key}", message)
         self._possible_rollouts()
         for key, unused in (("algo.kl.coef", self.algo.kl.coef), ("algo.refill_rounds", self.algo.refill_rounds)):
             if unused:
                 raise impossible(key, "the advantage is the teacher's log-prob less the student's; set it to 0")
         if self.rollout.ahead:
-            message = "answers of older weights are for stage rl, which corrects them; set it to false"
+            message = "only stage rl corrects for answers of older weights; set this to false"
             raise impossible("rollout.ahead", message)
         if self.lora is not None and self.lora.dropout:
-            message = "sampler and trainer must be one network, and dropout makes two; set it to 0, or use it in sft"
+            message = (
+                "with dropout the trained network differs from the one that samples; set it to 0, or use it in sft"
+            )
             raise impossible("lora.dropout", message)
 
     def _possible_rollouts(self) -> None:
         if self.rollout.weights == "int8" and self.model.dtype == "bfloat16":
-            message = "is made of float32 weights, and model.dtype is bfloat16; remove one of the two"
+            message = "int8 is made from float32 weights, but model.dtype is bfloat16; remove one of the two"
             raise impossible("rollout.weights", message)
         if self.algo.updates_per_rollout > self.prompts_per_step:
             message = f"{self.algo.updates_per_rollout} updates cannot share the {self.prompts_per_step} prompts of a"
             raise impossible("algo.updates_per_rollout", f"{message} step (prompts_per_step); lower it, or draw more")
         if self.sampling.temperature == 0:
-            message = "at 0 nothing is sampled: there is no distribution to train; give a number > 0"
+            message = "at 0 answers are not sampled, so no distribution is trained; give a number > 0"
             raise impossible("sampling.temperature", message)
 
     def _possible_rl(self) -> None:
         if self.samples_per_prompt == 1 and self.algo.advantage in NEEDS_GROUP:
-            message = f"a group of 1 has no other sample to compare with, and algo.advantage {self.algo.advantage}"
-            remedy = "needs one; give 2 or more, or algo.advantage: reinforce_pp"
-            raise impossible("samples_per_prompt", f"{message} {remedy}")
+            message = f"algo.advantage {self.algo.advantage} compares the samples of a group, so it needs 2 or more"
+            raise impossible("samples_per_prompt", f"{message}; or set algo.advantage to reinforce_pp")
         self._possible_rollouts()
         if self.rollout.ahead and self.parallel.processes > 1:
-            message = (
-                f"of the {self.parallel.processes} processes (parallel) none samples while the others learn; set it to"
-            )
-            raise impossible("rollout.ahead", f"{message} false, or train in one process")
+            message = f"all {self.parallel.processes} processes of parallel learn at the same time, and none samples"
+            raise impossible("rollout.ahead", f"{message}; set this to false, or train in one process")
         for part in self.reward.parts:
             tasks = tasks_of(part)
             if tasks and kind_of(self.task.name) not in tasks:
                 message = f"this reward is for the task {' or '.join(tasks)}, not for {self.task.name}; remove it"
                 raise impossible(f"reward.parts.{part}", message)
         if not any(self.reward.parts.values()):
-            raise impossible("reward.parts", "no part has a weight, so every reward is 0; give one, as in outcome: 1.0")
+            raise impossible(
+                "reward.parts", "no part has a weight, so every reward is 0; give one, such as outcome: 1.0"
+            )
         if self.rollout.ahead:
             self._possible_ahead()
         if self.rollout.engine == "vllm" and self.rollout.vllm.in_process and self.parallel.processes > 1:
-            message = "vLLM in a process that trains with others would take them for its own; remove it: vLLM's server"
+            message = (
+                "in a process that trains with others, vLLM would take them for its own; remove this: vLLM's server"
+            )
             raise impossible("rollout.vllm.in_process", f"{message} works with any `parallel`")
         most = VLLM_RANKS[-1]
         if self.rollout.engine == "vllm" and self.rollout.vllm.serves_adapter and self.lora and self.lora.rank > most:
@@ -275,21 +275,21 @@ class Recipe(Section):
 
     def _possible_ahead(self) -> None:
         if self.rollout.engine == "native":
-            message = "the native engine samples from the weights that are being trained; remove it, or give"
+            message = "the native engine samples from the weights that are being trained; remove this, or set"
             raise impossible("rollout.ahead", f"{message} rollout.engine: vllm or sglang")
         if self.rollout.engine == "vllm" and self.rollout.vllm.in_process:
-            message = "the engine in this process waits for its answers; remove it, or remove rollout.vllm.in_process"
+            message = "vLLM in this process cannot sample while it trains; remove this, or rollout.vllm.in_process"
             raise impossible("rollout.ahead", message)
         if self.algo.correction.kind == "none":
-            message = "rollouts ahead are from older weights, which nothing corrects; give tis or mis"
+            message = "rollout.ahead samples from older weights, which needs a correction; give tis or mis"
             raise impossible("algo.correction.kind", message)
         if self.curriculum.kind == "adaptive":
-            message = "needs the pass rates of a step before the next is drawn; with rollout.ahead give another kind"
+            message = "needs the pass rates of a step before the next is sampled; with rollout.ahead, give another kind"
             raise impossible("curriculum.kind", message)
 
 
 class Pipeline(Section):
-    """Several stages; each starts from the model that the one before left, or says otherwise (`hone.recipe.stages`)."""
+    """Several stages; each starts from the model of the one before unless it names another (`hone.recipe.stages`)."""
 
     name: Name
     runs: str = "runs"
@@ -300,7 +300,7 @@ class Pipeline(Section):
         names = [stage.name for stage in self.stages]
         for i, stage in enumerate(self.stages):
             if stage.name in names[:i]:
-                raise impossible(f"stages.{i}.name", f"two stages are called {stage.name}; give one another name")
+                raise impossible(f"stages.{i}.name", f"two stages are called {stage.name}; rename one")
         chain.check_references(self.stages)
         for key, values in (
             ("parallel", [stage.parallel.processes for stage in self.stages]),
@@ -308,8 +308,8 @@ class Pipeline(Section):
         ):
             other = next((i for i, value in enumerate(values) if value != values[0]), None)
             if other is not None:
-                what = f"{values[other]} processes, and {values[0]}" if key == "parallel" else "other settings than"
-                message = f"{what} in stage {names[0]}: all stages run in the same processes; give both the same"
+                what = f"{values[other]} processes, but {values[0]}" if key == "parallel" else "differs from launch"
+                message = f"{what} in stage {names[0]}: all stages run in the same processes; set both to the same"
                 raise impossible(f"stages.{other}.{key}", message)
         return self
 
@@ -319,15 +319,15 @@ def stages(recipe: Recipe | Pipeline) -> tuple[Recipe, ...]:
 
 
 def resolved(recipe: Recipe | Pipeline) -> dict[str, Any]:
-    """Every value, ready for JSON (`config.resolved.json`). `load` of that file gives an equal recipe."""
+    """Every value, ready for JSON (`config.resolved.json`). Loading that file gives an equal recipe."""
     values = recipe.model_dump(mode="json")
     for stage in values.get("stages", ()):
-        del stage["runs"]  # follows from the whole recipe's
+        del stage["runs"]  # follows from the pipeline's
     return values
 
 
 def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:
-    """The stages with their folders, relative to the run folder."""
+    """The stages and their folders, relative to the run folder."""
     if isinstance(recipe, Pipeline):
         return [(stage, Path(stage.name)) for stage in recipe.stages]
     return [(recipe, Path())]

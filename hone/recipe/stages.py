@@ -1,14 +1,14 @@
-"""How the stages of a pipeline hang together: whose model, answers or dataset a stage takes up.
+"""How the stages of a pipeline connect: which model, teacher or dataset a stage takes from an earlier one.
 
     stages:
       - {name: teacher, stage: rl}
-      - {name: answers, stage: generate}                       # of the model that the stage before left
+      - {name: answers, stage: generate}                       # by the model of the stage before
       - {name: student, stage: sft, model: {path: tiny, tiny: {layers: 2}}, sft: {data: stages.answers}}
-      - {name: cold, stage: rl}                                # goes on with the student
-      - {name: other, stage: rl, model: stages.teacher}        # goes on with the teacher
+      - {name: cold, stage: rl}                                # continues from the student
+      - {name: other, stage: rl, model: stages.teacher}        # continues from the teacher
 
-A stage that names no model goes on with that of the stage before it. Raw values in, raw values out: a stage that goes
-on has `model.stage`, and the path and sizes of the model that its line of stages began with.
+A stage without a model continues from the stage before it. Settings stay raw values here: a stage that continues gets
+`model.stage`, and the path and sizes of the model that its chain of stages started from.
 """
 
 from __future__ import annotations
@@ -22,31 +22,31 @@ from hone.base.validate import impossible
 
 PREFIX = "stages."
 
-#: Of `model`, what says where a stage starts; the rest is how it is computed.
+#: Keys of `model` that say where a stage starts; the others say how it is computed.
 START = ("path", "revision", "tiny", "stage")
 
-#: Kinds of stages that leave no model.
+#: Kinds of stages that produce no model.
 MODELLESS = ("generate",)
 
 
 def stage_named(reference: str | None) -> str | None:
-    """`rl` of `stages.rl`; None for a path, a hub id or nothing."""
+    """`rl` for `stages.rl`; None for a path, a hub id or None."""
     return reference[len(PREFIX) :] if reference is not None and reference.startswith(PREFIX) else None
 
 
 def beside(reference: str, folder: Path, what: str) -> str:
-    """The path that a reference means in the stage of this run folder: `what` of the stage named, or itself."""
+    """The path of a reference: `what` in the folder of the named stage, beside `folder`, or the reference itself."""
     name = stage_named(reference)
     return reference if name is None else str(folder.parent / name / what)
 
 
 def begun(merged: Layer, own: Mapping[str, Any], before: Sequence[Mapping[str, Any]], number: int) -> Layer:
-    """The raw stage with its model settled. `own`: what it says itself; `before`: the earlier ones, settled and named.
+    """The raw stage with its model resolved. `own`: its own keys; `before`: the earlier stages, resolved and named.
 
-    Raises ConfigError if it goes on with a stage that is not there, or gives a start that then has no effect.
+    Raises ConfigError if the stage it continues from does not exist, or if `tiny` or `revision` have no effect.
     """
-    asked = own.get("model")
-    model = asked if isinstance(asked, dict) else {}
+    own_model = own.get("model")
+    model = own_model if isinstance(own_model, dict) else {}
     path = model.get("path")
     name = model.get("stage") or stage_named(path if isinstance(path, str) else None)
     if name is None and path is None:
@@ -60,12 +60,14 @@ def begun(merged: Layer, own: Mapping[str, Any], before: Sequence[Mapping[str, A
 
     origin = next((stage for stage in before if stage["name"] == name), None)
     if origin is None or origin.get("stage", "rl") in MODELLESS:
-        there = ", ".join(stage["name"] for stage in before if stage.get("stage", "rl") not in MODELLESS)
-        raise wrong("path", f"{PREFIX}{name} is no earlier stage that leaves a model; there are {there or 'none'}")
+        names = ", ".join(stage["name"] for stage in before if stage.get("stage", "rl") not in MODELLESS)
+        raise wrong("path", f"{PREFIX}{name} is not an earlier stage with a model; those are: {names or 'none'}")
     root = origin.get("model") or {}
     for key in ("tiny", "revision"):
         if key in model and model[key] != root.get(key):
-            message = f"has no effect: the stage goes on with the model of stage {name}; remove it, or begin anew with"
+            message = (
+                f"has no effect: the stage continues from the model of stage {name}; remove it, or start afresh with"
+            )
             raise wrong(key, f"{message} model.path")
     kept = {key: value for key, value in (merged.data.get("model") or {}).items() if key not in START}
     merged.data["model"] = {**{key: root[key] for key in START[:3] if key in root}, **kept, "stage": name}
@@ -73,22 +75,22 @@ def begun(merged: Layer, own: Mapping[str, Any], before: Sequence[Mapping[str, A
 
 
 def check_references(stages: Sequence[Any]) -> None:
-    """Teachers and datasets of earlier stages are there (`stages` are `hone.recipe.recipe.Recipe`).
+    """Check that teachers and datasets name earlier stages (`stages` are `hone.recipe.recipe.Recipe`).
 
-    Raises PydanticCustomError, to be called by the pipeline's own validator.
+    Called by the pipeline's validator; raises PydanticCustomError.
     """
     for i, stage in enumerate(stages):
         for key, value, kinds in references(stage):
             name = stage_named(value)
             there = [s.name for s in stages[:i] if (s.stage in MODELLESS) == (kinds in MODELLESS)]
             if name is not None and name not in there:
-                what = "generates answers" if kinds in MODELLESS else "leaves a model"
-                message = f"{value} is no earlier stage that {what}; there are {', '.join(there) or 'none'}"
+                what = "dataset" if kinds in MODELLESS else "model"
+                message = f"{value} is not an earlier stage with a {what}; those are: {', '.join(there) or 'none'}"
                 raise impossible(f"stages.{i}.{key}", message)
 
 
 def references(stage: Any) -> Iterator[tuple[str, str | None, str]]:
-    """(key, value, kind of stage that it may name) of all that a stage takes from elsewhere, its model apart."""
+    """(key, value, kind of stage that it may name) of each reference of a stage, other than its model."""
     if stage.stage in ("generate", "distil"):
         yield "teacher", stage.teacher, "model"
     if stage.stage == "sft":
@@ -96,7 +98,7 @@ def references(stage: Any) -> Iterator[tuple[str, str | None, str]]:
 
 
 def notices(stages: Sequence[Any]) -> Iterator[str]:
-    """Stages of a pipeline from which nothing is used, each in a line."""
+    """One line for each stage of a pipeline whose result no later stage uses."""
     for i, stage in enumerate(stages[:-1]):
         later = stages[i + 1 :]
         used = {stage_named(value) for other in later for _, value, _ in references(other)}

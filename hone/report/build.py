@@ -64,7 +64,7 @@ def _unit(run: RunRecord) -> str:
 
 
 class _Report:
-    """One page in the making; figures and tables are written as they are placed."""
+    """A page under construction; figures and tables are written as they are placed."""
 
     def __init__(self, run: RunRecord, sheet: Sheet) -> None:
         self.run, self.sheet = run, sheet
@@ -181,7 +181,7 @@ class _Report:
         return f'<div class="wide">{self.sheet.place(panel)}</div>'
 
     def models(self) -> list[tuple[str, str, str]]:
-        """What `hone eval` found, if it was used on this run."""
+        """The results of `hone eval` on this run, if there are any."""
         measured = distinct(evaluations_of(self.run.folder))
         return model_sections(self.sheet, measured, _unit(self.run)) if measured else []
 

@@ -29,7 +29,7 @@ def evaluations_of(folder: Path) -> list[Measured]:
 
 
 def distinct(measured: Sequence[Measured]) -> list[Measured]:
-    """Two models of one name are told apart by a number."""
+    """Models of the same name get a number."""
     seen: dict[str, int] = {}
     renamed = []
     for model in measured:
@@ -150,7 +150,7 @@ def headline(conditions: Sequence[Condition], after: Sequence[Measured]) -> str:
 
 
 def lead(conditions: Sequence[Condition], after: Sequence[Measured]) -> list[str]:
-    """Only what the intervals support."""
+    """Sentences that the intervals support."""
     sentences = []
     for condition in conditions:
         values = [float(row["accuracy"]["value"]) for _, row in condition.sides("after") if "accuracy" in row]

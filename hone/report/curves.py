@@ -255,7 +255,7 @@ def pass_at_k(side: Side) -> list[Curve]:
 
 
 def smoothing_note(run: RunRecord) -> str:
-    """What the two weights of line mean, said once."""
+    """The caption that explains the two line weights."""
     longest = max((stage.steps_done for stage in run.stages), default=0)
     width = smoothing_width(longest)
     if width <= 1:

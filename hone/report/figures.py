@@ -64,7 +64,7 @@ class Panel:
     note: str = ""  # one sentence under the figure
 
     def description(self) -> str:
-        """The figure in words, for those who cannot see it."""
+        """A text alternative for the figure."""
         parts = []
         for curve in self.curves:
             seen = np.flatnonzero(np.isfinite(curve.y))

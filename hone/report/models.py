@@ -156,7 +156,7 @@ def grouped(models: Sequence[Measured], column: str, key: str, caption: str, uni
 
 
 def gold(models: Sequence[Measured]) -> Table | None:
-    """Perplexity of the gold answers, and what it is of the first model's; None if nobody scored them."""
+    """Perplexity of the gold answers, and what it is of the first model's; None if they were not scored."""
     body, values = [], []
     for model, changed in gold_changes(models):
         cells = [gold_perplexity(gold_logprobs(model, column)) for column in (0, 1)]
@@ -305,7 +305,7 @@ def new_ability(models: Sequence[Measured], colours: Mapping[str, str]) -> tuple
 
 
 def published_pass(models: Sequence[Measured]) -> Table | None:
-    """What others report for the same benchmark."""
+    """Published results for the same benchmark."""
     tables: dict[str, dict[str, tuple[float, float]]] = {"gsm8k": published.GSM8K, "math": published.MATH500}
     task = str(models[0].facts.get("task"))
     if task not in tables:

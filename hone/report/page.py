@@ -229,7 +229,7 @@ def _event(run: RunRecord, stage: StageRecord, event: Row) -> str:
 
 
 def unfinished(run: RunRecord) -> str:
-    """A banner if the run has not come to its end."""
+    """A banner if the run is not finished."""
     if run.finished:
         return ""
     states = []

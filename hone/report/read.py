@@ -211,7 +211,7 @@ def load_stage(folder: Path, name: str | None = None, kind: str | None = None) -
 
 
 def rows(path: Path, notes: list[str] | None = None) -> Iterator[Row]:
-    """The JSON objects of a .jsonl file, line by line; lines that are none are counted in `notes`."""
+    """The JSON objects of a .jsonl file, line by line; invalid lines are counted in `notes`."""
     if not path.is_file():
         return
     damaged = 0

@@ -14,7 +14,7 @@ _POINTS = ("curve", "x", "y", "low", "high")
 
 
 def write(path: Path, text: str) -> None:
-    """Whole or not at all: somebody may have the page open while a run goes on."""
+    """Write a file atomically, because a browser may have the page open during a run."""
     aside = path.with_name(path.name + ".part")
     aside.write_text(text, encoding="utf-8", newline="\n")
     aside.replace(path)

@@ -1,4 +1,4 @@
-"""What a run showed: the evaluations before and after training, compared, and said in words.
+"""The results of a run in words: the evaluations before and after training, compared.
 
 The words follow the numbers. A fall is called a fall, and a difference whose interval holds zero is
 not called a rise.
@@ -206,7 +206,7 @@ def _moved(a: Interval, b: Interval, up: str, down: str, same: str) -> str:
 
 
 def sample_problems(story: Story, limit: int = 5) -> list[tuple[str, str]]:
-    """(problem id, why it is shown): mended ones first, but also failures, so that nobody is sold only the best."""
+    """(problem id, why it is shown): mended ones first, but also failures, to avoid showing only the best."""
     before, after = story.before, story.after
     if not before or not after:
         side = before or after

@@ -59,7 +59,7 @@ RC: Any = {  # Any: matplotlib types each of its hundreds of names
 
 @dataclass(frozen=True)
 class Rendered:
-    """One figure in the three forms in which it leaves."""
+    """One figure in its three output forms."""
 
     inline: str
     svg: str

@@ -1,9 +1,9 @@
-"""The model card: what a model was trained on and for, and what came out, in the README.md of its folder.
+"""The model card: the README.md of a model's folder, with its training, reward and results.
 
     runs/demo/rl/model/README.md
 
-Written when a run ends and by `hone export`, from the run's files alone. The front matter is the Hugging Face hub's
-(huggingface_hub.ModelCardData): uploaded as it is, the folder shows its results.
+Written at the end of a run and by `hone export`, from the run's files alone. With its front matter
+(huggingface_hub.ModelCardData), the Hugging Face hub shows the results of an uploaded folder.
 """
 
 from __future__ import annotations
@@ -26,23 +26,23 @@ from hone.runs.layout import label_of
 
 Rows = Sequence[Mapping[str, Any]]
 Stages = Sequence[tuple[Recipe, Path]]  # recipe and run folder of each, in order
-#: What stands in an evaluation folder of `hone eval`.
+#: The results file in an evaluation folder of `hone eval`.
 SUMMARY = "summary.json"
 
 
-#: How the weights came to be chosen, where nobody chose them.
+#: The text on the choice of the weights, if they are simply the last.
 LAST = "The last step's weights; no checkpoint was chosen by a score."
 
 
 def write(model: Path, stages: Stages) -> None:
-    """README.md in the folder `model`, which the last of `stages` has left."""
+    """Write README.md into the folder `model`, the result of the last of `stages`."""
     jsonl.replace(model / "README.md", card(stages, _evaluated(model, stages[-1][1])))
 
 
 def write_exported(out: Path, model: Path, best: bool) -> None:
-    """The same in `out`, an export of `model` of a run; of another model it is not known how it was made.
+    """Write the card into `out`, an export of `model`, if `model` belongs to a run.
 
-    `best`: it is a checkpoint that was chosen by its validation.
+    `best`: the checkpoint was chosen by its validation.
     """
     folder = next((p for p in model.parents if (p / "manifest.json").is_file()), None)
     if folder is None:
@@ -51,7 +51,7 @@ def write_exported(out: Path, model: Path, best: bool) -> None:
     places = places[: [place.name for place in places].index(folder.name) + 1]
     for place in places:
         seal.require_logs(place, "evals.jsonl", seal.EVENTS)
-    # The data need not be here: nothing is drawn from it.
+    # The data may be missing: it is not read.
     stages = [(recipe, place) for place in places if isinstance(recipe := load(place, check_files=False), Recipe)]
     step = int(model.parent.name[5:]) if model.parent.name.startswith("step_") else None
     how = f"A checkpoint: the weights before step {step}." if step is not None else LAST
@@ -60,9 +60,9 @@ def write_exported(out: Path, model: Path, best: bool) -> None:
 
 
 def card(stages: Stages, evaluated: Rows = (), step: int | None = None, chosen: str = LAST) -> str:
-    """`evaluated`: summaries of `hone eval` of this model. `step`: of a checkpoint; by default it is the last model.
+    """The text of the card. `evaluated`: summaries of `hone eval` of this model. `step`: of a checkpoint, if it is one.
 
-    Names and texts of users stay text.
+    Names and texts of users are escaped.
     """
     recipe, folder = stages[-1]
     rows = jsonl.read(folder / "evals.jsonl")
@@ -82,11 +82,11 @@ def card(stages: Stages, evaluated: Rows = (), step: int | None = None, chosen: 
         table = "\n".join(f"| {row['number']} | {row['step']} | {row['why']} |" for row in resets)
         parts.append(
             "## Hard resets\n\nBefore these steps the model became the reference and the base of a new adapter, and "
-            f"the optimizer began anew.\n\n| reset | before step | why |\n|---|---|---|\n{table}"
+            f"the optimizer started afresh.\n\n| reset | before step | why |\n|---|---|---|\n{table}"
         )
     if warned := [row for _, place in stages for row in _events(place, "collapse")]:
-        said = "\n".join(f"- step {row['step']}: {_plain(str(row['message']))}" for row in warned[:20])
-        parts.append(f"## Warnings while it was trained\n\n{said}")
+        warnings = "\n".join(f"- step {row['step']}: {_plain(str(row['message']))}" for row in warned[:20])
+        parts.append(f"## Warnings during training\n\n{warnings}")
     parts.append("## Reproduce\n\n" + _reproduce(recipe, manifest))
     return f"---\n{_front_matter(recipe, folder, evals, evaluated).strip()}\n---\n\n" + "\n\n".join(parts) + "\n"
 
@@ -134,7 +134,7 @@ def _how(recipe: Recipe) -> str:
 def _evaluation(evals: Rows, evaluated: Rows, chosen: str) -> str:
     names = {"before": "before this stage", "after": "after this stage"}
     rows = [(names.get(row["label"], row["label"]), row) for row in evals] + [("`hone eval`", row) for row in evaluated]
-    graded = any("accuracy" in row for _, row in rows)  # of one task: all or none
+    graded = any("accuracy" in row for _, row in rows)  # all or none, because they have the same task
     columns = ["accuracy", "95 %"] if graded else ["reward"]
     columns += ["problems", "samples", "tokens", "cut off", "sampling"]
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
@@ -146,13 +146,13 @@ def _evaluation(evals: Rows, evaluated: Rows, chosen: str) -> str:
             cells = [f"{a['value']:.3f}", f"{a['low']:.3f} to {a['high']:.3f}", f"{a['n']} {row['split']}"]
         else:
             cells = [f"{row['reward/mean']:.3f}" if "reward/mean" in row else "–", row["split"]]
-        cut = row.get("truncation_rate")  # older rows have none
+        cut = row.get("truncation_rate")  # missing in older rows
         cells += [str(row["samples"]), f"{row['response_tokens']:.0f}", "–" if cut is None else f"{cut:.1%}", how]
         lines.append(f"| {label} | {' | '.join(cells)} |")
-    found = [
+    levels = [
         f"By level: {_levels(row['by_level'])} ({label})." for label, row in rows if len(row.get("by_level", ())) > 1
     ]
-    return "\n".join([*lines, "", chosen, *found]).strip() if rows else ""
+    return "\n".join([*lines, "", chosen, *levels]).strip() if rows else ""
 
 
 def _levels(by_level: Mapping[str, Mapping[str, float]]) -> str:
@@ -171,27 +171,27 @@ def _reproduce(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
 
 
 def _evaluated(model: Path, folder: Path) -> list[Row]:
-    """Summaries of `hone eval` of this very folder, in the run that it is of."""
-    found = []
+    """Summaries of `hone eval` of exactly this model folder, from its run."""
+    summaries = []
     for place in (folder, folder.parent):
         for path in sorted((place / "evaluations").glob(f"*/{SUMMARY}")):
             settings = json.loads((path.parent / "settings.json").read_text())
             if Path(str(settings["model"])).resolve() == model.resolve():
-                found.append(json.loads(path.read_text()))
-    return found
+                summaries.append(json.loads(path.read_text()))
+    return summaries
 
 
 def _events(folder: Path, kind: str) -> list[Row]:
-    """Each once, though a run that was cut may say them twice."""
+    """Events of a kind, without the duplicates that an interrupted run may have."""
     rows = {(row["step"], row["message"]): row for row in jsonl.read(folder / "events.jsonl") if row["kind"] == kind}
     return list(rows.values())
 
 
 def _code(text: str, language: str = "") -> str:
-    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any in the text
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))  # longer than any fence in the text
     return f"{fence}{language}\n{text.rstrip()}\n{fence}"
 
 
 def _plain(text: str) -> str:
-    """Text that Markdown and HTML leave as it is."""
+    """Text escaped for Markdown and HTML."""
     return re.sub(r"([\\`*_\[\]>|#])", r"\\\1", " ".join(text.split())).replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""What a resumed run is told to do otherwise than before: listed by key, and refused where going on means nothing.
+"""Changed settings of a resumed run: listed by key, and refused where continuing would be meaningless.
 
     changes(before, now)        # [Change("optim.lr", 0.001, 0.0005)]
 
@@ -15,8 +15,8 @@ from typing import Any
 from hone.base.settings import UserError
 from hone.recipe.sections.optim import OptimConfig
 
-#: Settings, with all below them, that cannot change: checkpoints do not fit any more, or what has been counted, drawn
-#: and learned so far is of something else.
+#: Settings, with everything below them, that cannot change: checkpoints would no longer fit, or what has been counted,
+#: drawn and learned so far would belong to another run.
 FIXED = {
     "stage": "the stage is of another kind",
     "seed": "every random number so far was drawn with the old one",
@@ -27,7 +27,7 @@ FIXED = {
     "model.tiny": "checkpoints hold the weights of the old one",
     "model.dtype": "checkpoints hold weights of the old type",
     "lora": "checkpoints hold the old adapter",
-    "teacher": "what was learned so far was learned from the old one",
+    "teacher": "the student has learned from the old one so far",
     "sft.data": "which examples were learned so far is counted in the old ones",
     "sft.styles": "which examples were learned so far is counted in the old ones",
     "sft.examples": "which examples were learned so far is counted in the old ones",
@@ -35,9 +35,9 @@ FIXED = {
     "sft.validation": "which examples were held out was decided with the old one",
     "generate.problems_per_shard": "the answers so far are in shards of the old size",
 }
-#: What may change all the same.
+#: Exceptions, which may change.
 FREE = ("lora.dropout",)
-#: Of these the same file or model may be reached by another path.
+#: Settings whose file or model may be reached by another path.
 PATHS = ("task.source", "model.path", "lora.path", "sft.data", "teacher")
 
 
@@ -52,11 +52,11 @@ class Change:
 
     @property
     def why_not(self) -> str | None:
-        """Why a run cannot go on with it; None if it can."""
+        """Why a run cannot continue with this change; None if it can."""
         if self.key in FREE or (self.key in PATHS and _same_place(self.old, self.new)):
             return None
         if self.key == "algo.advantage" and "gae" in (self.old, self.new):
-            return "with gae, and only then, a value head is trained from the start"
+            return "a value head is trained from the start with gae, and only then"
         return next((why for key, why in FIXED.items() if f"{self.key}.".startswith(f"{key}.")), None)
 
     def row(self) -> dict[str, Any]:
@@ -65,7 +65,7 @@ class Change:
 
 
 def changes(before: Mapping[str, Any], now: Mapping[str, Any], without: Iterable[str] = ()) -> list[Change]:
-    """In the order of the settings. `without`: top-level settings that do not count."""
+    """All changes, in the order of the settings. `without`: top-level settings to ignore."""
     return list(_changes({k: v for k, v in before.items() if k not in without}, now, "", set(without)))
 
 
@@ -80,32 +80,32 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], prefix: str, wit
             yield Change(f"{prefix}{key}", old, new)
 
 
-def check_possible(found: Iterable[Change], folder: object) -> None:
-    """Raises UserError that names every change with which the run in `folder` cannot go on."""
-    lines = [f"  {change}: {why}" for change in found if (why := change.why_not) is not None]
+def check_possible(listed: Iterable[Change], folder: object) -> None:
+    """Raises UserError that names every change with which the run in `folder` cannot continue."""
+    lines = [f"  {change}: {why}" for change in listed if (why := change.why_not) is not None]
     if lines:
         raise UserError(
-            "\n".join([f"{folder}: the run cannot go on with other settings than it began with:", *lines])
+            "\n".join([f"{folder}: the run cannot continue with these changed settings:", *lines])
             + "\nresume with the old values, or train with the new ones under another name (name=...)"
         )
 
 
 def longer(config: OptimConfig, old: int, new: int) -> str | None:
-    """What changes when a stage of `old` optimizer updates goes on to `new`; None: the first `old` are the same.
+    """The effect of extending a stage from `old` to `new` optimizer updates; None if the first `old` stay the same.
 
-    Worked example: linear decay, 40 updates, then 60: the rate, which was near 0 at the end, goes on at a third.
+    Worked example: linear decay, 40 updates, then 60: the rate, which was near 0 at the end, continues at a third.
     """
     if config.decay == "constant" or old == new:
         return None
     last, then = config.schedule(old - 1, old), config.schedule(old, new)
     return (
         f"optim.decay {config.decay} depends on the number of updates, {new} instead of {old}: the learning rate ended "
-        f"at {last * config.lr:.3g} and goes on at {then * config.lr:.3g}; a run of {new} from the start is another one"
+        f"at {last * config.lr:.3g} and continues at {then * config.lr:.3g}; a run of {new} from the start would differ"
     )
 
 
 def _same_place(old: Any, new: Any) -> bool:
-    """Whether two paths may be of one file: a folder that was moved keeps the ends of its paths."""
+    """Whether two paths may name the same file, because a moved folder keeps the ends of its paths."""
     if not isinstance(old, str) or not isinstance(new, str):
         return False
     a, b = PurePath(old).parts, PurePath(new).parts

@@ -1,8 +1,7 @@
-"""What the watch and the guards read of the steps so far, in bounded memory.
+"""The rows of earlier steps that the watch and the guards read, in bounded memory.
 
-The watch compares the first steps with the last ones, metric by metric; the guards look at the last ones. So rows are
-kept from both ends, as far as anything reads, and those in between go: what is computed from the rest is the same as
-from all rows.
+The watch compares the first steps with the last, metric by metric; the guards read the last steps. So only rows near
+both ends are kept, as many as are read: the results are the same as with all rows.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ from hone.types import VERIFIER_FAILURES
 
 Row = dict[str, Any]
 
-#: All that is read of a row. `trained_tokens` and `skipped` tell the steps that had an update.
+#: The values that are read of a row. `trained_tokens` and `skipped` identify the steps with an update.
 KEYS = frozenset(
     {"step", "reset", "trained_tokens", "skipped", "grad_norm"}
     | {metric for metric, _ in CHECKS.values()}
@@ -28,17 +27,17 @@ SERIES = tuple(sorted({metric for metric, _ in CHECKS.values()}))
 
 
 def reach(config: Mapping[str, Any]) -> int:
-    """How many values from either end are read, with the `watch` of a recipe and those of its schedule."""
+    """How many values are read at either end, over the `watch` of a recipe and those in its schedule."""
     watches = [config.get("watch") or {}, *(line.get("watch") or {} for line in config.get("schedule") or ())]
     merged = [WatchConfig.model_validate({**watches[0], **watch}) for watch in watches]
     return max(max(5 * one.window + GRAD_STEPS, one.max_skipped, one.max_unscored) + 2 for one in merged)
 
 
 class History(Sequence[Row]):
-    """Rows of metrics.jsonl, oldest first, less those that nothing reads any more; of each the values that are read."""
+    """Rows of metrics.jsonl, oldest first, reduced to the rows and values that are still read."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]] = (), reach: int = 1000) -> None:
-        """`reach`: values of each metric that are kept from the beginning, and from the end."""
+        """`reach`: number of values of each metric to keep at the beginning and at the end."""
         self._reach = reach
         self._rows: list[Row] = []
         self._bound = 0
@@ -52,7 +51,7 @@ class History(Sequence[Row]):
             self._bound = len(self._rows) + 2 * self._reach
 
     def _kept(self) -> list[Row]:
-        """Of every metric the rows of its first and last finite values; the last rows; the last that had an update."""
+        """The rows with the first and last finite values of each metric, the last rows, and the last with an update."""
         wanted: set[int] = set(range(max(0, len(self._rows) - self._reach), len(self._rows)))
         for order in (range(len(self._rows)), reversed(range(len(self._rows)))):
             counts: Counter[str] = Counter()

@@ -1,4 +1,4 @@
-"""The layout of a run folder: where its models, checkpoints, resets and requests are.
+"""The layout of a run folder: the paths of its models, checkpoints, resets and requests.
 
 at_step("runs/demo/rl@20")          # the folder of that checkpoint; @best: the best on the validation split
 model_folder(Path("runs/demo"))     # the newest model of the last stage that has one
@@ -22,9 +22,9 @@ REQUEST = "reset.request"
 
 
 def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:
-    """The stage whose settings hold, and the folder of the model: the given one, else the run's newest.
+    """The stage whose settings apply, and the folder of the model: the given one, or else the run's newest.
 
-    Raises UserError if there is none.
+    Raises UserError if there is no model.
     """
     folder = Path(recipe.runs) / recipe.name
     stage = recipe.stages[-1] if isinstance(recipe, Pipeline) else recipe
@@ -44,14 +44,14 @@ def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Rec
 
 
 def is_hub_id(target: str) -> bool:
-    """`owner/name` that is nothing on this disk."""
+    """Whether `target` is `owner/name` and not a path on this disk."""
     if not re.fullmatch(r"[\w.-]+/[\w.-]+", target) or target.endswith((".yaml", ".yml", ".json")):
         return False
     return not Path(target).exists() and not Path(target.split("/")[0]).is_dir()
 
 
 def model_folder(path: Path) -> Path:
-    """The Hugging Face folder that a path means: itself, its `model`, or the newest of a run's last stage."""
+    """The Hugging Face folder for a path: itself, its `model`, or the newest model of a run's last stage."""
     for candidate in (path, path / "model"):
         if (candidate / "config.json").is_file():
             return candidate
@@ -64,9 +64,9 @@ def model_folder(path: Path) -> Path:
 
 
 def at_step(target: str) -> Path:
-    """The folder that RUN@STEP or RUN@best means; any other path is itself. Raises UserError if it is not there.
+    """The checkpoint folder for RUN@STEP or RUN@best; other paths stay as they are. Raises UserError if it is missing.
 
-    Best is the highest accuracy on the validation split, never on another.
+    The best has the highest accuracy on the validation split, never on another split.
     """
     path = Path(target).expanduser()
     run, _, which = target.rpartition("@")
@@ -85,8 +85,8 @@ def at_step(target: str) -> Path:
             raise UserError(f"{target}: {trained[-1]} has no validation; set eval.every, or name a step: {steps}")
         if ranked[0] not in saved:
             raise UserError(
-                f"{target}: the best on validation was step {ranked[0]}, whose checkpoint has gone; there are {steps}. "
-                "checkpoint.keep_best keeps it"
+                f"{target}: the best on validation was step {ranked[0]}, whose checkpoint was removed; there are "
+                f"{steps}. checkpoint.keep_best keeps it"
             )
         return saved[ranked[0]]
     if not which.isdecimal() or int(which) not in saved:
@@ -115,7 +115,7 @@ def reset_folder(run: Path, number: int) -> Path:
 
 
 def drop_resets(run: Path, number: int) -> None:
-    """Remove what resets after the first `number` left: they will be made again, or not. Other files stay."""
+    """Remove the folders of resets after the first `number`, which a resumed run repeats. Other files stay."""
     for path in (run / "resets").glob("*"):
         ours = re.fullmatch(r"(\.?)reset_(\d+)", path.name)
         if ours is not None and (ours[1] or int(ours[2]) > number):
@@ -123,7 +123,7 @@ def drop_resets(run: Path, number: int) -> None:
 
 
 def ask(target: Path) -> str:
-    """`hone reset`: leave a request in the folder of the stage that is running or was cut; says what will happen.
+    """`hone reset`: write a request into the folder of the unfinished stage; returns a message.
 
     Raises UserError if there is no such stage.
     """
@@ -131,9 +131,9 @@ def ask(target: Path) -> str:
     config = checksums.read_json(folder / "config.resolved.json", dict, "restore it from a copy")
     kind = config.get("stage")
     if kind != "rl":
-        raise UserError(f"{folder}: a hard reset belongs to reinforcement learning, and this stage is {kind}")
+        raise UserError(f"{folder}: hard resets are for reinforcement learning, but this stage is {kind}")
     jsonl.replace(folder / REQUEST, json.dumps({"id": uuid.uuid4().hex}) + "\n")
-    return f"{folder}: a hard reset follows after the step in progress; of a stopped run, after its next step"
+    return f"{folder}: a hard reset follows after the step in progress (in a stopped run, after its next step)"
 
 
 def read_request(folder: Path) -> str | None:
@@ -148,11 +148,11 @@ def read_request(folder: Path) -> str | None:
 
 
 def _stage_folder(target: Path) -> Path:
-    """Of a run of several stages, the one that has begun and is not finished."""
+    """The folder of the stage that has started and is not finished."""
     begun = [folder for folder in seal.stage_folders(target) if (folder / "manifest.json").exists()]
     if not begun:
-        raise UserError(f"{target}: no run has begun there; give the folder of one, such as runs/demo")
+        raise UserError(f"{target}: no run was started there; give a run folder, such as runs/demo")
     open_ = [folder for folder in begun if not (folder / "model").exists()]
     if not open_:
-        raise UserError(f"{target}: the run is finished; a reset comes in the middle of one")
+        raise UserError(f"{target}: the run is finished, so it cannot be reset")
     return open_[0]

@@ -1,9 +1,9 @@
-"""Which runs there are, and what of them could be removed.
+"""List the runs of a folder, and remove what they no longer need.
 
     hone runs list                  # runs/: state, stage, step, age, size, latest validation
     hone runs prune runs --yes      # runs set aside by later ones, earlier ends, checkpoints of finished runs
 
-Folders may hold anything: what is no run is not shown and never removed, and what cannot be read is shown as that.
+Folders may contain anything: only runs are shown or removed, and a run that cannot be read is shown as such.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from hone.runs import lock
 
 #: What `set_aside` appends to the name of a run.
 ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")
-#: Files of which at least one is in a run folder, or in that of a stage.
+#: Every folder of a run or stage has at least one of these files.
 MARKS = ("manifest.json", "stages.json", "slurm.sbatch", "sessions.jsonl")
 
 
@@ -37,7 +37,7 @@ class Line:
     state: str  # running, finished, died, waiting
     stage: str
     step: str
-    seconds: float  # since something was written there
+    seconds: float  # since the last write
     size: int  # bytes
     validation: str
 
@@ -52,13 +52,13 @@ HEAD = "  ".join(
 
 
 def listed(folder: Path) -> list[Line]:
-    """The runs in a folder, the newest first. Raises UserError if there is no such folder."""
+    """The runs in a folder, newest first. Raises UserError if the folder does not exist."""
     return sorted((line_of(run) for run in runs_in(folder)), key=lambda line: line.seconds)
 
 
 def runs_in(folder: Path) -> list[Path]:
     if not folder.is_dir():
-        raise UserError(f"{folder}: no such folder; give the one that runs are in, such as runs")
+        raise UserError(f"{folder}: no such folder; give the one that contains the runs, such as runs")
     return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and is_run(p))
 
 
@@ -88,13 +88,13 @@ def line_of(run: Path) -> Line:
 
 
 def state(run: Path) -> str:
-    """By the lock, and by what was written last. A lock of another machine counts while its file is young: that is by
-    two clocks, and only shown; who wants to write watches it instead."""
+    """The state by the lock and the last write. A lock of another machine counts while its file is young. That compares
+    two clocks, so it is only for display; a writer watches the lock instead."""
     owner, path = lock.owner_of(run), lock.place(run)
     if owner is not None and not owner.dead:
         try:
             young = owner.here or time.time() - path.stat().st_mtime < 2 * lock.STALE
-        except OSError:  # given back just now
+        except OSError:  # released just now
             young = False
         if young:
             return "running"
@@ -111,7 +111,7 @@ def validation(stage: Path) -> str:
     accuracy: Any = rows[-1].get("accuracy") if rows else None
     try:
         return f"{accuracy['value']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}] at step {rows[-1]['step']}"
-    except (TypeError, KeyError, ValueError):  # none, or a row of another form
+    except (TypeError, KeyError, ValueError):  # no row, or one of another form
         return ""
 
 
@@ -119,7 +119,7 @@ def validation(stage: Path) -> str:
 
 
 def removable(folder: Path) -> Iterator[tuple[Path, Path, str]]:
-    """(run, what could be removed of it, why)."""
+    """Yields (run, path that could be removed, reason)."""
     for run in runs_in(folder):
         if ASIDE.search(run.name):
             yield run, run, "set aside by a later run of this name"
@@ -133,7 +133,7 @@ def removable(folder: Path) -> Iterator[tuple[Path, Path, str]]:
 
 
 def prune(folder: Path, yes: bool) -> Iterator[str]:
-    """Remove what `removable` names; says what, without `yes` only what it would. A locked run is never touched."""
+    """Remove what `removable` lists, if `yes`; yields a line for each. A locked run is never touched."""
     total = 0
     for run, path, why in list(removable(folder)):
         try:
@@ -161,7 +161,7 @@ def prune(folder: Path, yes: bool) -> Iterator[str]:
 def _json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # not there, torn, or something else: the line shows "-"
+    except (OSError, ValueError):  # missing, torn or of another form: the line shows "-"
         return None
 
 
@@ -184,7 +184,7 @@ def _lines(path: Path) -> list[Mapping[str, Any]]:
 
 
 def _files(folder: Path) -> tuple[float, int]:
-    """(time of the newest file, bytes of all). Links are not followed; what vanishes meanwhile does not count."""
+    """(time of the newest file, total bytes). Links are not followed; files that vanish meanwhile do not count."""
     newest, size = 0.0, 0
     for place, _, names in os.walk(folder):
         for name in names:

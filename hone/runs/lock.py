@@ -1,15 +1,15 @@
-"""One writer per run folder: a lock file beside the folder, which says who writes and is renewed while it does.
+"""One writer per run folder: a lock file beside the folder, which names its owner and is renewed while it writes.
 
     with held(Path("runs/mine")):       # UserError, exit code 2, if another process has it
         ...
-    check(Path("runs/mine"))            # before a write: LockLost if the run is no longer ours
+    check(Path("runs/mine"))            # before a write: LockLost if another process has the run
 
 `runs/.mine.lock` stands beside the folder, which may be renamed. On one machine an owner is judged at once, by its
 process id, when that process started, and the boot of the machine; one that is suspended is alive. Where the owner is
 on another machine (or in another container) the file is a lease: it counts as abandoned when it has not changed for
-`STALE` seconds by the clock of the one who watches. Clocks of two machines are never compared.
+`STALE` seconds by the clock of the process that waits for it. Clocks of two machines are never compared.
 
-The processes that a launcher starts share its lock: they find its token in their environment and only look.
+The processes that a launcher starts share its lock: they find its token in their environment and only check it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from hone.runs.owner import Owner, as_bytes, myself, parse
 BEAT = 10.0
 #: Seconds without a renewal after which the lock of another machine is taken over.
 STALE = 60.0
-#: Seconds after which the winner of a takeover is read back: two machines may have decided at the same moment.
+#: Seconds after which the winner of a takeover is read back: two machines may have taken it over at the same moment.
 SETTLE = 1.0
 
 #: Names the lock of the launcher to its workers: TOKEN@PATH.
@@ -39,11 +39,11 @@ SHARED = "HONE_RUN_LOCK"
 
 
 class Held(UserError):
-    """Another process writes this run folder."""
+    """Another process is writing this run folder."""
 
 
 class LockLost(UserError):
-    """The run folder belongs to another process by now: this one must not write there any more."""
+    """Another process has taken over the run folder, so this one must no longer write there."""
 
 
 class Lock:
@@ -54,7 +54,7 @@ class Lock:
     ) -> None:
         self.path, self.owner, self.shared = path, owner, shared
         self._made = made  # folders above the lock that were not there before, the innermost first
-        self.before = before  # whose lock it was, if that one did not give it back
+        self.before = before  # the previous owner, if it did not release the lock
         self._lost: str | None = None
         self._seen = _clock()  # when it was last seen to be ours
         self._end = threading.Event()
@@ -63,14 +63,14 @@ class Lock:
         self._thread.start()
 
     def check(self) -> None:
-        """Before a write. Raises LockLost, and OSError if it cannot be known because the file cannot be read."""
-        if self._lost is None and _clock() - self._seen > STALE / 2:  # suspended, or the storage does not answer
+        """Called before a write. Raises LockLost, or OSError if the lock file cannot be read."""
+        if self._lost is None and _clock() - self._seen > STALE / 2:  # suspended, or the storage does not respond
             self.renew()
         if self._lost is not None:
             raise LockLost(self._lost)
 
     def renew(self) -> None:
-        """See whether the lock is still ours, and say in it that we are alive."""
+        """Check that the lock is still ours, and renew it."""
         with self._busy:
             now = _clock()
             try:
@@ -107,7 +107,7 @@ class Lock:
 
     def _beat(self) -> None:
         while not self._end.wait(BEAT) and self._lost is None:
-            with contextlib.suppress(OSError):  # storage that is away for a moment: `check` insists when it lasts
+            with contextlib.suppress(OSError):  # brief storage failures; `check` raises if they last
                 self.renew()
         if self._lost is not None:
             print(self._lost, file=sys.stderr, flush=True)
@@ -118,9 +118,9 @@ _mine: dict[Path, Lock] = {}  # of this process, by lock file
 
 @contextlib.contextmanager
 def held(folder: Path, share: bool = False) -> Iterator[Lock]:
-    """Around everything that writes a run folder. `share`: with the processes that are started meanwhile.
+    """Hold the lock while a run folder is written. `share`: also with processes that are started meanwhile.
 
-    Raises Held if another process has it; where that one is on another machine, this takes some seconds to see.
+    Raises Held if another process has it; if that is on another machine, this takes some seconds to find out.
     """
     path = place(folder)
     lock = _shared(path) or acquire(path)
@@ -137,13 +137,13 @@ def held(folder: Path, share: bool = False) -> Iterator[Lock]:
 
 
 def check(folder: Path) -> None:
-    """Raises LockLost if this process held the lock of a run folder, or of one above it, and lost it."""
+    """Raises LockLost if this process has lost the lock of a run folder, or of a folder above it."""
     for lock in _of(folder):
         lock.check()
 
 
 def lost(folder: Path) -> bool:
-    """Whether this process must not write into a run folder any more."""
+    """Whether this process must no longer write into a run folder."""
     try:
         check(folder)
     except LockLost:
@@ -152,7 +152,7 @@ def lost(folder: Path) -> bool:
 
 
 def taken_over(folder: Path) -> Owner | None:
-    """The owner that had ended without giving the lock back, once: it is to be recorded as an event of the run."""
+    """The previous owner, if it ended without releasing the lock; returned once, to be recorded as an event."""
     for lock in _of(folder):
         before, lock.before = lock.before, None
         if before is not None:
@@ -161,12 +161,12 @@ def taken_over(folder: Path) -> Owner | None:
 
 
 def place(folder: Path) -> Path:
-    """The lock file of a run folder, the same by whatever way the folder is reached."""
+    """The lock file of a run folder, the same for every path to the folder."""
     return _beside(folder.resolve())
 
 
 def owner_of(folder: Path) -> Owner | None:
-    """Who holds a run folder, dead or alive; None if it is free."""
+    """The owner of a run folder's lock, dead or alive; None if it is free."""
     return _read(place(folder))
 
 
@@ -185,7 +185,7 @@ def _of(folder: Path) -> list[Lock]:
 
 
 def acquire(path: Path, watch: bool = True) -> Lock:
-    """The lock at `path`. Without `watch`, one of another machine counts as held. Raises Held, OSError."""
+    """Take the lock at `path`. Without `watch`, a lock of another machine counts as held. Raises Held, OSError."""
     mine = myself()
     made = [one for one in path.parents if not one.exists()]
     try:
@@ -196,21 +196,21 @@ def acquire(path: Path, watch: bool = True) -> Lock:
 
 
 def _remove(made: Sequence[Path]) -> None:
-    """Folders that only the lock was in: a start that fails leaves no trace."""
+    """Remove folders that were created only for the lock, so that a failed start leaves no trace."""
     for one in made:
         with contextlib.suppress(OSError):
             one.rmdir()
 
 
 def _won(path: Path, mine: Owner, watch: bool) -> Owner | None:
-    """Become the owner; returns the one before, if it is dead. Raises Held."""
+    """Become the owner; returns the previous owner, if it is dead. Raises Held."""
     while True:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with contextlib.suppress(FileNotFoundError):  # another start has ended, and removed the folders that it made
+        with contextlib.suppress(FileNotFoundError):  # another start has ended and removed its folders
             if _created(path, mine):
                 return None
             content = _content(path)
-            if content is None:  # given back just now
+            if content is None:  # released just now
                 continue
             owner = parse(content)
             if owner is not None and owner.here:
@@ -225,7 +225,7 @@ def _won(path: Path, mine: Owner, watch: bool) -> Owner | None:
 
 
 def _created(path: Path, mine: Owner) -> bool:
-    """Whether the file was not there: it appears with its whole content, on one machine of all."""
+    """Create the file atomically with its content; False if it exists already."""
     aside = path.with_name(f"{path.name}.{mine.token}")
     aside.write_bytes(as_bytes(mine))
     try:
@@ -245,7 +245,7 @@ def _created(path: Path, mine: Owner) -> bool:
 
 
 def _renewed(path: Path, content: bytes, owner: Owner | None) -> bool:
-    """Watch a lease of another machine: False when it has not changed for `STALE` seconds, or is gone."""
+    """Watch a lease of another machine: False if it does not change for `STALE` seconds, or is gone."""
     who = owner or "an owner that cannot be read"
     print(f"{path}: held by {who}; watching for {STALE:g} s whether it is renewed", file=sys.stderr, flush=True)
     end = time.monotonic() + STALE
@@ -258,7 +258,7 @@ def _renewed(path: Path, content: bytes, owner: Owner | None) -> bool:
 
 
 def _replaced(path: Path, before: Owner | None, mine: Owner) -> bool:
-    """Put our file in the place of an abandoned one; False if another process was faster."""
+    """Replace an abandoned lock by ours; False if another process was faster."""
     aside = path.with_name(f"{path.name}.{mine.token}")
     with _guard(path.parent):
         there = _read(path)
@@ -273,7 +273,7 @@ def _replaced(path: Path, before: Owner | None, mine: Owner) -> bool:
 
 
 def _shared(path: Path) -> Lock | None:
-    """The launcher's lock, if it started this process for this run. Raises LockLost if it no longer holds it."""
+    """The lock of the launcher that started this process for this run. Raises LockLost if it no longer holds it."""
     token, _, where = os.environ.get(SHARED, "").partition("@")
     if not token or where != str(path):
         return None
@@ -285,7 +285,7 @@ def _shared(path: Path) -> Lock | None:
 
 @contextlib.contextmanager
 def _guard(folder: Path) -> Iterator[None]:
-    """One process of this machine at a time replaces or removes a lock; where the storage cannot, see `SETTLE`."""
+    """Only one process of this machine at a time replaces or removes a lock; if the storage cannot, see `SETTLE`."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with contextlib.suppress(OSError):  # network file systems lock no folders
@@ -305,7 +305,7 @@ def _in_use(path: Path, owner: Owner | None) -> str:
 
 
 def _clock() -> float:
-    """Seconds that go on while the machine sleeps."""
+    """A clock in seconds that continues while the machine sleeps."""
     return time.clock_gettime(time.CLOCK_BOOTTIME) if hasattr(time, "CLOCK_BOOTTIME") else time.monotonic()
 
 

@@ -1,4 +1,4 @@
-"""What one needs to know of a run to make it again: code, versions, hardware, the user's files."""
+"""The facts needed to reproduce a run: code, versions, hardware, the user's files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from hone.grade.targets import source_of
 
 
 def manifest(seed: int) -> dict[str, Any]:
-    """What one needs to know to run this again."""
+    """The contents of manifest.json."""
     packages = ("torch", "transformers", "tokenizers", "numpy", "safetensors", "pydantic")
     return {
         "code_version": code_version(),
@@ -40,7 +40,7 @@ def manifest(seed: int) -> dict[str, Any]:
 
 
 def user_files(config: Mapping[str, Any]) -> dict[str, str]:
-    """SHA-256 of the files of the user's functions, by their names in the recipe."""
+    """SHA-256 of the files with the user's functions, by their names in the recipe."""
     sources = {name: source_of(name) for name in config.get("reward", {}).get("parts", {}) if ":" in name}
     return {name: hashlib.sha256(source).hexdigest() for name, source in sources.items() if source is not None}
 

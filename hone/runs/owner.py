@@ -1,4 +1,4 @@
-"""Who holds the lock of a run folder, and whether that process still runs.
+"""The owner of a run folder's lock, and whether its process still runs.
 
 {"token": "5f...", "host": "node3", "boot": "c1...", "namespace": "pid:[4026531836]", "pid": 4242,
  "process": "8812345", "command": "hone train demo", "since": "2025-01-31 12:00:00", "beat": 17}
@@ -23,16 +23,16 @@ SIZE = 1024
 
 @dataclass(frozen=True)
 class Owner:
-    """Who holds a lock."""
+    """The holder of a lock."""
 
     token: str
     host: str
-    boot: str  # of the machine: another after each start
-    namespace: str  # in which `pid` counts: containers of one machine have numbers of their own
+    boot: str  # id of the machine's boot
+    namespace: str  # the PID namespace of `pid`: containers on one machine have their own
     pid: int
-    process: str  # when the process started, in the machine's own units: a number is given again to others
+    process: str  # start time of the process, in the machine's units, because process ids are reused
     command: str
-    since: str  # local time, only to be shown
+    since: str  # local time, only for display
     beat: int = 0
 
     def __str__(self) -> str:
@@ -40,12 +40,12 @@ class Owner:
 
     @property
     def here(self) -> bool:
-        """Whether it is on this machine, where processes can be looked at."""
+        """Whether the owner is on this machine, where its process can be checked."""
         return bool(self.boot) and (self.host, self.boot, self.namespace) == _machine()
 
     @property
     def dead(self) -> bool:
-        """Whether it is known to have ended; of another machine that is not known."""
+        """Whether the owner is known to have ended; for another machine that is unknown."""
         return self.here and started(self.pid) != self.process
 
 
@@ -58,7 +58,7 @@ def myself() -> Owner:
 
 
 def _machine() -> tuple[str, str, str]:
-    """(name, boot, namespace of process ids): equal for two processes that see each other."""
+    """(name, boot, PID namespace): equal for two processes that can see each other."""
     boot, namespace = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/pid")
     if not boot.exists():  # not Linux
         return socket.gethostname(), f"{psutil.boot_time():.0f}", ""
@@ -69,7 +69,7 @@ def _machine() -> tuple[str, str, str]:
 
 
 def started(pid: int) -> str | None:
-    """When a process started, in units of its machine; None if it has ended."""
+    """The start time of a process, in units of its machine; None if it has ended."""
     stat = Path("/proc") / str(pid) / "stat"
     if Path("/proc/self/stat").exists():
         try:
@@ -92,7 +92,7 @@ def as_bytes(owner: Owner) -> bytes:
 
 
 def parse(content: bytes) -> Owner | None:
-    """None for what is no lock of ours: empty, cut, or something else."""
+    """The owner in a lock file; None if the content is empty, truncated or of another form."""
     try:
         values = json.loads(content)
         return Owner(**{field.name: values[field.name] for field in fields(Owner)})

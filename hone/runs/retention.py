@@ -1,4 +1,4 @@
-"""Which checkpoint is best: that of the step with the highest accuracy on the validation split, never on another."""
+"""The best checkpoint has the highest accuracy on the validation split, never on another split."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ SPLIT = "validation"
 
 
 def best_validated(evals: Iterable[Mapping[str, Any]], count: int) -> list[int]:
-    """The `count` best steps of the rows of evals.jsonl, best first; of equal ones the earlier.
+    """The `count` best steps in the rows of evals.jsonl, best first; of equal ones, the earlier.
 
-    Step 0 is the model that training began with, and has no checkpoint.
+    Step 0 is the initial model, which has no checkpoint.
     """
     if not count:
         return []

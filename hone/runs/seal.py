@@ -1,14 +1,14 @@
-"""What the files of a run folder must hold, so that a row that was cut, lost or changed is noticed.
+"""Checksums of the files of a run folder, which reveal rows that were truncated, lost or changed.
 
 Three kinds of files, one rule each:
 
-    files of rows           metrics.jsonl, evals.jsonl, ...: they only grow, so their first N bytes have one sha256.
+    files of rows           metrics.jsonl, evals.jsonl, ...: they only grow, so their first N bytes keep one sha256.
                             Every checkpoint records both (`state.json`), and so does `seal.json` for readers of the run
     files written once      rollouts/step_N.jsonl, tokens/step_N.safetensors, evals/LABEL.jsonl: a row in files.jsonl
                             {"step": 3, "file": "rollouts/step_000003.jsonl", "bytes": 5120, "sha256": "..."}
     files that are replaced config.resolved.json, manifest.json, ...: their sha256 in `seal.json`
 
-A run folder of an older version has no records, and nothing is checked. Imports no torch.
+A run folder of an older version has no records, so nothing is checked. Imports no torch.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ from hone.base.settings import UserError
 #: The row of each file that is written once.
 ONCE = "files.jsonl"
 
-#: Cut back on resume. What a run goes on from depends on the first four.
+#: Truncated on resume. The state of a resumed run depends on the first four.
 LOGS = ("metrics.jsonl", "evals.jsonl", "ledger.jsonl", ONCE, "timings.jsonl", "costs.jsonl")
-#: Never cut back: said twice is better than lost.
+#: Never truncated: a duplicate is better than a loss.
 EVENTS = "events.jsonl"
-#: A fault in these is said, and the run goes on: nothing that is computed depends on them.
+#: A fault in these is reported, and the run continues: no result depends on them.
 BESIDE = ("timings.jsonl", "costs.jsonl", EVENTS)
 #: Folders of files written once that a user may delete to free the disk, as a whole.
 DISPENSABLE = ("rollouts", "tokens", "skipped")
 
-Records = Mapping[str, Mapping[str, Any]]  # file of rows -> {"bytes": its size, "sha256": of so many bytes}
+Records = Mapping[str, Mapping[str, Any]]  # file of rows -> {"bytes": its size, "sha256": of these bytes}
 
 
 class Logs:
-    """The files of rows of one run folder, and the digest of what is in them so far. One process has it."""
+    """The files of rows of one run folder, with the digests of their contents. One process owns it."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._digests: dict[str, tuple[Any, int]] = {}
 
     def begin(self) -> None:
-        """Digest what is there, when the rows after the checkpoint have been cut off."""
+        """Digest the existing rows, after those behind the checkpoint were removed."""
         for name in (*LOGS, EVENTS):
             path = self.folder / name
             data = path.read_bytes() if path.is_file() else b""
@@ -60,7 +60,7 @@ class Logs:
         self._digests[name] = digest, size + len(data)
 
     def written(self, name: str, step: int) -> None:
-        """Record the file `name`, which is complete and will not be written again."""
+        """Record the complete file `name`, which will not be written again."""
         path = self.folder / name
         row = {"step": step, "file": name, "bytes": path.stat().st_size, "sha256": checksums.sha256_of(path)}
         self.append(ONCE, row)
@@ -69,7 +69,7 @@ class Logs:
         return {name: {"bytes": n, "sha256": digest.hexdigest()} for name, (digest, n) in self._digests.items()}
 
     def seal(self) -> None:
-        """Say in seal.json what the files of rows hold now."""
+        """Write the current records of the files of rows to seal.json."""
         write_logs(self.folder, self.records())
 
 
@@ -77,7 +77,7 @@ class Logs:
 
 
 def log_faults(folder: Path, records: Records) -> dict[str, str]:
-    """File of rows -> what is wrong with it, for those that do not begin with what is recorded."""
+    """File of rows -> its fault, for files that do not begin with the recorded bytes."""
     faults = {}
     for name, record in records.items():
         path, size = folder / name, int(record["bytes"])
@@ -95,9 +95,9 @@ def log_faults(folder: Path, records: Records) -> dict[str, str]:
 
 
 def once_faults(folder: Path, without: Collection[str] = ()) -> dict[str, str]:
-    """File -> what is wrong with it, for files that were written once; a folder that was removed whole is no fault.
+    """File -> its fault, for files that are written once; a folder that was removed as a whole is not a fault.
 
-    `without`: folders that are not looked at.
+    `without`: folders that are not checked.
     """
     faults = {}
     removed = {*without, *(name for name in DISPENSABLE if not (folder / name).exists())}
@@ -116,7 +116,7 @@ def once_faults(folder: Path, without: Collection[str] = ()) -> dict[str, str]:
 
 
 def faults(folder: Path, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
-    """(file, what is wrong with it) of everything in a run folder that is not what was written."""
+    """Yields (file, fault) for every damaged file in a run folder."""
     seal = sealed.read(folder)
     for name in seal["files"]:
         if problem := sealed.file_fault(folder, name, seal):
@@ -126,7 +126,7 @@ def faults(folder: Path, without: Collection[str] = ()) -> Iterator[tuple[str, s
 
 
 def require_logs(folder: Path, *names: str) -> None:
-    """Raises UserError if one of these files of rows does not begin with what seal.json says."""
+    """Raises UserError if one of these files of rows does not begin with the bytes recorded in seal.json."""
     wrong = log_faults(folder, {k: v for k, v in sealed.read(folder)["logs"].items() if k in names})
     if wrong:
         name, problem = next(iter(wrong.items()))
@@ -141,7 +141,7 @@ def write_logs(folder: Path, records: Records) -> None:
 
 
 def stage_folders(run: Path) -> list[Path]:
-    """The folders of a run's stages, in order; of a run of one stage its own. Raises UserError for a damaged list."""
+    """The folders of a run's stages in order (with one stage, the run folder). Raises UserError for a damaged list."""
     sealed.require_file(run, "stages.json")
     path = run / "stages.json"
     if not path.exists():
@@ -156,9 +156,9 @@ def stage_folders(run: Path) -> list[Path]:
 
 
 def cut(folder: Path, records: Records) -> None:
-    """Cut the files of rows back to what a checkpoint recorded, which they begin with: see `log_faults`.
+    """Truncate the files of rows to the bytes that a checkpoint recorded (see `log_faults`).
 
-    `seal.json` first: it says what they begin with, before and after.
+    `seal.json` is written first: it is true before and after.
     """
     if (folder / sealed.FILE).exists():
         write_logs(folder, {name: record for name, record in records.items() if name not in BESIDE})

@@ -1,12 +1,12 @@
 """Copies of a run's metrics for TensorBoard, trackio and Weights & Biases: `sinks: [tensorboard]` in a recipe.
 
-Sinks only copy: a thread reads metrics.jsonl and evals.jsonl of the run folder now and then, and training knows nothing
-of it. What was copied is written down in RUN/sinks/NAME.json, so that a resumed run continues the same curves and no
-row comes twice. A sink that fails is an event of the run, which goes on.
+Sinks only copy: a thread reads metrics.jsonl and evals.jsonl of the run folder from time to time, independently of
+training. RUN/sinks/NAME.json records what was copied, so that a resumed run continues the same curves without
+duplicates. A sink that fails is recorded as an event, and the run continues.
 
     tensorboard --logdir runs      # RUN/sinks/tensorboard
     trackio show --project hone    # where trackio keeps its data (TRACKIO_DIR)
-    wandb sync RUN/sinks/wandb     # with WANDB_MODE=offline; else it is sent while the run goes on
+    wandb sync RUN/sinks/wandb     # with WANDB_MODE=offline; else it is sent during the run
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class Sink(Protocol):
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
 
     def flush(self) -> None:
-        """What was written is not lost if the process is killed now."""
+        """Make sure that what was written survives a kill of the process."""
         ...
 
     def close(self) -> None: ...
@@ -46,7 +46,7 @@ class TensorBoard:
     def __init__(self, folder: Path, name: str, run_id: str, first_step: int) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        # purge_step: where a kill left rows in the file that were not written down as copied, the new ones count
+        # purge_step: after a kill, new rows replace those that were written but not recorded as copied
         self.writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first_step)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -76,7 +76,7 @@ class WandB:
         self.run.log({"step": step, **values})
 
     def flush(self) -> None:
-        """wandb writes to its own file as it goes."""
+        """Nothing to do: wandb writes to its own file immediately."""
 
     def close(self) -> None:
         self.run.finish()
@@ -100,7 +100,7 @@ class Trackio:
         self.run.log(dict(values), step=step)
 
     def flush(self) -> None:
-        """trackio sends what it was given within half a second; closing waits for it."""
+        """Nothing to do: trackio sends its rows within half a second, and closing waits for that."""
 
     def close(self) -> None:
         self.run.finish()
@@ -136,7 +136,7 @@ class Copy:
         self.sink: Sink | None = None
 
     def copy(self) -> int:
-        """Hand on what is new; returns the number of rows."""
+        """Copy new rows; returns their number."""
         rows = [
             (row["step"], _numbers(row)) for row in jsonl.read(self.folder / "metrics.jsonl") if row["step"] > self.last
         ]
@@ -174,7 +174,7 @@ def copying(folder: Path, kinds: Sequence[str], name: str) -> Iterator[None]:
         yield
     finally:
         stop.set()
-        thread.join(timeout=120)  # a service that hangs does not keep the run
+        thread.join(timeout=120)  # a service that hangs does not block the run
 
 
 def _work(folder: Path, kinds: Iterable[str], name: str, stop: threading.Event) -> None:
@@ -186,7 +186,7 @@ def _work(folder: Path, kinds: Iterable[str], name: str, stop: threading.Event) 
                 copy.copy()
                 if ended:
                     copy.close()
-            except Exception as error:  # the network, or a service's own code: the run goes on without it
+            except Exception as error:  # the network or the service's code failed: the run continues without it
                 copies.remove(copy)
                 _failed(folder, copy.kind, error)
         if ended:
@@ -194,7 +194,9 @@ def _work(folder: Path, kinds: Iterable[str], name: str, stop: threading.Event) 
 
 
 def _failed(folder: Path, kind: str, error: Exception) -> None:
-    message = f"{kind}: {type(error).__name__}: {str(error)[:300]}; nothing more is copied there in this sitting"
+    message = (
+        f"{kind}: {type(error).__name__}: {str(error)[:300]}; nothing more is copied there until the run is resumed"
+    )
     print(visible(f"[sink_failed] {message}"), file=sys.stderr, flush=True)
     jsonl.append(folder / "events.jsonl", {"step": None, "kind": "sink_failed", "message": message})
 

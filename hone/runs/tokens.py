@@ -1,4 +1,4 @@
-"""Rows and tokens of a step's samples, as they stand in a run folder."""
+"""The rows and tokens of a step's samples, in the format of a run folder."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def _mean_advantage(sample: Sample) -> float:
 def write_tokens(path: Path, samples: Sequence[Sample], stats: StepStats, piece: Callable[[int], str]) -> None:
     """Completion tokens of all samples, one after the other; `lengths` tells them apart.
 
-    The trainer's log-prob and entropy are NaN where it had no reason to look: no gradient in that sample.
+    The trainer's log-prob and entropy are NaN where they were not computed: samples without a gradient.
     """
     lengths = [int(s.trained.sum()) for s in samples]
     ids = np.concatenate([s.token_ids[s.trained] for s in samples]).astype(np.int32)
@@ -66,5 +66,5 @@ def write_tokens(path: Path, samples: Sequence[Sample], stats: StepStats, piece:
         "advantages": np.concatenate([s.advantages[s.trained] for s in samples]),
     }
     pieces = {str(i): piece(i) for i in np.unique(ids).tolist()}
-    # Not save_file: its errors of the disk are no OSError, and it leaves files of other names behind.
+    # Not save_file: its disk errors are not OSErrors, and it leaves temporary files behind.
     checksums.put(path, save(arrays, metadata={"pieces": json.dumps(pieces, ensure_ascii=False)}))

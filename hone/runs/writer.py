@@ -1,13 +1,13 @@
-"""The run folder: everything a run leaves behind, append-only, readable with ordinary tools.
+"""The run folder: all output of a run, append-only, readable with ordinary tools.
 
     config.resolved.json   the recipe as validated
     manifest.json          code version, seed, versions, hardware, command
     metrics.jsonl          one row per step, the same for the same seed
     timings.jsonl          one row per step, seconds
-    costs.jsonl            one row per step whose reward asked a server: calls, tokens, answers from the cache
+    costs.jsonl            one row per step whose reward calls a server: calls, tokens, answers from the cache
     ledger.jsonl           which problems were drawn for a step: see hone.runs.ledger
     evals.jsonl            one row per evaluation; evals/LABEL.jsonl its samples
-    events.jsonl           whatever was out of the ordinary
+    events.jsonl           unusual events
     inputs.json            the files that the recipe names, copies of the small ones in inputs/: see hone.base.places
     files.jsonl            size and checksum of every file that is written once; seal.json: of the others
     rollouts/step_N.jsonl  every sample: text, parts, verdict, advantage, lengths
@@ -55,16 +55,16 @@ from hone.types import Group, Sample, StepStats
 
 
 class Run:
-    """Writer of one run folder. Of several processes the first writes it; the others know what it says."""
+    """Writer of one run folder. Of several processes, only the first writes; the others know the contents."""
 
     def __init__(self, folder: Path, checkpoints: CheckpointConfig, world: World = ALONE) -> None:
         self.folder, self.world = folder, world
         self.config = checkpoints
-        self.history = History()  # rows of metrics.jsonl, as far as they are read again
+        self.history = History()  # rows of metrics.jsonl that are read again
         self._reach = 1000
         self._logs = seal.Logs(folder)
         self._stop = Stop(checkpoints.stop_within_seconds, world.main)
-        self._stopping = False  # a process was asked to, and the step is saved
+        self._stopping = False  # a process was asked to stop, and the step is saved
         self._preempted = False  # the same, by SIGTERM
         self._writer = checkpoint.Writer()
         self._at: tuple[
@@ -78,7 +78,7 @@ class Run:
     def open(
         cls, folder: Path, config: Mapping[str, Any], checkpoints: CheckpointConfig, seed: int, world: World = ALONE
     ) -> Run:
-        """Create the folder, or continue in it; says so if its settings were other ones."""
+        """Create the folder, or continue in it; changed settings are recorded as an event."""
         run = cls(folder, checkpoints, world)
         run._reach = reach(config)
         run.history = History(reach=run._reach)
@@ -123,13 +123,13 @@ class Run:
         self._append("timings.jsonl", {"step": step, **{k: round(v, 4) for k, v in seconds.items()}})
 
     def log_costs(self, step: int, costs: Mapping[str, float]) -> None:
-        every = self.world.gather([dict(costs)], "costs")  # each process asked for its own groups
+        every = self.world.gather([dict(costs)], "costs")  # each process has the costs of its own groups
         costs = {key: sum(c.get(key, 0.0) for c in every) for key in dict.fromkeys(key for c in every for key in c)}
         if costs:
             self._append("costs.jsonl", {"step": step, **costs})
 
     def event(self, kind: str, message: str, step: int | None = None, **details: Any) -> None:
-        """Something out of the ordinary: recorded, and said once on the terminal."""
+        """Record an unusual event, and print it once."""
         self._append("events.jsonl", {"step": step, "kind": kind, "message": message, **details})
         if self.world.main and kind not in ("checkpoint",):
             print(visible(f"[{kind}] {message}"), file=sys.stderr, flush=True)
@@ -164,12 +164,12 @@ class Run:
     def log_prompts(
         self, step: int, rounds: Sequence[Sequence[str]], groups: Sequence[Group], replaced: Sequence[Group] = ()
     ) -> None:
-        """What was drawn for a step, by round (ids), and what became of it: see `hone.runs.ledger`."""
+        """Record the problems drawn for a step, by round (ids), and their grades: see `hone.runs.ledger`."""
         for number, drawn in enumerate(filter(None, rounds)):
             self._append("ledger.jsonl", row_of(step, number, drawn, groups, replaced))
 
     def track(self, title: str, total: int, done: int) -> Track:
-        """The progress that is shown; while answers are sampled it lets the run end."""
+        """The progress display; while answers are sampled, it also polls for a stop."""
         return Track(title, total, done, self.world.main, self.poll_stop)
 
     def rows(self, name: str) -> list[dict[str, Any]]:
@@ -192,8 +192,8 @@ class Run:
             self.save(step, policy, course)
 
     def save(self, step: int, policy: Policy, course: Curriculum | None = None) -> None:
-        """Copy what is needed to begin `step`; it is written while the loop goes on. What was written about the steps
-        before comes to the disk first: a resumed run does not write it again."""
+        """Copy what is needed to begin `step`; it is written in the background. Rows and files of earlier steps are
+        synced to disk first, because a resumed run does not write them again."""
         self.settle()
         lock.check(self.folder)
         rows = [path for path in self._unsynced if path.exists()]
@@ -206,7 +206,7 @@ class Run:
         self._writing = self._saved = step
 
     def settle(self) -> None:
-        """Wait for the checkpoint that is being written. Raises OSError if it could not be."""
+        """Wait for the checkpoint that is being written. Raises OSError if that failed."""
         step, self._writing = self._writing, None
         self._writer.wait()
         if step is not None:
@@ -214,18 +214,18 @@ class Run:
             self._seal()
 
     def best_steps(self) -> list[int]:
-        """The steps of the best checkpoints by validation accuracy, best first; of equal ones the earlier."""
+        """The steps of the best checkpoints by validation accuracy, best first; of equal ones, the earlier."""
         return best_validated(self.rows("evals.jsonl"), self.config.keep_best) if self.world.main else []
 
     def resume(self, policy: Policy, course: Curriculum | None = None) -> int:
-        """The step to begin with: that of the newest good checkpoint, 0 if none was written yet.
+        """Load the newest intact checkpoint, and return its step; 0 if there is no checkpoint yet.
 
-        Rows of steps that will be done again are removed, so that the files read as if the run had
-        never been cut.
+        Rows of steps that will be repeated are removed, so that the files read as if the run had
+        never been interrupted.
         """
         good = self.world.on_main(self._newest_checkpoint, "the checkpoint to go on from")
         step = resets = 0
-        records: seal.Records | None = {}  # None: of a version of hone that recorded nothing
+        records: seal.Records | None = {}  # None: written by a version of hone without records
         if good is not None:
             state = checkpoint.read_state(good)
             records = state.get("logs")
@@ -243,7 +243,7 @@ class Run:
         return step
 
     def _newest_checkpoint(self) -> Path | None:
-        """The one to go on from; damaged ones after it are removed."""
+        """The newest intact checkpoint; damaged ones after it are removed."""
         folder = self.folder / "checkpoints"
         there = checkpoint.found(folder)
         report = lambda message: self.event("checkpoint_damaged", message)  # noqa: E731
@@ -261,7 +261,7 @@ class Run:
     def _verify_files(self, good: Path) -> None:
         """Raises UserError if rows or files of the steps before this checkpoint were changed or lost.
 
-        Nothing is changed. What no result depends on is an event, and the run goes on.
+        Nothing is changed. Damage on which no result depends is recorded as an event, and the run continues.
         """
         records = checkpoint.read_state(good).get("logs")
         if records is None:
@@ -285,7 +285,7 @@ class Run:
         )
 
     def _back_to(self, step: int, resets: int, records: seal.Records | None) -> list[dict[str, Any]]:
-        """Remove what was written of `step` and later ones; the rows of the steps before. Files by other names stay."""
+        """Remove the output of `step` and later steps; returns the rows of the steps before. Other files stay."""
         lock.check(self.folder)
         drop_resets(self.folder, resets)
         started = (self.folder / "metrics.jsonl").exists() or (self.folder / "evals.jsonl").exists()
@@ -297,7 +297,7 @@ class Run:
         for name in ("rollouts", "tokens", "skipped"):
             for path in (self.folder / name).glob("*"):
                 ours = re.fullmatch(r"step_(\d+)\.(jsonl|safetensors)(\.writing)?|\.tmp\w{6}", path.name)
-                torn = ours is not None and (ours[1] is None or ours[3])  # a kill leaves files half written
+                torn = ours is not None and (ours[1] is None or ours[3])  # a kill may leave half-written files
                 if ours is not None and (torn or int(ours[1]) >= step):
                     checksums.remove(path)
         self._logs.begin()
@@ -336,13 +336,13 @@ class Run:
     def interruptible(self) -> Iterator[None]:
         """The first Ctrl-C asks the loop to save and stop, a second one stops at once; SIGTERM: see `hone.base.stop`.
 
-        Whatever ends the loop, a checkpoint that is being written is waited for.
+        However the loop ends, this waits for a checkpoint that is being written.
         """
         try:
             with self._stop.listening():
                 try:
                     yield
-                except Stopping:  # in the middle of a step: what there was at its beginning is still there
+                except Stopping:  # in the middle of a step: the state at its beginning is still there
                     step, policy, course = self._at
                     if step != self._saved:
                         self.save(step, policy, course)
@@ -350,7 +350,7 @@ class Run:
                     raise Preempted(step) from None
                 except BaseException:
                     self._writer.join()
-                    if self._writer.error is not None:  # beside what ends the run anyway
+                    if self._writer.error is not None:  # in addition to what ends the run
                         print(visible(self._writer.error), file=sys.stderr, flush=True)
                     raise
                 self.settle()
@@ -361,18 +361,18 @@ class Run:
             raise
 
     def poll_stop(self) -> None:
-        """Called now and then while answers are sampled: leaves the step in progress if the machine is about to go.
+        """Abandon the step in progress if the machine is about to stop; called repeatedly while answers are sampled.
 
-        Several processes wait for each other in the middle of a step, so they stop together, after it. Raises LockLost
-        if another process has taken the run folder over.
+        Several processes synchronise within a step, so they stop together after it. Raises LockLost if another process
+        has taken over the run folder.
         """
         lock.check(self.folder)
         if self._stop.preempted and self.world.size == 1:
             raise Stopping
 
     def stop_if_asked(self, step: int) -> None:
-        """Called between steps, after `checkpoint`: raises `Interrupted` or `Preempted` if it was asked for."""
-        if self._stopping:  # asked for since then: the next step saves first
+        """Called between steps, after `checkpoint`: raises `Interrupted` or `Preempted` if a stop was requested."""
+        if self._stopping:  # requested since then: the next step saves first
             self.settle()
             raise Preempted(step) if self._preempted else Interrupted(step)
 
@@ -397,9 +397,9 @@ class Run:
             jsonl.write(self.path(name), rows)
 
     def path(self, name: str) -> Path:
-        """Where to write a file of this run; the next checkpoint sees to it that it is on the disk.
+        """The path for a file of this run, which the next checkpoint syncs to disk.
 
-        Raises LockLost if another process has taken the run folder over.
+        Raises LockLost if another process has taken over the run folder.
         """
         lock.check(self.folder)
         path = self.folder / name
@@ -409,6 +409,6 @@ class Run:
 
 
 def _step_of(row: Mapping[str, Any]) -> float:
-    """Of a row; one without a step is of none that was done."""
+    """The step of a row; a row without a step belongs to no completed step."""
     step = row.get("step")
     return step if isinstance(step, int) else math.inf

@@ -186,8 +186,8 @@ def test_wrong_overrides(write, override, message):
         # impossible together
         (
             "samples_per_prompt: 1",
-            "samples_per_prompt: a group of 1 has no other sample to compare with, and "
-            "algo.advantage grpo needs one; give 2 or more, or algo.advantage: reinforce_pp",
+            "samples_per_prompt: algo.advantage grpo compares the samples of a group, so it needs 2 or more; "
+            "or set algo.advantage to reinforce_pp",
         ),
         (
             "algo: {updates_per_rollout: 17}",
@@ -196,20 +196,20 @@ def test_wrong_overrides(write, override, message):
         ),
         (
             "sampling: {temperature: 0}",
-            "sampling.temperature: at 0 nothing is sampled: there is no distribution to train; give a number > 0",
+            "sampling.temperature: at 0 answers are not sampled, so no distribution is trained; give a number > 0",
         ),
         (
             "reward: {parts: {outcome: 0}}",
-            "reward.parts: no part has a weight, so every reward is 0; give one, as in outcome: 1.0",
+            "reward.parts: no part has a weight, so every reward is 0; give one, such as outcome: 1.0",
         ),
         (
             "model: {tiny: {heads: 3}}",
-            "model.tiny.hidden_size: 128 does not split over 3 heads of even size; give a multiple of 6",
+            "model.tiny.hidden_size: 128 cannot be split into 3 heads of even size; give a multiple of 6",
         ),
         (
             "sampling: {max_tokens: 2048}",
             "sampling.max_tokens: 2048 leaves no room for a prompt in "
-            "model.tiny.max_positions 2048; lower the one or raise the other",
+            "model.tiny.max_positions 2048; lower this or raise that",
         ),
         (
             "reward: {parts: {countdown: 1}}",
@@ -217,12 +217,12 @@ def test_wrong_overrides(write, override, message):
         ),
         (
             "stage: sft\nsft: {styles: {lucky: 1}}",
-            "sft.styles.lucky: task knights writes no such worked answers; give careful or hasty",
+            "sft.styles.lucky: task knights does not have this style; give careful or hasty",
         ),
         # not there
         (
             "model: ./nowhere",
-            "model.path: ./nowhere is no folder here; give `tiny`, the folder of a Hugging Face "
+            "model.path: ./nowhere is not a folder here; give `tiny`, the folder of a Hugging Face "
             "checkpoint, or a hub id such as Qwen/Qwen3-0.6B",
         ),
         (
@@ -309,5 +309,5 @@ def test_a_recipe_that_is_not_there(write):
 def test_a_hub_id_is_not_looked_for_on_disk(write):
     assert load(write(MINIMAL + "model: Qwen/Qwen3-0.6B")).model.path == "Qwen/Qwen3-0.6B"
     Path("runs").mkdir()
-    assert problems(write(MINIMAL + "model: runs/gone"))[0].startswith("r.yaml:3: model.path: runs/gone is no folder")
+    assert problems(write(MINIMAL + "model: runs/gone"))[0].startswith("r.yaml:3: model.path: runs/gone is not a")
     assert load("r.yaml", check_files=False).model.path == "runs/gone"  # a report does not need it

@@ -155,8 +155,8 @@ def test_sample_does_what_is_asked(run, monkeypatch, arguments, expected):
 @pytest.mark.parametrize(
     "arguments, message",
     [
-        (["--chat", "--prompt", "a"], "--chat and --prompt: give one of them"),
-        (["--file", "f"], "--file and --out belong together"),
+        (["--chat", "--prompt", "a"], "--chat and --prompt: give only one of them"),
+        (["--file", "f"], "--file (prompts) and --out (answers)"),
         (["--prompt", "a", "--samples", "2"], "--samples has no effect without --file"),
     ],
 )
@@ -202,7 +202,7 @@ def test_explain_prints_every_stage_and_starts_nothing(folder, run, monkeypatch)
     assert (code, error) == (0, "")
     assert out.startswith("stage x: reinforcement learning, 100 steps\n")
     assert "counts within [0.8, 1.28]\n" in out
-    assert out.endswith("  note        algo.correction.cap: no effect while correction.kind is none\n")
+    assert out.endswith("  note        algo.correction.cap has no effect while correction.kind is none\n")
     assert run("explain", "r.yaml", "algo.los=gspo") == (
         2,
         "",

@@ -83,7 +83,7 @@ def test_nodes_have_equal_shares() -> None:
     "override, message",
     [
         ("stages.rl.parallel.replicate=2", "stages.1.parallel: 2 processes, and 1 in stage sft: all stages run in"),
-        ("stages.rl.launch=ray", "stages.1.launch: other settings than in stage sft: all stages run in the same"),
+        ("stages.rl.launch=ray", "stages.1.launch: differs from launch in stage sft: all stages run in the same"),
     ],
 )
 def test_all_stages_run_in_the_same_processes(override: str, message: str) -> None:
@@ -95,8 +95,8 @@ def test_all_stages_run_in_the_same_processes(override: str, message: str) -> No
 
 def test_settings_without_effect_are_named() -> None:
     said = notices(load("r.yaml", ["launch.slurm.partition=gpu", "launch.restarts=2"]))
-    assert "launch.slurm: no effect while kind is local" in said
-    assert any(line.startswith("launch.restarts: no effect on a single process") for line in said)
+    assert "launch.slurm has no effect while kind is local" in said
+    assert any(line.startswith("launch.restarts has no effect on a single process") for line in said)
     said = notices(load("r.yaml", ["launch=slurm", "launch.slurm.partition=gpu", "launch.restarts=2"]))
     assert not [line for line in said if line.startswith("launch")]
     assert not [line for line in notices(load("r.yaml", ["launch.restarts=2", "parallel.shard=2"])) if "launch" in line]

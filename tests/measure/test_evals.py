@@ -232,5 +232,5 @@ def test_gold_answers_are_scored_as_the_model_itself_would(
 
 
 def test_a_hosted_model_has_no_gold_perplexity(recipe: Recipe) -> None:
-    with pytest.raises(UserError, match="does not tell the log-probs"):
+    with pytest.raises(UserError, match="gives no log-probs"):
         evals.cli_eval(recipe, ["http://127.0.0.1:9/v1#name"], score_gold=True)

@@ -93,7 +93,7 @@ def test_it_tries_again_where_that_can_help_and_not_elsewhere(serve: Any) -> Non
         complete(Endpoint.parse(refused.endpoint), [], SAMPLING, 0)
     assert len(refused.got) == 1
     down = serve((500, {}))
-    with pytest.raises(UserError, match=r"no answer after 3 tries: .* 500.*What was sampled is kept"):
+    with pytest.raises(UserError, match=r"no answer after 3 tries: .* 500.*Finished samples are kept"):
         complete(Endpoint.parse(down.endpoint), [], SAMPLING, 0, tries=3)
 
 

@@ -133,5 +133,5 @@ def test_a_server_gets_the_raw_template(tmp_path):
         "name: x\ntask: knights\nmodel: tiny\nreward: {parts: {perplexity: 1}, perplexity: "
         "{answerer: 'http://localhost:1/v1', served_model: m}}\n"
     )
-    assert any("server: they are put in prompt.template" in line for line in notices(load(tmp_path / "recipe.yaml")))
+    assert any("so they use prompt.template" in line for line in notices(load(tmp_path / "recipe.yaml")))
     assert not any("prompt.template" in line for line in notices(load(tmp_path / "recipe.yaml", ["prompt.style=raw"])))

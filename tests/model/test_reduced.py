@@ -120,7 +120,9 @@ def test_where_it_cannot_be_is_an_error(model: Qwen2ForCausalLM) -> None:
         check(meta, "int8")
     with pytest.raises(UserError, match=r"made of float32 weights, and model.dtype is bfloat16"):
         NativeEngine(model.to(torch.bfloat16), (), RolloutConfig(weights="int8"))
-    with pytest.raises(ValidationError, match=r"is made of float32 weights, and model.dtype is bfloat16; remove one"):
+    with pytest.raises(
+        ValidationError, match=r"int8 is made from float32 weights, but model.dtype is bfloat16; remove one"
+    ):
         Recipe(name="x", task=TASK, model={"dtype": "bfloat16"}, rollout={"weights": "int8"})
 
 
@@ -128,7 +130,7 @@ def test_what_does_not_follow_is_said() -> None:
     def said(**settings: Any) -> list[str]:
         return [n for n in notices(Recipe(name="x", task=TASK, **settings)) if n.startswith("rollout.weights")]
 
-    assert "nothing corrects for that" in said(rollout={"weights": "int8"})[0]
+    assert "without a correction" in said(rollout={"weights": "int8"})[0]
     assert not said(rollout={"weights": "int8"}, algo={"correction": {"kind": "tis"}})
     assert "no effect" in said(rollout={"weights": "bfloat16"}, model={"dtype": "bfloat16"})[0]
     assert "no effect while engine is vllm" in said(rollout={"weights": "bfloat16", "engine": "vllm"})[0]

@@ -169,7 +169,7 @@ def test_the_advantages_printed_are_those_computed(name: str, beta: float) -> No
     for reward, row_kl, row_values in zip(rewards, kl, values, strict=True):
         raw.append([])
         if "A_i" in given:
-            assert bool(beta) == ("the R_i here is the reward less 0.25 * (sum of KL_t over answer i)" in lines)
+            assert bool(beta) == ("R_i here is the reward less 0.25 * (sum of KL_t over answer i)" in lines)
             less = reward - np.array([beta * k.sum() for k in row_kl])
             raw[-1] = [
                 np.full(len(k), evaluated(given["A_i"], R_i=r, R=less, ddof=1))
@@ -242,7 +242,7 @@ def test_the_range_printed_is_the_range_in_which_a_ratio_counts(loss: str) -> No
     """Just inside both ends the gradient follows the ratio, just outside it does not."""
     algo = {"loss": loss, "clip_low": 0.2, "clip_high": 0.28, "updates_per_rollout": 2}
     lines = paragraphs(algo=algo)["clip"]
-    assert lines[0].endswith("counts within [0.8, 1.28]")
+    assert lines[0].endswith("is clipped to [0.8, 1.28]")
     assert ("sequence" in lines[0]) == (loss == "gspo")
     assert ("weight of a token" in lines[0]) == (loss == "cispo")
     for inside, outside, advantage, end in ((1.27, 1.29, 1.0, 1.28), (0.81, 0.79, -1.0, 0.8)):
@@ -274,7 +274,7 @@ def test_an_open_lower_side_is_printed_as_one() -> None:
 def test_with_one_update_no_clip_acts_and_the_losses_are_one(loss: str) -> None:
     found = paragraphs(algo={"loss": loss})
     assert found["clip"][0].startswith("never acts")
-    assert any(f"loss {loss}: where the ratio is 1" in line for line in found["note"]) == (loss != "clipped")
+    assert any(f"loss {loss} has the same gradient as clipped" in line for line in found["note"]) == (loss != "clipped")
     logprobs = torch.tensor([-0.5, -1.0, -2.0], requires_grad=True)
     advantages = torch.tensor([1.0, -2.0, 0.5])
     out = LOSSES[loss](logprobs, None, advantages, torch.tensor([0, 0, 1]), clip_low=0.0, clip_high=0.0)
@@ -294,7 +294,7 @@ def test_counts_of_a_step() -> None:
         algo={"updates_per_rollout": 4, "refill_rounds": 2, "reduction": "constant"},
     )
     assert (
-        "10 prompts x 4 answers = 40 a step, each of at most 100 tokens: at most 4,000 completion"
+        "10 prompts x 4 answers = 40 per step, each of at most 100 tokens: at most 4,000 completion"
         in found["rollout"][0]
     )
     assert "at most 2 more rounds: at most 20 more prompts, 80 more answers" in found["rollout"][1]
@@ -310,11 +310,13 @@ def test_counts_of_a_step() -> None:
 
 def test_what_is_counted_and_what_is_trained() -> None:
     plain = paragraphs()
-    assert plain["reduction"][-1].endswith("count too; not counted: samples whose verifier failed")
-    assert plain["trained"][1] == "answers cut at 256 tokens too"
-    assert plain["trained"][2].endswith("they are counted, and not computed")
+    assert plain["reduction"][-1].endswith("are included; not counted: samples whose verifier failed")
+    assert plain["trained"][1] == "answers cut off at 256 tokens are trained on, too"
+    assert plain["trained"][2].endswith("they are counted, but not computed")
     masked = paragraphs(algo={"mask_truncated": True, "refill_rounds": 1, "entropy_coef": 0.1})
-    assert masked["reduction"][-1].endswith("split into; not counted: samples whose verifier failed, truncated ones")
+    assert masked["reduction"][-1].endswith(
+        "micro-batch; not counted: samples whose verifier failed, truncated samples"
+    )
     assert "are left out" in masked["trained"][1]
     assert masked["trained"][2] == "groups without a reward difference are replaced before"
 
@@ -334,10 +336,10 @@ def test_groups_without_a_reward_difference_learn_where_it_is_said(name: str, pe
 @pytest.mark.parametrize(
     ("algo", "passes"),
     [
-        ({}, ["none computed", "none, there is no KL"]),
+        ({}, ["not computed", "not computed, there is no KL"]),
         ({"updates_per_rollout": 2, "kl": {"coef": 1.0}}, ["one more forward", "a frozen second copy of the model"]),
         ({"kl": {"coef": 1.0, "place": "reward"}}, ["for the KL in the reward", "a frozen second copy"]),
-        ({"advantage": "gae"}, ["none computed", "none, there is no KL", "values: one more forward pass"]),
+        ({"advantage": "gae"}, ["not computed", "not computed, there is no KL", "values: one more forward pass"]),
     ],
 )
 def test_forward_passes_and_copies(algo: dict[str, Any], passes: list[str]) -> None:
@@ -362,7 +364,7 @@ def test_a_frozen_answerer_is_one_more_pass(algo: dict[str, Any], answerer: dict
 def test_filters_of_the_sampler_are_said() -> None:
     line = paragraphs(sampling={"temperature": 1.2, "top_p": 0.9, "top_k": 20})["loss"][-1]
     assert line == (
-        "p_t: probability of token t at temperature 1.2, over the whole vocabulary, although answers are drawn with "
+        "p_t: probability of token t at temperature 1.2, over the whole vocabulary, although answers are sampled with "
         "top_p 0.9 and top_k 20"
     )
 

@@ -26,13 +26,15 @@ def test_adapter_resets_and_schedule() -> None:
         "W x + 0.5 * B A x in the linear layers of attention; A and B, of rank 8, are trained"
     )
     assert found["layers"][0] == "trained: the adapter in the last 2 layers; no gradient is computed below"
-    assert found["rate"][1] == "the warm-up begins again with each hard reset, the decay does not"
+    assert found["rate"][1] == "the warm-up restarts at each hard reset, the decay does not"
     assert found["resets"][0] == "before step 20"
     assert "none of the last 3 means of 3 validations is more than 0.01 above" in found["resets"][1]
     assert found["resets"][1].endswith("since the last reset, at most 3 times")
     assert found["schedule"][:2] == ["at the start: samples_per_prompt=4", "from reset 1 on: lora.rank=16"]
-    assert found["rollout"][0].startswith("16 prompts x 4 answers = 64 a step")  # of the first phase
-    assert "ref_t of the model as it was at the start of the stage, from each hard reset on" in " ".join(found["loss"])
+    assert found["rollout"][0].startswith("16 prompts x 4 answers = 64 per step")  # of the first phase
+    assert "ref_t: probability under the model at the start of the stage, or at the latest hard reset" in " ".join(
+        found["loss"]
+    )
     assert found["passes"][1].endswith("of the model with its adapter off, no copy")
 
 
@@ -41,7 +43,7 @@ def test_adapter_resets_and_schedule() -> None:
     [
         (
             {"kind": "sequential"},
-            "one level after the other, the lowest first, each until each of its problems has come",
+            "one level after the other, the lowest first, each until each of its problems was drawn",
         ),
         ({"kind": "sequential", "steps_per_level": 5}, "one level after the other, the lowest first, each for 5 steps"),
         ({"kind": "mixture", "weights": {"2": 1.0, "3": 3.0}}, "shares of the levels: 2 25 %, 3 75 %"),

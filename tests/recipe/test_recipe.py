@@ -72,27 +72,27 @@ OFF_POLICY = {"updates_per_rollout": 2}
             {"algo": {"loss": "cispo", "clip_low": 1.0}},
             "algo.clip_low 1: no ratio is below 0, so there is no lower bound,",
         ),
-        ({"algo": {"kl": {"estimator": "k1"}}}, "algo.kl.estimator: no effect while kl.coef is 0"),
+        ({"algo": {"kl": {"estimator": "k1"}}}, "algo.kl.estimator has no effect while kl.coef is 0"),
         (
             {"algo": {"kl": {"estimator": "k1", "place": "reward"}}},
-            "algo.kl.estimator and algo.kl.place: no effect while kl.coef is 0",
+            "algo.kl.estimator and algo.kl.place have no effect while kl.coef is 0",
         ),
         (
             {"algo": {"kl": {"coef": 0.1, "estimator": "k1"}}},
             "algo.kl.estimator k1 in the loss: on-policy its gradient",
         ),
-        ({"algo": {"correction": {"cap": 3.0}}}, "algo.correction.cap: no effect while correction.kind is none"),
-        ({"steps": 5, "optim": {"warmup_steps": 10}}, "optim.warmup_steps 10: the full learning rate is never reached"),
+        ({"algo": {"correction": {"cap": 3.0}}}, "algo.correction.cap has no effect while correction.kind is none"),
+        ({"steps": 5, "optim": {"warmup_steps": 10}}, "optim.warmup_steps 10: the stage has at most 10 updates"),
         ({"steps": 5, "optim": {"warmup_steps": 9}}, None),
-        ({"steps": 5, "eval": {"every": 6}}, "eval.every 6: more than steps (5)"),
+        ({"steps": 5, "eval": {"every": 6}}, "eval.every 6 is more than steps (5)"),
         ({"steps": 5, "eval": {"every": 5}}, None),
-        ({"watch": {"kl": 0.5}}, "watch.kl: no effect while algo.kl.coef is 0"),
+        ({"watch": {"kl": 0.5}}, "watch.kl has no effect while algo.kl.coef is 0"),
         ({"watch": {"clip_fraction": 0.5}}, None),
         ({"steps": 9, "watch": {"window": 4}}, None),
-        ({"steps": 7, "watch": {"window": 4}}, "watch.window 4: changes since the start are seen after two windows"),
+        ({"steps": 7, "watch": {"window": 4}}, "watch.window 4: changes since the start show after two windows"),
         (
             {"reward": {"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"max_tokens": 320, "buffer": 64}}},
-            "reward.parts.overlong: no effect, since it begins above 256 tokens",
+            "reward.parts.overlong has no effect: it begins above 256 tokens",
         ),
         ({"reward": {"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"max_tokens": 256}}}, None),
     ],
@@ -109,8 +109,8 @@ def test_what_has_no_effect_is_said_and_nothing_else(settings, expected):
         ({}, None),
         ({"algo": {"advantage": "gae", "value": {"lr": 0.1}}}, None),
         ({"algo": {"advantage": "gae", "value": {"clip": None}}}, None),
-        ({"algo": {"advantage": "gae", "value": {"clip": 0.5}}}, "algo.value.clip: no effect with one update"),
-        ({"watch": {"clip_fraction": 0.5}}, "watch.clip_fraction: no effect with one update per rollout"),
+        ({"algo": {"advantage": "gae", "value": {"clip": 0.5}}}, "algo.value.clip has no effect with one update"),
+        ({"watch": {"clip_fraction": 0.5}}, "watch.clip_fraction has no effect with one update per rollout"),
     ],
 )
 def test_what_one_update_leaves_idle(settings, expected):
@@ -122,7 +122,7 @@ def test_what_one_update_leaves_idle(settings, expected):
 def test_a_supervised_stage_watches_nothing_but_skipped_updates():
     assert notices(recipe(stage="sft", watch={"max_skipped": 5})) == []
     (line,) = notices(recipe(stage="sft", watch={"kl": 0.5}))
-    assert line == "watch: of its settings only max_skipped has an effect in a stage of kind sft"
+    assert line == "watch: only max_skipped has an effect in a stage of kind sft"
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------
@@ -197,7 +197,7 @@ def test_overrides_of_stages(write):
             "task: knight",
             [f"r.yaml:2: task.name: 'knight' is not allowed; did you mean knights? give one of {', '.join(TASKS)}"],
         ),  # said once
-        ("name: later", "name: sft", ["r.yaml:8: stages.1.name: two stages are called sft; give one another name"]),
+        ("name: later", "name: sft", ["r.yaml:8: stages.1.name: two stages are called sft; rename one"]),
         (
             "    steps: 30",
             "    runs: r",
@@ -207,22 +207,22 @@ def test_overrides_of_stages(write):
             "    steps: 30",
             "    model: {tiny: {layers: 2}}",
             [
-                "r.yaml:10: stages.1.model.tiny: has no effect: the stage goes on with the model of stage sft; "
-                "remove it, or begin anew with model.path"
+                "r.yaml:10: stages.1.model.tiny: has no effect: the stage continues from the model of stage sft; "
+                "remove it, or start afresh with model.path"
             ],
         ),
         (
             "    steps: 30",
             "    model: stages.nobody",
             [
-                "r.yaml:10: stages.1.model.path: stages.nobody is no earlier stage that leaves a model; there are sft",
+                "r.yaml:10: stages.1.model.path: stages.nobody is not an earlier stage with a model; those are: sft",
             ],
         ),
         ("name: two", "nmae: two", ["r.yaml:1: name: required, and not given; add it"]),
         (
             STAGED[STAGED.index("  - ") :],
             "  warmup: {}\n",
-            ["r.yaml:4: stages: give a list with one mapping per stage, as in `- stage: sft`"],
+            ["r.yaml:4: stages: give a list with one mapping per stage, such as `- stage: sft`"],
         ),
     ],
 )

@@ -207,7 +207,7 @@ def test_names_of_models_stay_text(tmp_path: Path) -> None:
 def test_a_damaged_evaluation_says_where(tmp_path: Path) -> None:
     folder = evaluate(tmp_path / "e", "m", 0.5)
     (folder / "samples.jsonl").write_text('{"index": 0}\n')
-    with pytest.raises(UserError, match="0-00000000: not a whole evaluation"):
+    with pytest.raises(UserError, match="0-00000000: not a complete evaluation"):
         build(tmp_path / "e")
 
 

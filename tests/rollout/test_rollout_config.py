@@ -27,7 +27,7 @@ def test_what_only_a_server_of_ours_can_have_is_an_error_beside_a_url(own: dict[
 
 def test_the_settings_of_another_engine_are_said_to_have_no_effect() -> None:
     idle = Recipe(name="x", task=TASK, rollout={"vllm": {"port": 8000}})
-    assert "rollout.vllm: no effect while engine is native" in notices(idle)
+    assert "rollout.vllm has no effect while engine is native" in notices(idle)
     assert not [n for n in notices(Recipe(name="x", task=TASK, rollout={"engine": "vllm"})) if n.startswith("rollout.")]
     assert RolloutConfig(engine="vllm", vllm={"port": 8000}).idle_settings() == []
 
@@ -41,7 +41,7 @@ def test_sglangs_log_probs_of_a_cut_distribution_are_said_to_be_biased() -> None
 def test_an_adapter_that_is_served_as_it_is_needs_one_that_vllm_has_room_for() -> None:
     served = {"engine": "vllm", "vllm": {"lora": "adapter"}}
     assert any(
-        n.startswith("rollout.vllm.lora: no effect") for n in notices(Recipe(name="x", task=TASK, rollout=served))
+        n.startswith("rollout.vllm.lora has no effect") for n in notices(Recipe(name="x", task=TASK, rollout=served))
     )
     Recipe(name="x", task=TASK, rollout=served, lora={"rank": 512})
     with pytest.raises(ValidationError, match=r"up to rank 512; lower it, or set rollout.vllm.lora: merged"):
@@ -51,12 +51,14 @@ def test_an_adapter_that_is_served_as_it_is_needs_one_that_vllm_has_room_for() -
 
 def test_rollouts_ahead_need_a_server() -> None:
     inside = {"engine": "vllm", "vllm": {"in_process": True}, "ahead": True}
-    with pytest.raises(ValidationError, match=r"waits for its answers; remove it, or remove rollout.vllm.in_process"):
+    with pytest.raises(
+        ValidationError, match=r"cannot sample while it trains; remove this, or rollout.vllm.in_process"
+    ):
         Recipe(name="x", task=TASK, rollout=inside, algo={"correction": {"kind": "tis"}})
 
 
 def test_vllm_in_the_process_is_alone_there() -> None:
     inside = {"engine": "vllm", "vllm": {"in_process": True}}
-    with pytest.raises(ValidationError, match=r"take them for its own; remove it"):
+    with pytest.raises(ValidationError, match=r"take them for its own; remove this"):
         Recipe(name="x", task=TASK, rollout=inside, parallel={"replicate": 2})
     Recipe(name="x", task=TASK, rollout=inside)

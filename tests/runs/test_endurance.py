@@ -169,7 +169,7 @@ def test_the_best_on_validation_stays(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no checkpoint 3; there are 2, 5, and best"):
         at_step(f"{tmp_path}@3")
     validated(run, 6, 0.8)
-    with pytest.raises(UserError, match=r"the best on validation was step 6, whose checkpoint has gone"):
+    with pytest.raises(UserError, match=r"the best on validation was step 6, whose checkpoint was removed"):
         at_step(f"{tmp_path}@best")
 
 
@@ -194,13 +194,13 @@ def test_best_of_equal_ones_is_the_earlier() -> None:
 def test_the_best_needs_validation(tmp_path: Path) -> None:
     path = tmp_path / "recipe.yaml"
     path.write_text("name: x\ntask: knights\ncheckpoint: {keep_best: 1}\n")
-    with pytest.raises(ConfigError, match=r"checkpoint\.keep_best: .*there is no validation; set eval\.every"):
+    with pytest.raises(ConfigError, match=r"checkpoint\.keep_best: .*but there is none; set eval\.every"):
         load(path)
-    with pytest.raises(ConfigError, match=r"eval\.every: 15 is no multiple of checkpoint\.every \(10\).* give 20"):
+    with pytest.raises(ConfigError, match=r"eval\.every: 15 is not a multiple of checkpoint\.every \(10\).* give 20"):
         load(path, ["eval.every=15"])
     load(path, ["eval.every=20"])
     sft = load(path, ["stage=sft"])
-    assert any("checkpoint.keep_best: no effect in a stage of kind sft" in line for line in notices(sft))
+    assert any("checkpoint.keep_best has no effect in a stage of kind sft" in line for line in notices(sft))
 
 
 # --- stopping -------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def test_a_row_of_the_ledger_by_hand() -> None:
         "replaced": [0],
     }
     assert row_of(3, 0, ["x", "y"], [], []) == {"step": 3, "round": 0, "problems": ["x", "y"]}
-    with pytest.raises(ValueError, match="step 3 drew c, and there is no group of it"):
+    with pytest.raises(ValueError, match="step 3 drew c, but there is no group of it"):
         row_of(3, 0, ["c"], [a], [])
 
 

@@ -100,7 +100,7 @@ def test_faults_are_named(whole: Path, tmp_path: Path, monkeypatch: pytest.Monke
     with pytest.raises(SystemExit) as left:
         cli.main()
     assert left.value.code == 1
-    with pytest.raises(UserError, match="no run has begun there"):
+    with pytest.raises(UserError, match="no run was started there"):
         runs.check(tmp_path)
 
 

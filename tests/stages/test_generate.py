@@ -359,22 +359,25 @@ def test_validation_of_traces(whole: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("override", "line"),
     [
-        ("student.sft.data=stages.teacher", "stages.2.sft.data: stages.teacher is no earlier stage that generates"),
-        ("onpolicy.teacher=stages.answers", "stages.4.teacher: stages.answers is no earlier stage that leaves a"),
+        ("student.sft.data=stages.teacher", "stages.2.sft.data: stages.teacher is not an earlier stage with a dataset"),
+        ("onpolicy.teacher=stages.answers", "stages.4.teacher: stages.answers is not an earlier stage with a"),
         ("onpolicy.teacher=http://127.0.0.1/v1#m", "teacher: http://127.0.0.1/v1#m: an endpoint gives no log-probs"),
         ("onpolicy.sampling.top_p=0.9", "sampling.top_p: the KL to the teacher is over the whole distribution"),
         ("onpolicy.algo.kl.coef=0.1", "algo.kl.coef: the advantage is the teacher's log-prob less the student's"),
         ("answers.sampling.temperature=0", "samples_per_prompt: 3 answers at sampling.temperature 0 are all the"),
         ("answers.rollout.engine=vllm", "rollout.engine: a teacher behind vllm is an endpoint: start its server"),
-        ("student.sft.examples=9", "examples: has no effect with data, which is used as it is"),
+        ("student.sft.examples=9", "examples: has no effect with data, whose rows are all used"),
         ("teacher.sft.validation=0.2", "validation: has no effect without data: the task has a validation split"),
-        ("cold.model.tiny.layers=4", "stages.3.model.tiny: has no effect: the stage goes on with the model of"),
-        ("cold.model=stages.answers", "stages.answers is no earlier stage that leaves a model; there are teacher,"),
+        ("cold.model.tiny.layers=4", "stages.3.model.tiny: has no effect: the stage continues from the model of"),
+        ("cold.model=stages.answers", "stages.answers is not an earlier stage with a model; those are: teacher,"),
         ("student.sft.data=no/such/file.jsonl", "sft.data: no file no/such/file.jsonl"),
         ("answers.teacher=http://127.0.0.1:8000/v1", "teacher: http://127.0.0.1:8000/v1 names no model; give an"),
-        ("onpolicy.rollout={engine: vllm, ahead: true}", "rollout.ahead: answers of older weights are for stage rl"),
-        ("onpolicy.lora={dropout: 0.1}", "lora.dropout: sampler and trainer must be one network"),
-        ("answers.teacher=./nobody", "teacher: ./nobody is no folder here"),
+        (
+            "onpolicy.rollout={engine: vllm, ahead: true}",
+            "rollout.ahead: only stage rl corrects for answers of older weights",
+        ),
+        ("onpolicy.lora={dropout: 0.1}", "lora.dropout: with dropout the trained network differs"),
+        ("answers.teacher=./nobody", "teacher: ./nobody is not a folder here"),
     ],
 )
 def test_what_is_wrong(tmp_path: Path, override: str, line: str) -> None:
@@ -412,7 +415,7 @@ def test_notices_and_explanations(tmp_path: Path) -> None:
     for part in (
         "stage answers: answers of a teacher teacher the model of stage teacher",
         "answers 3 to each of all train problems, at temperature 1, of at most 12 tokens",
-        "examples the answers that stage answers kept, less those to problems of the task's validation and test",
+        "examples the answers that stage answers kept, without those to problems of the task's validation and test",
         "the data's own validation split, or all answers to 10 % of its problems, after each epoch",
         "stage onpolicy: on-policy distillation, 3 steps",
         "A_t = log(teacher_t / old_t)",
@@ -426,7 +429,7 @@ def test_notices_and_explanations(tmp_path: Path) -> None:
     assert isinstance(one, Recipe)
     assert notices(one) == [
         "optim has no effect in a stage of kind generate",
-        "prompt.style: no effect while teacher is an endpoint, which has a template itself",
+        "prompt.style has no effect while teacher is an endpoint, which has its own template",
     ]
 
 

@@ -155,9 +155,9 @@ def test_a_wait_has_a_bound_and_a_name() -> None:
     ("override", "message"),
     [
         ("rollout.engine=native", "rollout.ahead: the native engine samples from the weights that are being trained"),
-        ("algo.correction.kind=none", "algo.correction.kind: rollouts ahead are from older weights"),
+        ("algo.correction.kind=none", "algo.correction.kind: rollout.ahead samples from older weights"),
         ("curriculum.kind=adaptive", "curriculum.kind: needs the pass rates"),
-        ("parallel.replicate=2", "rollout.ahead: of the 2 processes .* none samples while the others learn; set it to"),
+        ("parallel.replicate=2", "rollout.ahead: all 2 processes .* none samples; set this to"),
     ],
 )
 def test_what_cannot_be_is_said_before_the_start(tmp_path: Path, override: str, message: str) -> None:

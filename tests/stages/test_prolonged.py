@@ -221,7 +221,7 @@ def test_full_fine_tuning_resets_and_resumes(recipe: Make, tmp_path: Path, monke
 def test_by_hand_once_also_across_a_resume(recipe: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     settings = recipe(tmp_path, "reset.at=[]", "steps=4", "eval.every=0")
     run = tmp_path / "runs" / "small"
-    with pytest.raises(UserError, match="no run has begun there"):
+    with pytest.raises(UserError, match="no run was started there"):
         layout.ask(run)
     with monkeypatch.context() as patch:
         cut(patch, "before the reset", 0)
@@ -243,7 +243,7 @@ def test_by_hand_once_also_across_a_resume(recipe: Make, tmp_path: Path, monkeyp
 def test_a_supervised_stage_has_no_reset(tmp_path: Path) -> None:
     (tmp_path / "config.resolved.json").write_text('{"stage": "sft"}')
     (tmp_path / "manifest.json").write_text("{}")
-    with pytest.raises(UserError, match="belongs to reinforcement learning, and this stage is sft"):
+    with pytest.raises(UserError, match="are for reinforcement learning, but this stage is sft"):
         layout.ask(tmp_path)
 
 

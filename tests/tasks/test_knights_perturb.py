@@ -152,7 +152,7 @@ def test_the_command(tmp_path):
     assert [row["index"] for row in after] == [row["index"] for row in before] == list(range(8))
     assert all(a["solution"] != b["solution"] for a, b in zip(before, after))
     assert json.loads(leaf.read_text().splitlines()[0])["names"] == before[0]["names"]
-    with pytest.raises(Exception, match="its task is countdown; only puzzles of the task knights"):
+    with pytest.raises(Exception, match="its task is countdown, but only puzzles of the task knights"):
         run("countdown", "--out", str(leaf))
 
 

@@ -2,7 +2,7 @@
 
 Choose the problems that the base failed in all of its n samples. On these, the base's accuracy *in the same samples*
 is 0 by construction, so any model looks better than it. The base is therefore sampled a second time with other random
-numbers: what it solves then is what luck alone gives, and the trained model has to beat that.
+numbers: what it then solves is due to chance alone, and the trained model has to beat that.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class Ability:
 class NewAbility:
     problems: tuple[str, ...]  # never solved by the base in `tries` samples
     tries: int  # the fewest samples of the selection
-    of: int  # problems there were
+    of: int  # number of all problems
     ks: tuple[int, ...]
     rows: tuple[Ability, ...]  # the resampled base first
 
@@ -38,7 +38,7 @@ class NewAbility:
 def new_ability(base: Measured, again: Measured, models: Sequence[Measured], k: int | None = None) -> NewAbility | None:
     """`base` selects, `again` (the same model, other random numbers) and `models` are measured.
 
-    `k`: the largest k, by default as many as every one was sampled. Returns None if the base solved everything.
+    `k`: the largest k, by default the fewest samples of any model. Returns None if the base solved everything.
     Raises ValueError if `again` is not an independent sample: the comparison would be 0 by construction.
     """
     check_independent(base, again)
@@ -62,7 +62,7 @@ def new_ability(base: Measured, again: Measured, models: Sequence[Measured], k: 
 
 
 def check_independent(base: Measured, again: Measured) -> None:
-    """Raises ValueError unless both are the same model, sampled alike with different seeds."""
+    """Raises ValueError unless both are the same model, sampled with the same settings and different seeds."""
     if base.seed is None or again.seed is None or base.seed == again.seed:
         raise ValueError(
             f"new ability: {base.label} and {again.label} were drawn with the seeds {base.seed} and {again.seed}; "

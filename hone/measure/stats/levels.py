@@ -1,4 +1,4 @@
-"""Accuracy level by level with an average in which every level counts the same, as benchmarks of sizes report it."""
+"""Accuracy per level, and its macro average, in which every level counts the same."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def macro_average(parts: Mapping[str, Measured], confidence: float = 0.95) -> In
 def histogram(model: Measured, bins: int = 10) -> list[tuple[float, float, int]]:
     """(low, high, problems) of equal bins of per-problem accuracy; the last bin holds its upper end.
 
-    With few samples per problem sampling noise alone spreads it: compare models that were sampled equally often.
+    With few samples per problem, sampling noise widens it: compare only models with equally many samples.
     """
     counts, edges = np.histogram(model.rates(), bins=bins, range=(0.0, 1.0))
     return [(float(a), float(b), int(c)) for a, b, c in zip(edges, edges[1:], counts)]

@@ -1,10 +1,10 @@
-"""What one evaluation found, as columns: one row per problem, whatever was sampled to get them.
+"""The results of one evaluation as columns, with one row per problem.
 
     before = measured("base", records)      # records: rows of an evaluation, {"problem_id", "verdict", ...}
     before.rates()                          # [P] share of correct samples of each problem
     before.where(np.array(before.levels) == "5").pass_curve([1, 8])
 
-Everything in this package that compares models takes these.
+All functions of this package that compare models take these.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ _FRACTION = re.compile(r"[-+]?(?:\d+\s*/\s*\d+|\\[dt]?frac\s*(?:\{\d+\}|\d)\s*(?
 
 @dataclass(frozen=True)
 class Measured:
-    """P problems, each with its samples counted. A sample whose verifier failed is not among them."""
+    """P problems with their counts of samples, not including samples whose verifier failed."""
 
     label: str
     problems: tuple[str, ...]  # [P] ids, sorted
     drawn: Counts  # [P] samples that were graded, at least 1
     correct: Counts  # [P] of these
-    levels: tuple[str, ...]  # [P], "" if the task knows none
+    levels: tuple[str, ...]  # [P], "" if the task has none
     domains: tuple[str, ...]  # [P]
     formats: tuple[str, ...]  # [P], see `answer_format`
     tokens: Array  # [P] mean length of the answers
@@ -46,10 +46,10 @@ class Measured:
     gold_nll: Array  # [P, 2] -mean log p of the gold answer without and after the model's reasoning; NaN: not measured
     failures: int = 0  # samples left out because the verifier failed
     sampling: Mapping[str, Any] = field(default_factory=dict)
-    seed: int | None = None  # of the random streams; None: not recorded, so nothing is known about independence
+    seed: int | None = None  # of the random streams; None: not recorded, so independence is unknown
     facts: Mapping[str, Any] = field(default_factory=dict)  # model, split, ...
     truncated: Array | None = None  # [P] share of answers that were cut off; None: not recorded
-    graded: bool = True  # False: the task grades nothing, and `correct` says nothing
+    graded: bool = True  # False: the task grades nothing, and `correct` has no meaning
 
     def __len__(self) -> int:
         return len(self.problems)
@@ -59,7 +59,7 @@ class Measured:
         return self.correct / self.drawn
 
     def accuracy(self) -> Interval:
-        """Mean over problems; Wilson's interval with one sample each, else problems are resampled."""
+        """Mean over problems; Wilson's interval with one sample each, else a bootstrap over problems."""
         return stats.accuracy([_ones(n, c) for n, c in zip(self.drawn.tolist(), self.correct.tolist())])
 
     def pass_curve(self, ks: Sequence[int]) -> list[Interval]:
@@ -92,8 +92,8 @@ def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> 
     """Count records ({"problem_id", "verdict"}, and if known "level", "domain", "answer", "tokens", "text",
     "gold_nll" (without and after reasoning)).
 
-    A problem of which the verifier failed on every sample has no accuracy and is left out. Raises ValueError if none
-    is left. `about`: sampling, seed, facts.
+    A problem whose samples all had a verifier failure has no accuracy and is left out. Raises ValueError if no problem
+    remains. `about`: sampling, seed, facts.
     """
     rows: dict[str, list[tuple[bool, float, float]]] = {}
     golds: dict[str, list[tuple[float, float]]] = {}
@@ -139,13 +139,13 @@ def measured(label: str, records: Iterable[Mapping[str, Any]], **about: Any) -> 
 
 
 def shared(*models: Measured) -> list[Measured]:
-    """The same models on the problems that all of them hold, in the same order."""
+    """The same models, restricted to their common problems in the same order."""
     ids = set(models[0].problems).intersection(*(m.problems for m in models[1:]))
     return [m.where(np.array([i in ids for i in m.problems], dtype=bool)) for m in models]
 
 
 def compare(before: Measured, after: Measured) -> stats.Comparison | None:
-    """Paired on the problems that both hold; None if there are none."""
+    """Compare two models, paired on their common problems; None if there are none."""
     a, b = shared(before, after)
     return stats.compare(a.rates(), b.rates()) if len(a) else None
 

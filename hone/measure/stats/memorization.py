@@ -1,10 +1,10 @@
-"""How much of an accuracy is memory: the same problems as they are, and with a small change.
+"""How much of an accuracy is memorization: the same problems, unchanged and with a small change.
 
     >>> plain, perturbed = [1, 1, 1, 0], [1, 0, 0, 0]
-    >>> memorization(plain, perturbed).score.value      # two of the four are solved only as they are
+    >>> memorization(plain, perturbed).score.value      # two of the four are solved only unchanged
     0.5
 
-`hone data perturb` writes both files. Verifier failures are no outcomes: leave such problems out of both.
+`hone data perturb` writes both files. Leave problems with verifier failures out of both.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from hone.types import Interval
 
 @dataclass(frozen=True, slots=True)
 class Memorization:
-    """n counts problems; of `consistency` those that are solved as they are."""
+    """n counts problems; that of `consistency` counts the problems solved unchanged."""
 
-    accuracy: Interval  # Acc, of the problems as they are
+    accuracy: Interval  # Acc, on the unchanged problems
     perturbed: Interval  # accuracy of the perturbed ones
     consistency: (
         Interval | None
-    )  # CR, the share of the solved ones that are solved when perturbed too; None: none solved
+    )  # CR, the share of the solved problems that are also solved when perturbed; None: no problem was solved
     score: Interval  # LiMem
 
 

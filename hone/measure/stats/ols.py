@@ -1,4 +1,4 @@
-"""Ordinary least squares of per-problem accuracy on level and domain: which domains a model is good at, level held.
+"""Ordinary least squares of per-problem accuracy on level and domain: how good a model is per domain at equal level.
 
     accuracy_i = b_level * level_i + sum_d b_d * [domain_i = d] + e_i
 
@@ -28,7 +28,7 @@ class Coefficient:
 
 
 def regress(accuracy: Array | Sequence[float], levels: Sequence[str], domains: Sequence[str]) -> list[Coefficient]:
-    """Level first (if it varies and is numeric for all), then the domains by size of their coefficient.
+    """The coefficient of the level (if it varies and is always numeric), then of the domains, the largest first.
 
     `accuracy` [P] in 0..1. Raises ValueError when the coefficients are not determined: fewer problems than
     coefficients, or a level that follows from the domain.
@@ -53,8 +53,8 @@ def regress(accuracy: Array | Sequence[float], levels: Sequence[str], domains: S
     fit = sm.OLS(y, design).fit()
     counts = [len(y) if label == "level" else int(column.sum()) for label, column in zip(labels, columns)]
     rows = zip(labels, fit.params, fit.bse, fit.tvalues, fit.pvalues, counts, strict=True)
-    found = [Coefficient(name, float(b), float(se), float(t), float(p), n) for name, b, se, t, p, n in rows]
-    return sorted(found, key=lambda c: (c.name != "level", -c.value))
+    coefficients = [Coefficient(name, float(b), float(se), float(t), float(p), n) for name, b, se, t, p, n in rows]
+    return sorted(coefficients, key=lambda c: (c.name != "level", -c.value))
 
 
 def _numbers(levels: Sequence[str]) -> Array | None:

@@ -3,7 +3,7 @@
     >>> float(pass_at_k([4], [1], [2])[0, 0])     # 1 - C(3, 2) / C(4, 2)
     0.5
 
-Averaging max(correct) over one draw of k, or 1 - (1 - c/n)^k, are both biased; this is neither.
+Neither the average of max(correct) over one draw of k nor 1 - (1 - c/n)^k is unbiased.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ROW_BLOCK = 2_000_000  # cells of the [P, k] product held at once
 
 
 def pass_at_k(samples: Sequence[int], correct: Sequence[int], ks: Sequence[int]) -> Array:  # [P, K]
-    """Chance that at least one of k of the n samples is correct, for each problem and each k.
+    """Probability that at least one of k of the n samples is correct, for each problem and each k.
 
     1 - prod_{j<k} (1 - c / (n - j)), as a sum of logarithms: no factorial, no cancellation, any n.
     """
@@ -34,10 +34,12 @@ def pass_at_k(samples: Sequence[int], correct: Sequence[int], ks: Sequence[int])
         raise ValueError(f"pass_at_k: k must lie in 1..{n.min()} (the fewest samples of a problem), got {list(ks)}")
     out = np.empty((n.size, k.size))
     rows = max(1, _ROW_BLOCK // int(k.max()))
-    drawn = np.arange(k.max())  # j: how many were drawn before
+    drawn = np.arange(k.max())  # j: number of samples drawn before
     for start in range(0, n.size, rows):
-        left = n[start : start + rows, None] - drawn  # [rows, k]
-        share = np.minimum(c[start : start + rows, None] / left, 1.0)  # the next is correct; 1: no wrong one is left
+        remaining = n[start : start + rows, None] - drawn  # [rows, k]
+        share = np.minimum(
+            c[start : start + rows, None] / remaining, 1.0
+        )  # probability that the next is correct; 1 if only correct ones remain
         with np.errstate(divide="ignore"):
             all_wrong = np.cumsum(np.log1p(-share), axis=1)
         out[start : start + rows] = -np.expm1(all_wrong[:, k - 1])
@@ -47,7 +49,7 @@ def pass_at_k(samples: Sequence[int], correct: Sequence[int], ks: Sequence[int])
 def pass_curve(
     samples: Sequence[int], correct: Sequence[int], ks: Sequence[int], confidence: float = 0.95, seed: int = 0
 ) -> list[Interval]:
-    """pass@k over problems, one interval per k: problems are resampled, the same ones for every k (`stats.shares`)."""
+    """pass@k over problems with one interval per k: bootstrap with the same problems for every k (`stats.shares`)."""
     return shares(pass_at_k(samples, correct, ks), confidence, seed)
 
 

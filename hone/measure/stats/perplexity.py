@@ -1,7 +1,7 @@
-"""Perplexity of gold answers before and after: does the model find the right answer more likely?
+"""Perplexity of gold answers before and after training: did the right answer become more likely?
 
-Log-probs come from whoever computes them (one list of token log-probs in nats per problem); here they are only
-compared. Perplexities multiply, so means and differences are taken of their logarithms.
+The caller computes the log-probs (one list of token log-probs in nats per problem); this module only compares them.
+Perplexities multiply, so means and differences are taken of their logarithms.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class PerplexityChange:
 
 
 def perplexity(logprobs: Sequence[float]) -> float:
-    """exp(-mean log p(y_t)) of one answer. Raises ValueError for no token, or a log-prob that is none."""
+    """exp(-mean log p(y_t)) of one answer. Raises ValueError for an empty list or an impossible log-prob."""
     values = np.asarray(logprobs, dtype=np.float64)
     if values.ndim != 1 or not values.size or not (values <= 1e-6).all():
         raise ValueError(f"perplexity: needs at least one log-prob, none above 0; got {list(logprobs)[:5]}")
@@ -39,8 +39,8 @@ def gold_perplexity(logprobs: Mapping[str, Sequence[float]]) -> Interval:
 
 
 def change(before: Mapping[str, Sequence[float]], after: Mapping[str, Sequence[float]]) -> PerplexityChange:
-    """Paired on the problems that both hold: problem id -> token log-probs of its gold answer. Raises ValueError
-    if they share none."""
+    """Compare {problem id: token log-probs of its gold answer}, paired on the common problems. Raises ValueError if
+    there are none."""
     shared = sorted(before.keys() & after.keys())
     if not shared:
         raise ValueError("perplexity: the two share no problem")
@@ -57,8 +57,8 @@ def gold_logprobs(model: Measured, column: int) -> dict[str, list[float]]:
 
 
 def gold_changes(models: Sequence[Measured]) -> list[tuple[Measured, PerplexityChange | None]]:
-    """The models whose gold answers were scored after their reasoning; each but the first against the first, or None
-    if the two share no problem."""
+    """The models whose gold answers were scored after their reasoning, each with its change against the first (None
+    for the first itself, and without common problems)."""
     scored = [(model, own) for model in models if (own := gold_logprobs(model, 1))]
     first = scored[0][1] if scored else {}
     return [(model, change(first, own) if i and first.keys() & own.keys() else None)

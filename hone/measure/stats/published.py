@@ -1,4 +1,4 @@
-"""Results that others have published, to stand beside ours. Always shown as published: no interval, not measured here.
+"""Published results of others, for comparison. They are labelled as published: no intervals, not measured here.
 
 Sources: Logic-RL, arXiv:2502.14768 and github.com/Unakar/Logic-RL (100 puzzles a cell); reproductions with GRPO and
 with distillation on the same puzzles; ProRL, arXiv:2505.24864, and a small-scale reproduction of it on GSM8K/MATH500.
@@ -45,7 +45,7 @@ MATH500: dict[str, tuple[float, float]] = {
     "RL, step 2600": (0.23, 0.63), "RL, step 7600": (0.28, 0.67),
 }  # fmt: skip
 
-#: Share of the problems that the base never solved in 128 samples and that are solved at k = 128.
+#: Share of the problems never solved by the base in 128 samples that the model solves at k = 128.
 NEW_ABILITY: dict[str, float] = {"RL, step 7600": 0.31, "Qwen2-0.5B-Instruct": 0.33}
 
 #: OLS of the final model's per-problem accuracy at k = 32 on MATH500: (coefficient, standard error, t, p).

@@ -4,8 +4,8 @@
     {'backtrack': 1, 'contradiction': 1}
 
 A phrase list measures wording, not thought: use it to compare two states of one model on the same
-problems, not to compare models. Everyday uses are kept out where a cheap pattern can ("wrote a
-check", "instead of", "wait for the bus").
+problems, not to compare models. Patterns exclude common everyday uses ("wrote a check", "instead
+of", "wait for the bus").
 """
 
 from __future__ import annotations
@@ -72,40 +72,40 @@ PATTERNS: dict[str, re.Pattern[str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Occurrence:
-    """The first sample in which a kind of reflection was seen."""
+    """The first sample with a kind of reflection."""
 
     kind: str
     step: int
     problem_id: str
     index: int
     phrase: str
-    before: str  # what stands in front of it, one line
+    before: str  # the text before it, on one line
     after: str
 
 
 def spans(text: str) -> list[tuple[int, int, str]]:
-    """(start, end, kind) of every phrase, in order; of two that overlap, the one that starts first."""
-    found = sorted((m.start(), -m.end(), kind) for kind in KINDS for m in PATTERNS[kind].finditer(text))
+    """(start, end, kind) of every phrase, in order; if two overlap, only the one that starts first."""
+    matches = sorted((m.start(), -m.end(), kind) for kind in KINDS for m in PATTERNS[kind].finditer(text))
     kept: list[tuple[int, int, str]] = []
-    for start, minus_end, kind in found:
+    for start, minus_end, kind in matches:
         if not kept or start >= kept[-1][1]:
             kept.append((start, -minus_end, kind))
     return kept
 
 
 def count(text: str) -> dict[str, int]:
-    """Phrases per kind, kinds that do not occur left out, in the order of `KINDS`."""
+    """Number of phrases per kind that occurs, in the order of `KINDS`."""
     counts = Counter(kind for _, _, kind in spans(text))
     return {kind: counts[kind] for kind in KINDS if counts[kind]}
 
 
 def is_reflective(text: str) -> bool:
-    """At least one phrase of any kind."""
+    """Whether the text has at least one phrase of any kind."""
     return any(pattern.search(text) for pattern in PATTERNS.values())
 
 
 def rate(texts: Sequence[str]) -> float:
-    """Share of texts that reflect; 0 for none."""
+    """Share of texts that reflect; 0 for an empty list."""
     return sum(map(is_reflective, texts)) / len(texts) if texts else 0.0
 
 
@@ -127,17 +127,17 @@ def first_occurrences(samples: Iterable[tuple[int, Mapping[str, Any]]], context:
 
 
 def duplicate_rate(thoughts: Sequence[str]) -> float:
-    """Share of thinking texts that another one repeats word for word (case, spacing and punctuation aside).
+    """Share of thinking texts that another one repeats word for word (ignoring case, spacing and punctuation).
 
-    The sign of the collapse in which every answer opens with "this is the thinking process". Give it
-    the thinking of different problems: samples of one problem may well agree.
+    Detects a collapse in which every answer opens with "this is the thinking process". Pass the
+    thinking for different problems, because samples of one problem may well agree.
     """
     seen = Counter(" ".join(re.findall(r"\w+", thought.casefold())) for thought in thoughts)
     return sum(n for n in seen.values() if n > 1) / len(thoughts) if thoughts else 0.0
 
 
 def _surroundings(text: str, start: int, end: int, context: int) -> tuple[str, str]:
-    """What stands around a phrase, each on one line, cut between words."""
+    """The text before and after a phrase, each on one line, cut between words."""
     before, after = text[max(0, start - context) : start], text[end : end + context]
     if start > context:
         before = re.sub(r"^\S*\s+", "", before)

@@ -1,1 +1,1 @@
-"""The sections of a recipe; they import nothing heavy."""
+"""The sections of a recipe; their imports are light."""

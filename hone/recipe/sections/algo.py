@@ -30,10 +30,10 @@ class ValueConfig(Section):
     lr: PositiveFloat = 1e-3
     gamma: float = Field(default=1.0, ge=0.0, le=1.0)
     lam: float = Field(default=1.0, ge=0.0, le=1.0)
-    clip: PositiveFloat | None = 0.2  # most that a value counts as changed in one step; null: no limit
+    clip: PositiveFloat | None = 0.2  # largest change of a value in one step that the loss counts; null: no limit
 
 
-#: Advantages that look at one group alone, and those that compare its samples with each other at all.
+#: Advantages computed within one group; advantages that compare the samples of a group at all.
 WITHIN_GROUP = ("grpo", "dr_grpo", "rloo")
 NEEDS_GROUP = (*WITHIN_GROUP, "reinforce_pp_baseline")
 
@@ -50,7 +50,7 @@ class AlgoConfig(Section):
     entropy_coef: float = 0.0
     correction: CorrectionConfig = CorrectionConfig()
     mask_truncated: bool = False  # leave truncated answers out of the batch (overlong filtering)
-    refill_rounds: NonNegativeInt = 0  # more rounds of generation to replace groups without a reward difference
+    refill_rounds: NonNegativeInt = 0  # extra rounds of generation to replace groups without a reward difference
     value: ValueConfig = ValueConfig()
 
     @model_validator(mode="after")
@@ -63,82 +63,84 @@ class AlgoConfig(Section):
             raise ValueError(f"value has no effect with advantage {self.advantage}; remove it, or set advantage: gae")
         if self.refill_rounds and self.advantage not in WITHIN_GROUP:
             raise ValueError(
-                f"refill_rounds replaces groups that teach nothing; with advantage {self.advantage} groups of equal "
-                f"rewards teach too: set it to 0, or advantage to {' or '.join(WITHIN_GROUP)}"
+                f"refill_rounds replaces groups of equal rewards, but with advantage {self.advantage} the policy "
+                f"learns from them too; set it to 0, or advantage to {' or '.join(WITHIN_GROUP)}"
             )
         return self
 
     @property
     def needs_every_sample(self) -> bool:
-        """Whether samples without advantage have a gradient all the same."""
+        """Whether samples with advantage 0 still have a gradient."""
         return (self.kl.coef > 0 and self.kl.place == "loss") or self.entropy_coef != 0 or self.advantage == "gae"
 
     def idle_settings(self) -> list[str]:
-        """Settings that can have no effect, in words, to be said at the start of a run."""
+        """Notes on settings that have no effect, shown at the start of a run."""
         idle = self._idle_on_policy() if self.updates_per_rollout == 1 else []
         if self.updates_per_rollout > 1 and self.clip_low >= 1:
-            paper = ", as in the paper of cispo" if self.loss == "cispo" else ""
+            paper = ", as in the CISPO paper" if self.loss == "cispo" else ""
             idle.append(f"clip_low {self.clip_low:g}: no ratio is below 0, so there is no lower bound{paper}")
         if self.kl.coef == 0 and self.kl.changed():
-            idle.append(f"{' and algo.'.join(f'kl.{key}' for key in self.kl.changed())}: no effect while kl.coef is 0")
+            have = "has" if len(self.kl.changed()) == 1 else "have"
+            keys = " and algo.".join(f"kl.{key}" for key in self.kl.changed())
+            idle.append(f"{keys} {have} no effect while kl.coef is 0")
         if self.kl.coef and self.kl.place == "loss" and self.kl.estimator == "k1":
             idle.append(
                 "kl.estimator k1 in the loss: on-policy its gradient is 0 on average (arXiv:2510.01555), so it adds "
-                "noise and no penalty; set it to k2 or k3, or kl.place to reward"
+                "noise but no penalty; set it to k2 or k3, or kl.place to reward"
             )
         if self.correction.kind == "none" and "cap" in self.correction.changed():
-            idle.append("correction.cap: no effect while correction.kind is none")
+            idle.append("correction.cap has no effect while correction.kind is none")
         return idle
 
     def _idle_on_policy(self) -> list[str]:
         idle = [
-            "updates_per_rollout is 1: every token is on-policy, the ratio is 1, and clip_low, clip_high and dual_clip "
-            "never act. Set updates_per_rollout above 1 for clipping to matter."
+            "updates_per_rollout is 1: every token is on-policy, so the ratio is 1, and clip_low, clip_high and "
+            "dual_clip have no effect. Set updates_per_rollout above 1 for clipping to matter."
         ]
         if self.loss != "clipped":
-            idle.append(f"loss {self.loss}: where the ratio is 1, its gradient is that of clipped")
+            idle.append(f"loss {self.loss} has the same gradient as clipped while the ratio is 1")
         if self.advantage == "gae" and "clip" in self.value.changed() and self.value.clip is not None:
-            idle.append("value.clip: no effect with one update per rollout, in which the values are still the old ones")
+            idle.append("value.clip has no effect with one update per rollout, which still has the old values")
         return idle
 
 
 class WatchConfig(Section):
-    """When to call a run unhealthy. Means are over `window` steps; "start" is the first `window` steps."""
+    """When to warn that a run is unhealthy. Means are over `window` steps; "start" is the first `window` steps."""
 
     window: PositiveInt = 5
     entropy_floor: NonNegativeFloat = 0.02  # nats: below this and below a tenth of the start
     entropy_rise: PositiveFloat = 3.0  # times the start
     length_drop: PositiveFloat = 0.4  # of the start
-    duplicate_thinking: PositiveFloat = 0.3  # share of samples thinking the same for different problems
+    duplicate_thinking: PositiveFloat = 0.3  # share of samples with the same thinking for different problems
     kl: PositiveFloat = 1.0  # nats per token
     clip_fraction: PositiveFloat = 0.4
     grad_norm_rise: PositiveFloat = 10.0  # times the median of the steps before
     mismatch: PositiveFloat = 0.1  # mean |log-ratio| of sampler and trainer
-    mismatch_k3: PositiveFloat = 0.05  # nats per token, KL of sampler to trainer: sees few large ratios, too
-    max_skipped: PositiveInt = 3  # steps in a row with an update that was not finite, and so skipped; then stop
-    max_unscored: PositiveInt = 3  # steps in a row in which the verifier failed on every sample; then stop
+    mismatch_k3: PositiveFloat = 0.05  # nats per token, KL of sampler to trainer: also detects a few large ratios
+    max_skipped: PositiveInt = 3  # stop after this many steps in a row with a skipped (non-finite) update
+    max_unscored: PositiveInt = 3  # stop after this many steps in a row in which the verifier failed on every sample
 
 
 class StagnationConfig(Section):
-    """When validation has stopped to rise: see `hone.recipe.schedule.stagnation`."""
+    """When validation counts as stagnating: see `hone.recipe.schedule.stagnation`."""
 
-    window: PositiveInt = 3  # validations averaged, against noise
-    tolerance: NonNegativeFloat = 0.01  # a rise of the accuracy by less is none
-    patience: PositiveInt = 3  # validations in a row without a rise
+    window: PositiveInt = 3  # validations that are averaged to reduce noise
+    tolerance: NonNegativeFloat = 0.01  # smaller gains do not count as an improvement
+    patience: PositiveInt = 3  # validations in a row without an improvement
 
 
 class ResetConfig(Section):
-    """Hard resets (Liu et al., ProRL, arXiv:2505.24864): what was learned becomes the reference and, with an adapter,
-    the base; optimizer and adapter begin anew. `hone reset RUN` asks for one by hand."""
+    """Hard resets (Liu et al., ProRL, arXiv:2505.24864): the current model becomes the reference and, with an
+    adapter, the base; optimizer and adapter start afresh. `hone reset RUN` asks for one by hand."""
 
     at: tuple[PositiveInt, ...] = ()  # before these steps
-    on_stagnation: StagnationConfig | None = None  # of the validation split, which `eval.every` measures
-    limit: PositiveInt | None = None  # at most so many on stagnation
+    on_stagnation: StagnationConfig | None = None  # when validation, measured each `eval.every` steps, stagnates
+    limit: PositiveInt | None = None  # most resets on stagnation; null: no limit
 
     @model_validator(mode="after")
     def _rising(self) -> ResetConfig:
         if list(self.at) != sorted(set(self.at)):
-            raise ValueError(f"at: {list(self.at)} must rise; give each step once, in order")
+            raise ValueError(f"at: {list(self.at)} must increase; give each step once, in order")
         if self.limit is not None and self.on_stagnation is None:
-            raise ValueError("limit: no effect without on_stagnation; remove it, or set on_stagnation: {}")
+            raise ValueError("limit: has no effect without on_stagnation; remove it, or set on_stagnation: {}")
         return self

@@ -15,6 +15,6 @@ class EvalConfig(Section):
     split: Literal["validation", "test"] = "test"
     problems: PositiveInt = 200
     samples: PositiveInt = 1  # per problem
-    sampling: SamplingConfig = SamplingConfig()  # key by key; what is not given is that of the recipe's `sampling`
-    judge: JudgeConfig = JudgeConfig()  # asked too, if it has a url; see hone.rewards.judge.part
+    sampling: SamplingConfig = SamplingConfig()  # keys that are not given come from the recipe's `sampling`
+    judge: JudgeConfig = JudgeConfig()  # a second opinion, if it has a url; see hone.rewards.judge.part
     every: NonNegativeInt = 0  # RL steps between evaluations on the validation split; 0: none

@@ -1,4 +1,4 @@
-"""Where the processes of a run are started; how many there are is `parallel`."""
+"""Where the processes of a run are started; `parallel` says how many."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from hone.base.settings import Section
 
-#: How often a run is begun again by itself where `restarts` is null. On one machine a worker that is lost was mostly
-#: killed for memory, and would be again; on a cluster machines fail, and jobs end with their time.
+#: Number of automatic restarts if `restarts` is null. On one machine, a lost worker was mostly killed for memory and
+#: would be again; on a cluster, machines fail and jobs run out of time.
 RESTARTS = {"local": 0, "ray": 3, "slurm": 100}
 
 
 class RayServerConfig(Section):
-    """The actor that starts the recipe's rollout server (`rollout.engine` vllm or sglang), and is its parent."""
+    """The actor that starts the recipe's rollout server (`rollout.engine` vllm or sglang)."""
 
     cpus: PositiveFloat = 1.0
-    gpus: NonNegativeInt | None = None  # as many as its arguments ask for; null: 1 if the cluster has any
-    # cluster: at its machine's address, where that is not the first worker's. It asks nobody for a password.
+    gpus: NonNegativeInt | None = None  # as its arguments require; null: 1 if the cluster has any
+    # cluster: at its machine's address, if the first worker runs elsewhere. The server has no authentication.
     listen: Literal["loopback", "cluster"] = "loopback"
 
 
@@ -30,12 +30,12 @@ class RayConfig(Section):
     cpus: PositiveFloat = 1.0  # reserved for each worker
     gpus: Annotated[int, Field(ge=0, le=1)] | None = None  # for each worker; null: 1 if the cluster has any
     start_timeout: PositiveFloat = 120.0  # seconds to connect, and for the actors to come up
-    placement_timeout: PositiveFloat = 600.0  # seconds until the cluster has room for all workers, and the server
+    placement_timeout: PositiveFloat = 600.0  # seconds until the cluster has room for all workers and the server
     server: RayServerConfig = RayServerConfig()
 
 
 class SlurmConfig(Section):
-    """One batch job; what is null is left to the cluster's defaults."""
+    """One batch job; null leaves a setting to the cluster's defaults."""
 
     nodes: PositiveInt = 1
     partition: Annotated[str, Field(pattern=r"^[\w.,-]+$")] | None = None
@@ -45,13 +45,15 @@ class SlurmConfig(Section):
     gpus: Annotated[int, Field(ge=0, le=1)] | None = None  # of each worker; null: 1 if the partition has any
     memory: Annotated[str, Field(pattern=r"^\d+[KMGT]?$")] | None = None  # of each node, as in 200G
     notice: PositiveInt = 120  # seconds before the end of `time` at which the run is asked to save and stop
-    options: tuple[Annotated[str, Field(pattern=r"^--?\w[^\n]*$")], ...] = ()  # more of sbatch's: ["--qos=high"]
-    setup: tuple[str, ...] = ()  # lines of shell before the start: ["module load cuda"]
+    options: tuple[
+        Annotated[str, Field(pattern=r"^--?\w[^\n]*$")], ...
+    ] = ()  # further options of sbatch: ["--qos=high"]
+    setup: tuple[str, ...] = ()  # shell commands before the start: ["module load cuda"]
 
 
 class LaunchConfig(Section):
     kind: Literal["local", "ray", "slurm"] = "local"
-    restarts: NonNegativeInt | None = None  # from the last checkpoint; null: 0 local, 3 ray, 100 slurm
+    restarts: NonNegativeInt | None = None  # automatic, from the last checkpoint; null: 0 local, 3 ray, 100 slurm
     ray: RayConfig = RayConfig()
     slurm: SlurmConfig = SlurmConfig()
 
@@ -60,9 +62,11 @@ class LaunchConfig(Section):
         return RESTARTS[self.kind] if self.restarts is None else self.restarts
 
     def idle_settings(self, processes: int) -> list[str]:
-        """Settings that have no effect, in words."""
+        """Notes on settings that have no effect."""
         others = [name for name in ("ray", "slurm") if self.kind != name and getattr(self, name).changed()]
-        found = [f"{name}: no effect while kind is {self.kind}" for name in others]
+        notes = [f"{name} has no effect while kind is {self.kind}" for name in others]
         if self.restarts is not None and self.kind == "local" and processes == 1:
-            found.append("restarts: no effect on a single process, which nothing watches; give parallel, ray or slurm")
-        return found
+            notes.append(
+                "restarts has no effect on a single process, which is not supervised; give parallel, ray or slurm"
+            )
+        return notes

@@ -12,24 +12,24 @@ SMALLEST_VOCAB = 300
 
 
 class TinyConfig(Section):
-    """The from-scratch model: an ordinary small Qwen2 with a tokenizer trained on task text."""
+    """The from-scratch model: a small Qwen2 with a tokenizer trained on task text."""
 
     vocab_size: int = Field(default=512, ge=SMALLEST_VOCAB)  # 256 bytes, special tokens, tags, and some merges
-    phrases: NonNegativeInt = 0  # so many of them are whole phrases: what is copied whole is learned sooner
+    phrases: NonNegativeInt = 0  # how many of them are whole phrases, which the model learns to copy sooner
     hidden_size: PositiveInt = 128
     layers: PositiveInt = 4
     heads: PositiveInt = 4
     kv_heads: PositiveInt = 2
     mlp_size: PositiveInt = 352
     max_positions: PositiveInt = 2048
-    init_std: PositiveFloat = 0.08  # near 1/sqrt(hidden_size); the 0.02 of large models learns half as fast here
+    init_std: PositiveFloat = 0.08  # near 1/sqrt(hidden_size); with the usual 0.02, learning is half as fast here
 
     @model_validator(mode="after")
     def _room(self) -> TinyConfig:
         if self.vocab_size - self.phrases < SMALLEST_VOCAB:
             raise ValueError(
                 f"phrases: {self.phrases} leave {self.vocab_size - self.phrases} of {self.vocab_size} tokens for bytes "
-                f"and words, at least {SMALLEST_VOCAB} are needed; lower it or raise vocab_size"
+                f"and words, which need at least {SMALLEST_VOCAB}; lower it or raise vocab_size"
             )
         return self
 
@@ -39,10 +39,10 @@ class ModelConfig(Section):
 
     path: str = "tiny"
     revision: str | None = None
-    stage: str | None = None  # go on with the model that this earlier stage left; `path: stages.NAME` says the same
+    stage: str | None = None  # continue from the model of this earlier stage, like `path: stages.NAME`
     dtype: Literal["float32", "bfloat16"] = "float32"  # of weights and products; bfloat16 keeps float32 master weights
-    recompute_activations: bool = False  # keep only each layer's input and compute the rest again on the way back
-    compile: bool = False  # training passes through torch.compile: for a GPU and long runs, see hone.model.compiled
+    recompute_activations: bool = False  # keep only each layer's input, and recompute the rest in the backward pass
+    compile: bool = False  # training forward passes use torch.compile: for long runs on a GPU, see hone.model.compiled
     tiny: TinyConfig = TinyConfig()
 
     def at(self, path: str) -> ModelConfig:
@@ -54,23 +54,23 @@ class LoraConfig(Section):
     """Low-rank adapters (Hu et al., arXiv:2106.09685): all other weights are frozen."""
 
     rank: PositiveInt = 32
-    alpha: PositiveFloat | None = None  # the adapter counts alpha / rank times; null: twice the rank
-    targets: Literal["all", "attention", "mlp"] | tuple[str, ...] = "all"  # linear layers; or names, as in [q_proj]
+    alpha: PositiveFloat | None = None  # the adapter is scaled by alpha / rank; null: twice the rank
+    targets: Literal["all", "attention", "mlp"] | tuple[str, ...] = "all"  # linear layers; or names, such as [q_proj]
     dropout: float = Field(default=0.0, ge=0.0, lt=1.0)  # supervised stages only
-    path: str | None = None  # go on with this adapter, a folder in peft's format, instead of a new one
+    path: str | None = None  # start from this adapter, a folder in PEFT format, instead of a new one
 
     @field_validator("targets")
     @classmethod
     def _no_head(cls, targets: str | tuple[str, ...]) -> str | tuple[str, ...]:
         if not targets:
-            raise ValueError("none are named, so nothing would be trained; give all, attention, mlp or names")
+            raise ValueError("no layers are named, so nothing would be trained; give all, attention, mlp or names")
         if "lm_head" in targets:
             raise ValueError(
-                "lm_head is no target: log-probs are computed from the output head's own weights; remove it"
+                "lm_head cannot be a target: log-probs are computed from the output head's own weights; remove it"
             )
         return targets
 
     @property
     def scale_alpha(self) -> float:
-        """`alpha`, or what stands for it."""
+        """`alpha`, or its default of twice the rank."""
         return 2.0 * self.rank if self.alpha is None else self.alpha

@@ -1,4 +1,4 @@
-"""Settings of the optimizer, of checkpoints, and of the stages beside reinforcement learning."""
+"""Settings of the optimizer, of checkpoints, and of the stages other than reinforcement learning."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class OptimConfig(Section):
     eps: PositiveFloat = 1e-8
     weight_decay: NonNegativeFloat = 0.0
     grad_clip: PositiveFloat = 1.0  # norm over all parameters of the model
-    warmup_steps: NonNegativeInt = 0  # optimizer updates, after each hard reset again
+    warmup_steps: NonNegativeInt = 0  # optimizer updates; repeated after each hard reset
     decay: Literal["constant", "linear", "cosine"] = "constant"
 
     def schedule(self, update: int, total: int, since: int = 0) -> float:
-        """Share of the full learning rate at an update, counted from 0, of `total` ones.
+        """Share of the full learning rate at `update`, counted from 0, of `total` updates.
 
-        Linear warm-up, then constant, or linear/cosine decay: to zero one update after the last. Only updates count: a
-        step in which there was nothing to learn from does not move it. Update `since` was the first of a fresh
-        optimizer, whose moments need the warm-up again; the decay is that of the whole stage.
+        Linear warm-up, then constant, or linear/cosine decay to zero at one update after the last. Only updates count:
+        a step without a gradient does not advance the schedule. Update `since` was the first of a fresh optimizer,
+        whose moments need a new warm-up; the decay runs over the whole stage.
         """
         warmup = min(1.0, (update - since + 1) / (self.warmup_steps + 1))
         span = max(1, total - self.warmup_steps)
@@ -36,15 +36,15 @@ class OptimConfig(Section):
 
 
 class LayersConfig(Section):
-    """Which layers are trained; the others are frozen, and cost no backward pass where none below them is trained.
+    """Which layers are trained. The others are frozen, and need no backward pass if no layer below them is trained.
 
     `first`: the embeddings and the first `count` layers. `last`: the last `count` layers, the final norm and the output
-    head, unless that is also the embedding. With an adapter: its part in these layers.
+    head, unless that is also the embedding. With an adapter, only its part in these layers is trained.
     """
 
     train: Literal["all", "first", "last"] = "all"
-    count: PositiveInt | None = None  # of layers, with first and last
-    lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)  # the rate of a layer, times that of the layer above it
+    count: PositiveInt | None = None  # number of layers, with first and last
+    lr_decay: float = Field(default=1.0, gt=0.0, le=1.0)  # the learning rate of a layer, relative to the layer above it
 
     @model_validator(mode="after")
     def _counted(self) -> LayersConfig:
@@ -56,42 +56,44 @@ class LayersConfig(Section):
 
 class CheckpointConfig(Section):
     every: PositiveInt = 10  # steps
-    keep: PositiveInt = Field(default=2)  # newest ones kept
-    keep_best: NonNegativeInt = 0  # and so many more: those with the highest accuracy on the validation split
+    keep: PositiveInt = Field(default=2)  # newest checkpoints to keep
+    keep_best: NonNegativeInt = 0  # in addition, those with the highest accuracy on the validation split
     stop_within_seconds: PositiveFloat = 60.0  # from SIGTERM to the end of the process
 
 
 class SFTConfig(Section):
     """Supervised training on worked answers written by the task, or on `data`."""
 
-    data: str | None = None  # stages.NAME (what it accepted), a file, a folder, a hub id; null: answers of the task
-    styles: dict[str, PositiveFloat] = {"careful": 1.0}  # trace style -> share; of the task's answers
-    examples: PositiveInt = 10_000  # distinct examples written from training problems
+    data: str | None = None  # stages.NAME (its kept answers), a file, a folder, a hub id; null: the task's answers
+    styles: dict[str, PositiveFloat] = {"careful": 1.0}  # trace style of the task's answers -> share
+    examples: PositiveInt = 10_000  # distinct examples, written for training problems
     examples_per_step: PositiveInt = 64
     epochs: PositiveInt = 1
-    validation: float = Field(default=0.1, gt=0.0, le=0.5)  # share of the problems of `data` that is held out
-    validate_every: NonNegativeInt | None = None  # steps; 0: never; null: with data after each epoch, else never
+    validation: float = Field(default=0.1, gt=0.0, le=0.5)  # share of the problems in `data` that is held out
+    validate_every: NonNegativeInt | None = None  # steps; 0: never; null: after each epoch with `data`, else never
 
     @property
     def num_steps(self) -> int | None:
-        """Whole steps only: the few examples left over at the end of the last epoch are not used. None: as many as
-        the data has examples for."""
+        """Whole steps only: the examples left over at the end of the last epoch are not used. None with `data`, whose
+        number of examples is not known yet."""
         return None if self.data is not None else self.epochs * self.examples // self.examples_per_step
 
     @model_validator(mode="after")
     def _one_source(self) -> SFTConfig:
         if self.data is not None:
             for key in {"styles", "examples"} & set(self.changed()):
-                raise ValueError(f"{key}: has no effect with data, which is used as it is; remove one of the two")
+                raise ValueError(f"{key}: has no effect with data, whose rows are all used; remove one of the two")
         elif "validation" in self.changed():
             raise ValueError("validation: has no effect without data: the task has a validation split; remove it")
         return self
 
 
 class GenerateConfig(Section):
-    """What a teacher answers, and which of its answers are kept: see `hone.stages.generate`."""
+    """Which problems a teacher answers, and which answers are kept: see `hone.stages.generate`."""
 
-    problems: PositiveInt | None = None  # the first so many of the train split; null: all
-    keep: Literal["first", "random", "shortest", "all"] = "first"  # of the right answers to a problem; all: distinct
+    problems: PositiveInt | None = None  # the first ones of the train split; null: all
+    keep: Literal["first", "random", "shortest", "all"] = (
+        "first"  # which right answers to a problem to keep; all: all distinct ones
+    )
     problems_per_shard: PositiveInt = 256
-    concurrency: PositiveInt = 8  # requests under way at once, where the teacher is an endpoint
+    concurrency: PositiveInt = 8  # concurrent requests, if the teacher is an endpoint

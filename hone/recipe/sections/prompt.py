@@ -8,7 +8,7 @@ from pydantic import model_validator
 
 from hone.base.settings import Section
 
-#: Arguments of `apply_chat_template` that are no variables of a template, or that hone gives.
+#: Arguments of `apply_chat_template` that are not variables of a template, or that hone sets.
 TAKEN = frozenset(
     (
         *("conversation", "messages", "chat_template", "add_generation_prompt", "continue_final_message", "tokenize"),
@@ -40,8 +40,8 @@ class PromptConfig(Section):
             filled = self.template.format(system="", user="\0")
         except (KeyError, IndexError, ValueError) as error:
             raise ValueError(
-                f"template: {self.template!r} cannot be filled in ({error}); it may hold {{system}} and {{user}}, "
-                "and a brace that means itself is written twice"
+                f"template: {self.template!r} cannot be filled in ({error}); it may contain {{system}} and {{user}}, "
+                "and literal braces are doubled"
             ) from error
         if "\0" not in filled:
             raise ValueError(f"template: {self.template!r} has no {{user}}: every problem would have the same prompt")

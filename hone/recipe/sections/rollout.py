@@ -17,7 +17,7 @@ from pydantic import (
 
 from hone.base.settings import Section
 
-#: Lower temperatures give the likeliest token all of the probability, and a division by them overflows.
+#: Lower temperatures put all probability on the likeliest token, and dividing by them overflows.
 COLDEST = 1e-5
 
 
@@ -27,7 +27,7 @@ class SamplingConfig(Section):
     top_k: NonNegativeInt = 0  # 0: off
     min_p: float = Field(default=0.0, ge=0.0, lt=1.0)
     max_tokens: PositiveInt = 256  # completion tokens
-    # The completion ends with the token that completes one of these in its text; the text keeps all of that token.
+    # The completion ends with the token whose text completes one of these; the text includes the whole token.
     stop: tuple[Annotated[str, Field(min_length=1)], ...] = ()
 
     @field_validator("temperature")
@@ -44,14 +44,14 @@ class ServerConfig(Section):
     url: str | None = None  # http://host:port of a server that already runs; null: hone starts one
     port: Annotated[int, Field(ge=0, le=65535)] = 0  # of a server that hone starts, on loopback; 0: a free one
     python: str | None = None  # the interpreter that runs the server; null: the one that runs hone
-    arguments: tuple[str, ...] = ()  # more of the server's own, as on its command line: ["--enforce-eager"]
-    environment: dict[str, str] = {}  # more variables for the server's process
-    weights_folder: str | None = None  # where weights are handed over; null: in the run folder. /dev/shm is faster
-    start_timeout: PositiveFloat = 900.0  # seconds until it answers
+    arguments: tuple[str, ...] = ()  # further command-line arguments of the server: ["--enforce-eager"]
+    environment: dict[str, str] = {}  # further variables for the server's process
+    weights_folder: str | None = None  # where weights are passed on; null: in the run folder. /dev/shm is faster
+    start_timeout: PositiveFloat = 900.0  # seconds until it responds
     request_timeout: PositiveFloat = 1800.0  # seconds for the answers to one prompt; longer counts as hanging
-    sync_timeout: PositiveFloat = 600.0  # seconds to take over new weights
-    requests: PositiveInt = 128  # prompts sent at once
-    restarts: NonNegativeInt = 3  # of a server that crashed or hangs, in the whole run
+    sync_timeout: PositiveFloat = 600.0  # seconds to load new weights
+    requests: PositiveInt = 128  # concurrent prompts
+    restarts: NonNegativeInt = 3  # restarts in a run of a server that crashed or hangs
 
     @model_validator(mode="after")
     def _possible(self) -> ServerConfig:
@@ -67,11 +67,11 @@ class ServerConfig(Section):
 
     @property
     def serves_adapter(self) -> bool:
-        """Whether an adapter is handed over as it is, beside its base."""
+        """Whether an adapter is sent separately from its base."""
         return False
 
 
-#: Ranks of adapters that vLLM keeps room for (vllm/config/lora.py); one between two gets the room of the larger.
+#: Adapter ranks that vLLM allocates for (vllm/config/lora.py); others are rounded up.
 VLLM_RANKS = (1, 8, 16, 32, 64, 128, 256, 320, 512)
 
 
@@ -80,15 +80,17 @@ SERVER_ONLY = ("url", "port", "python", "environment", "start_timeout", "request
 
 
 class VLLMConfig(ServerConfig):
-    """vLLM's OpenAI-compatible server in development mode, which can take new weights."""
+    """vLLM's OpenAI-compatible server in development mode, which can load new weights."""
 
-    lora: Literal["merged", "adapter"] = "merged"  # what a recipe's `lora` is sent as: whole weights, or A and B alone
+    lora: Literal["merged", "adapter"] = (
+        "merged"  # how a recipe's `lora` is sent: as merged weights, or as A and B alone
+    )
     in_process: bool = False  # vLLM's `LLM` instead of its server, in the interpreter that runs hone
 
     @model_validator(mode="after")
     def _in_process(self) -> VLLMConfig:
         if self.in_process and (ours := [key for key in SERVER_ONLY if key in self.changed()]):
-            raise ValueError(f"{ours[0]} is of a server, and with in_process there is none; remove one of the two")
+            raise ValueError(f"{ours[0]} configures a server, but in_process starts none; remove one of the two")
         return self
 
     @property
@@ -101,7 +103,7 @@ class SGLangConfig(ServerConfig):
 
 
 class IdentityConfig(Section):
-    """How it is checked, after every sync, that the engine serves the policy's weights."""
+    """The check after every sync that the engine serves the policy's weights."""
 
     tolerance: PositiveFloat | None = None  # mean |log-prob difference| on fixed prompts; null: by model.dtype
 
@@ -109,10 +111,14 @@ class IdentityConfig(Section):
 class RolloutConfig(Section):
     engine: Literal["native", "vllm", "sglang"] = "native"
     max_sequences: PositiveInt = 512  # sequences decoded at once, at most
-    kv_cache_gib: PositiveFloat | None = None  # memory of keys and values; none: a quarter of the device's memory
+    kv_cache_gib: PositiveFloat | None = None  # memory of keys and values; null: a quarter of the device's memory
     compiled: bool = True  # on a CPU: decode attention in C++, if there is a compiler; on a GPU: CUDA graphs
-    weights: Literal["policy", "bfloat16", "int8"] = "policy"  # of linear layers; rounded ones sample faster
-    ahead: bool = False  # sample the next step on the server while the policy learns: see `hone.stages.prefetch`
+    weights: Literal["policy", "bfloat16", "int8"] = (
+        "policy"  # type of linear layers in the sampler; lower precision samples faster
+    )
+    ahead: bool = (
+        False  # sample the next step on the server while the policy learns: `Prefetch` in `hone.stages.source`
+    )
     vllm: VLLMConfig = VLLMConfig()
     sglang: SGLangConfig = SGLangConfig()
     identity: IdentityConfig = IdentityConfig()
@@ -125,8 +131,8 @@ class RolloutConfig(Section):
         return self.engine == "sglang" and self.sglang.url is None
 
     def idle_settings(self) -> list[str]:
-        """Settings that have no effect with this engine, in words."""
+        """Notes on settings that have no effect with this engine."""
         others = [name for name in ("vllm", "sglang") if self.engine != name and getattr(self, name).changed()]
         if self.engine != "native":
             others += [name for name in ("kv_cache_gib", "compiled", "weights") if name in self.changed()]
-        return [f"{name}: no effect while engine is {self.engine}" for name in others]
+        return [f"{name} has no effect while engine is {self.engine}" for name in others]
