@@ -201,7 +201,7 @@ def test_workers_share_one_lock_and_a_second_launcher_is_refused(train: Any, tmp
     "overrides, message",
     [
         (("model=nobody/has-this-model",), "nobody/has-this-model"),
-        (("rollout={engine: vllm, vllm: {url: http://127.0.0.1:9}}",), "no server"),
+        (("rollout={engine: vllm, vllm: {url: http://127.0.0.1:9}}",), "no usable server"),
         (("task.test=0",), "test split"),
         (("task.train=0",), "train split"),
         (("task={name: dataset, source: rows.jsonl, question: what, answer: answer}",), "what"),

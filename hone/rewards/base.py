@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from hone.base.settings import UserError
-from hone.base.world import ALONE, World
 from hone.grade.parse import Parsed, parse
 from hone.rewards.config import RewardConfig
 from hone.tasks.base import Task, grade_all
@@ -22,6 +21,9 @@ from hone.types import VERIFIER_FAILURES, Grade, Group, Problem, Reward, Rollout
 #: deviation) overflow single precision.
 LARGEST = 1e15
 POSSIBLE = f"a reward is a finite number from {-LARGEST:g} to {LARGEST:g}"
+
+if TYPE_CHECKING:
+    from hone.base.world import World  # imports torch
 
 
 class RewardFn(Protocol):
@@ -176,9 +178,11 @@ def failures(groups: Iterable[Group]) -> str | None:
 
 
 def reward_groups(
-    problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn, world: World = ALONE
+    problems: Sequence[Problem], answers: Sequence[tuple[Rollout, ...]], reward: RewardFn, world: World | None = None
 ) -> list[Group]:
     """Score groups: all at once if the reward supports it, else one by one; ranks share the work."""
+    if world is None:
+        return _reward_groups(problems, answers, reward)
     return world.gather(_reward_groups(world.share(problems), world.share(answers), reward), "rewards")
 
 

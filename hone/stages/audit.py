@@ -35,7 +35,7 @@ def check(folder: Path) -> tuple[list[str], int]:
     """(lines to print, how many faults) of a run folder, all its stages. Raises UserError if there is none."""
     begun = [sub for sub in seal.stage_folders(folder) if (sub / "manifest.json").is_file()]
     if not begun:
-        raise UserError(f"{folder}: no run has begun there; give the folder of one, such as runs/demo")
+        raise UserError(f"{folder}: no run was started there; give a run folder, such as runs/demo")
     own = [] if folder in begun else [f"{name}: {problem}" for name, problem in seal.faults(folder)]
     lines, count = own, len(own)
     for sub in begun:

@@ -201,7 +201,7 @@ def test_explain_prints_every_stage_and_starts_nothing(folder, run, monkeypatch)
     code, out, error = run("explain", "r.yaml", "algo.clip_high=0.28", "algo.correction.cap=3.0")
     assert (code, error) == (0, "")
     assert out.startswith("stage x: reinforcement learning, 100 steps\n")
-    assert "counts within [0.8, 1.28]\n" in out
+    assert "clip(rho_t, 0.8, 1.28)" in out
     assert out.endswith("  note        algo.correction.cap has no effect while correction.kind is none\n")
     assert run("explain", "r.yaml", "algo.los=gspo") == (
         2,

@@ -192,8 +192,10 @@ def test_what_cannot_be_imported_is_said_once(source, message, tmp_path):
 
 def test_a_file_is_read_once(tmp_path):
     file = tmp_path / "edited.py"
-    file.write_text("import os, helper\ndef f(x):\n    if x is None: os._exit(1)\n    return helper.add(x, 1)\n")
-    (tmp_path / "helper.py").write_text("def add(a, b): return a + b\n")  # beside it
+    file.write_text(
+        "import os, helper_of_edited\ndef f(x):\n    if x is None: os._exit(1)\n    return helper_of_edited.add(x, 1)\n"
+    )
+    (tmp_path / "helper_of_edited.py").write_text("def add(a, b): return a + b\n")  # beside it
     with Workers(f"{file}:f", count=1) as workers:
         file.write_text("def f(x): return 'changed'\n")
         first, second = workers.map([(None,), (1,)])  # a new worker answers the second

@@ -82,7 +82,7 @@ def test_nodes_have_equal_shares() -> None:
 @pytest.mark.parametrize(
     "override, message",
     [
-        ("stages.rl.parallel.replicate=2", "stages.1.parallel: 2 processes, and 1 in stage sft: all stages run in"),
+        ("stages.rl.parallel.replicate=2", "stages.1.parallel: 2 processes, but 1 in stage sft: all stages run in"),
         ("stages.rl.launch=ray", "stages.1.launch: differs from launch in stage sft: all stages run in the same"),
     ],
 )

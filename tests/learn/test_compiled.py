@@ -78,6 +78,6 @@ def test_parts_of_layers_are_not_compiled(tmp_path: Path) -> None:
     recipe = tmp_path / "r.yaml"
     recipe.write_text("name: r\nstage: rl\ntask: knights\nparallel: {tensor: 2}\nmodel: {compile: true}\n")
     with pytest.raises(
-        ConfigError, match=r"model\.compile: PyTorch does not compile layers that parallel\.tensor has cut"
+        ConfigError, match=r"model\.compile: PyTorch does not compile layers that parallel\.tensor splits"
     ):
         load_recipe(recipe)

@@ -164,7 +164,7 @@ def test_config_refuses_what_has_no_effect() -> None:
         AlgoConfig(loss="cispo", dual_clip=3.0)
     with pytest.raises(ValueError, match="above 1 \\+ clip_high"):
         AlgoConfig(dual_clip=1.1)
-    assert "never act" in AlgoConfig(updates_per_rollout=1).idle_settings()[0]
+    assert "have no effect" in AlgoConfig(updates_per_rollout=1).idle_settings()[0]
     assert AlgoConfig(updates_per_rollout=4).idle_settings() == []
 
 

@@ -16,6 +16,7 @@ from hone.measure.models import Model
 from hone.measure.store import Store, digest, read_measured, stored
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
+from hone.rollout import prompts
 from hone.runs.layout import label_of, model_folder
 from hone.tasks import make_task
 from hone.types import Problem, Rollout, Turn
@@ -164,12 +165,11 @@ def test_two_real_models_and_their_difference(
     recipe: Recipe, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hone.model import tiny
-    from hone.stages import pipeline
 
-    monkeypatch.setattr(pipeline, "TOKENIZER_TEXTS", 100)
+    monkeypatch.setattr(prompts, "TOKENIZER_TEXTS", 100)
     small = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"problems": 5, "samples": 2})})
     for seed in (0, 1):
-        tiny.create(tmp_path / f"m{seed}", recipe.model.tiny, pipeline.tokenizer_texts(recipe), seed)
+        tiny.create(tmp_path / f"m{seed}", recipe.model.tiny, prompts.tokenizer_texts(recipe), seed)
     paths = [str(tmp_path / f"m{seed}") for seed in (0, 1)]
     assert finding.weights_digest(Path(paths[0])) != finding.weights_digest(Path(paths[1]))
     folder = evals.cli_eval(small, paths)
@@ -196,12 +196,11 @@ def test_gold_answers_are_scored_as_the_model_itself_would(
 
     from hone.model import tiny
     from hone.rewards.gold import gold_text
-    from hone.stages import pipeline
 
-    monkeypatch.setattr(pipeline, "TOKENIZER_TEXTS", 100)
+    monkeypatch.setattr(prompts, "TOKENIZER_TEXTS", 100)
     small = recipe.model_copy(update={"eval": recipe.eval.model_copy(update={"problems": 3, "samples": 2})})
     for seed in (0, 1):
-        tiny.create(tmp_path / f"m{seed}", recipe.model.tiny, pipeline.tokenizer_texts(recipe), seed)
+        tiny.create(tmp_path / f"m{seed}", recipe.model.tiny, prompts.tokenizer_texts(recipe), seed)
     paths = [str(tmp_path / f"m{seed}") for seed in (0, 1)]
     folder = evals.cli_eval(small, paths, score_gold=True)
     assert "m1: gold perplexity" in capsys.readouterr().out

@@ -55,7 +55,7 @@ def test_paths_lead_to_values_and_standard_errors() -> None:
     assert value_of(ROWS[0], "after.accuracy - before.accuracy") == pytest.approx((0.3, 0.01 * math.sqrt(2)))
     both = {"seed": 0, "runs": {"long": ROWS[0], "cut": ROWS[1]}}
     assert value_of(both, "long.after.accuracy - cut.after.accuracy")[0] == pytest.approx(-0.1)
-    with pytest.raises(UserError, match=r"no 'accurracy' in 'after.accurracy'; there is accuracy, response_tokens"):
+    with pytest.raises(UserError, match=r"no 'accurracy' in 'after.accurracy'; there are accuracy, response_tokens"):
         value_of(ROWS[0], "after.accurracy")
 
 

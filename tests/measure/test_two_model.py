@@ -41,6 +41,9 @@ class Answerer:
             encode=lambda text, **_: list(map(ord, text)),
             all_special_ids=[],
             all_special_tokens=[],
+            eos_token_id=0,
+            pad_token_id=0,
+            bos_token_id=None,
         )
     )
 

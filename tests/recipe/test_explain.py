@@ -318,7 +318,7 @@ def test_what_is_counted_and_what_is_trained() -> None:
         "micro-batch; not counted: samples whose verifier failed, truncated samples"
     )
     assert "are left out" in masked["trained"][1]
-    assert masked["trained"][2] == "groups without a reward difference are replaced before"
+    assert masked["trained"][2] == "groups without a reward difference are replaced before training"
 
 
 @pytest.mark.parametrize("name", [n for n in CHOICES["advantage"] if n != "gae"])

@@ -238,7 +238,7 @@ def test_a_context_too_long_loses_its_beginning(answerer):
     assert text.startswith("Puzzle: x\n")
     assert text.endswith(f"Everything fits.\n{CUE}42")
     assert answerer.renderer.tokenizer.decode(ids[first:]).strip() == "42"
-    with pytest.raises(UserError, match="reads 512 tokens"):
+    with pytest.raises(UserError, match="exceed its context of 512 tokens"):
         answerer._encode("Puzzle: x " * 600, "", CUE, "42")
 
 

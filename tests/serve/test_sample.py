@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from hone.base.settings import ConfigError, UserError
+from hone.base.visible import visible
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.core import Core
 from hone.serve import sample
@@ -40,7 +41,7 @@ def _user(text: str) -> dict[str, str]:
 def test_one_answer_is_printed_as_it_is_written(model: ServedModel, capsys: pytest.CaptureFixture[str]) -> None:
     sample.answer_one(model, "the cat", seed=3)
     captured = capsys.readouterr()
-    assert captured.out == _said(model, [_user("the cat")], 3, 0) + "\n"
+    assert captured.out == visible(_said(model, [_user("the cat")], 3, 0)) + "\n"
     assert captured.err in ("", "[cut at 20 tokens]\n")
 
 
@@ -67,7 +68,7 @@ def test_a_chat_remembers_and_can_begin_anew(
     second = _said(model, history, 1, 1)
     third = _said(model, [_user("the cat")], 1, 2)
     captured = capsys.readouterr()
-    assert captured.out == f"{first}\n{second}\n{third}\n\n"
+    assert captured.out == visible(f"{first}\n{second}\n{third}\n\n")
     assert "context of 256" in captured.err
     assert "start over with /new" in captured.err
 
@@ -93,8 +94,8 @@ def test_ctrl_c_stops_an_answer_and_not_the_chat(
     out, error = capsys.readouterr()
     first, second, _ = out.split("\n", 1)[0], out.split("\n", 1)[1], ""
     assert "[stopped]" in error
-    assert _said(model, [_user("the cat")], 1, 0).startswith(first)
-    assert second.strip("\n") == _said(model, [_user("the cat")], 1, 1)
+    assert visible(_said(model, [_user("the cat")], 1, 0)).startswith(first)
+    assert second.strip("\n") == visible(_said(model, [_user("the cat")], 1, 1))
     assert signal.getsignal(signal.SIGINT) is before
 
 
