@@ -46,7 +46,7 @@ class Band:
 
 
 @dataclass(frozen=True, slots=True)
-class Check:
+class FigureCheck:
     measure: str
     band: Band
     value: float
@@ -56,7 +56,7 @@ class Check:
         return self.band.low <= self.value <= self.band.high
 
 
-def verify(target: str, seed: int | None = None, resume: bool = False) -> list[Check]:
+def verify(target: str, seed: int | None = None, resume: bool = False) -> list[FigureCheck]:
     """Train and measure the recipe with the given seed, by default one that was not recorded.
 
     Writes verify.json into the run folder. Raises UserError if nothing is recorded, before anything is trained.
@@ -67,7 +67,7 @@ def verify(target: str, seed: int | None = None, resume: bool = False) -> list[C
     chosen = max(known) + 1 if seed is None else seed
     folder = file.parent.resolve()
     row, place = measure(folder, recorded["runs"], chosen, f"{folder.name}-verify-{chosen}", resume)
-    checks = [Check(key, Band(**band), value_of(row, key)[0]) for key, band in recorded["bands"].items()]
+    checks = [FigureCheck(key, Band(**band), value_of(row, key)[0]) for key, band in recorded["bands"].items()]
     record = {"seed": chosen, "checks": [{**asdict(check), "inside": check.inside} for check in checks], "row": row}
     jsonl.replace(place / "verify.json", json.dumps(record, indent=1))
     print(said(target, checks, chosen, known, recorded["seeds"], row))
@@ -173,7 +173,7 @@ def value_of(row: Mapping[str, Any], key: str) -> tuple[float, float | None]:
 
 def said(
     target: str,
-    checks: Sequence[Check],
+    checks: Sequence[FigureCheck],
     seed: int,
     known: Sequence[int],
     recorded: Sequence[Mapping[str, Any]],

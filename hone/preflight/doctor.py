@@ -40,7 +40,7 @@ SLOW_GFLOPS = 10.0  # a single modern core with a proper BLAS does 50 and more i
 
 
 @dataclass(frozen=True)
-class Finding:
+class Diagnosis:
     name: str
     level: Literal["ok", "warn", "fail"]
     text: str  # what is; for warn and fail also what to do
@@ -56,15 +56,15 @@ def examine() -> int:
     return int(worst)
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[Diagnosis]:
     text = f"{sys.version.split()[0]} at {sys.executable}"
     if sys.version_info[:2] < LOWEST_PYTHON:
-        yield Finding("python", "fail", f"{text}; hone needs 3.10 or newer: make a new environment with it")
+        yield Diagnosis("python", "fail", f"{text}; hone needs 3.10 or newer: make a new environment with it")
     else:
-        yield Finding("python", "ok", text)
+        yield Diagnosis("python", "ok", text)
 
 
-def packages() -> Iterator[Finding]:
+def packages() -> Iterator[Diagnosis]:
     """Versions, without importing anything heavy."""
     for name, (lowest, too_new) in RANGES.items():
         wanted = f">={_dotted(lowest)}" + (f",<{_dotted(too_new)}" if too_new else "")
@@ -72,30 +72,30 @@ def packages() -> Iterator[Finding]:
         try:
             found = version(name)
         except PackageNotFoundError:
-            yield Finding(name, "fail", f"not installed: {remedy}")
+            yield Diagnosis(name, "fail", f"not installed: {remedy}")
             continue
         number = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdecimal())
         if number < lowest or (too_new and number >= too_new):
-            yield Finding(name, "fail", f"{found}, hone works with {wanted}: {remedy}")
+            yield Diagnosis(name, "fail", f"{found}, hone works with {wanted}: {remedy}")
         else:
-            yield Finding(name, "ok", found)
+            yield Diagnosis(name, "ok", found)
 
 
-def extras() -> Iterator[Finding]:
+def extras() -> Iterator[Diagnosis]:
     there = [name for name, modules in EXTRAS.items() if all(map(importlib.util.find_spec, modules))]
     absent = [name for name in EXTRAS if name not in there]
     text = f"installed: {', '.join(there) or 'none'}"
     if absent:
         text += f"; not needed until used: {', '.join(absent)} (pip install 'hone-rl[{absent[0]}]')"
-    yield Finding("extras", "ok", text)
+    yield Diagnosis("extras", "ok", text)
 
 
-def device() -> Iterator[Finding]:
+def device() -> Iterator[Diagnosis]:
     """Import torch for real, and multiply once: a wrong build or a slow BLAS shows here, not after an hour."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of another build or CUDA version
-        yield Finding("device", "fail", f"torch does not import ({error}); install it again for this machine")
+        yield Diagnosis("device", "fail", f"torch does not import ({error}); install it again for this machine")
         return
     threads, cores = (
         torch.get_num_threads(),
@@ -106,15 +106,17 @@ def device() -> Iterator[Finding]:
         names = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
         text = f"cuda: {', '.join(names)}; {text}"
         if not torch.cuda.is_bf16_supported():
-            yield Finding("bfloat16", "warn", "not supported by this GPU; hone computes in float32")
+            yield Diagnosis("bfloat16", "warn", "not supported by this GPU; hone computes in float32")
     elif shutil.which("nvidia-smi"):
         remedy = "install a CUDA build of torch, or check `nvidia-smi`"
-        yield Finding(
+        yield Diagnosis(
             "device", "warn", f"an NVIDIA driver is here, but torch {torch.__version__} sees no GPU; {remedy}"
         )
     if cores and threads > cores:
-        yield Finding("threads", "warn", f"{threads} threads on {cores} cores slow each other: OMP_NUM_THREADS={cores}")
-    yield Finding("device", "ok", f"{text}" if "cuda" in text else f"cpu; {text}")
+        yield Diagnosis(
+            "threads", "warn", f"{threads} threads on {cores} cores slow each other: OMP_NUM_THREADS={cores}"
+        )
+    yield Diagnosis("device", "ok", f"{text}" if "cuda" in text else f"cpu; {text}")
     x = torch.randn(768, 768)
     x @ x
     start = time.perf_counter()
@@ -123,12 +125,12 @@ def device() -> Iterator[Finding]:
     speed = 5 * 2 * 768**3 / (time.perf_counter() - start) / 1e9
     if speed < SLOW_GFLOPS:
         remedy = "is the machine busy? else install torch from its own wheels"
-        yield Finding("speed", "warn", f"{speed:.0f} GFLOP/s in float32 is slow; {remedy}")
+        yield Diagnosis("speed", "warn", f"{speed:.0f} GFLOP/s in float32 is slow; {remedy}")
     else:
-        yield Finding("speed", "ok", f"{speed:.0f} GFLOP/s in float32")
+        yield Diagnosis("speed", "ok", f"{speed:.0f} GFLOP/s in float32")
 
 
-def compiler() -> Iterator[Finding]:
+def compiler() -> Iterator[Diagnosis]:
     """The kernel that generation on a CPU uses; compiles it where that was not done before."""
     from hone.rollout.native import kernel
 
@@ -136,51 +138,51 @@ def compiler() -> Iterator[Finding]:
         kernel.load()
     except kernel.CannotCompile as reason:
         remedy = "install a C++ compiler (c++), or set rollout.compiled: false"
-        yield Finding("compiler", "warn", f"generation on a CPU is slower without its kernel: {reason}; {remedy}")
+        yield Diagnosis("compiler", "warn", f"generation on a CPU is slower without its kernel: {reason}; {remedy}")
     else:
-        yield Finding("compiler", "ok", "the kernel of generation on a CPU is compiled")
+        yield Diagnosis("compiler", "ok", "the kernel of generation on a CPU is compiled")
 
 
-def disk() -> Iterator[Finding]:
+def disk() -> Iterator[Diagnosis]:
     free = shutil.disk_usage(".").free / 1e9
     text = f"{free:.1f} GB free in {Path.cwd()}"
     if free < 5:
         remedy = "free some, or put runs on another disk: runs=/path"
-        yield Finding("disk", "fail" if free < 1 else "warn", f"{text}; checkpoints and rollouts want 5 GB: {remedy}")
+        yield Diagnosis("disk", "fail" if free < 1 else "warn", f"{text}; checkpoints and rollouts want 5 GB: {remedy}")
     else:
-        yield Finding("disk", "ok", text)
+        yield Diagnosis("disk", "ok", text)
 
 
-def memory() -> Iterator[Finding]:
+def memory() -> Iterator[Diagnosis]:
     import psutil
 
     free = psutil.virtual_memory().available / 1e9
     if free < 3:
         remedy = "close other programs, or lower tokens_per_microbatch and rollout.max_sequences"
-        yield Finding(
+        yield Diagnosis(
             "memory", "fail" if free < 1 else "warn", f"{free:.1f} GB available, the demo wants 3 GB: {remedy}"
         )
     else:
-        yield Finding("memory", "ok", f"{free:.1f} GB available")
+        yield Diagnosis("memory", "ok", f"{free:.1f} GB available")
 
 
-def writable() -> Iterator[Finding]:
+def writable() -> Iterator[Diagnosis]:
     folder = Path("runs") if Path("runs").is_dir() else Path()
     try:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
         remedy = "change its rights, or put runs elsewhere: runs=/path"
-        yield Finding("runs", "fail", f"{folder.resolve()} cannot be written to ({error.strerror}); {remedy}")
+        yield Diagnosis("runs", "fail", f"{folder.resolve()} cannot be written to ({error.strerror}); {remedy}")
     else:
-        yield Finding("runs", "ok", f"{Path('runs').resolve()} can be written")
+        yield Diagnosis("runs", "ok", f"{Path('runs').resolve()} can be written")
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:
     return ".".join(map(str, numbers))
 
 
-CHECKS: tuple[Callable[[], Iterator[Finding]], ...] = (
+CHECKS: tuple[Callable[[], Iterator[Diagnosis]], ...] = (
     *(python, packages, extras),
     *(device, compiler, disk, memory, writable),
 )

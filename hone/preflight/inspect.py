@@ -42,7 +42,7 @@ KNIGHTS = {"quiz", "names", "solution", "statements"}
 
 
 @dataclass(frozen=True)
-class Source:
+class DataSource:
     """A task that was opened for a look."""
 
     label: str
@@ -63,10 +63,10 @@ class Source:
         }
 
 
-def open_source(source: str, overrides: Sequence[str] = ()) -> Source:
+def open_source(source: str, overrides: Sequence[str] = ()) -> DataSource:
     """Raises UserError, as `hone.recipe.load.load_for_task` does."""
     recipe = stages(load_for_task(source, overrides))[0]
-    return Source(source, make_task(recipe.task, recipe.seed), recipe.seed)
+    return DataSource(source, make_task(recipe.task, recipe.seed), recipe.seed)
 
 
 def fitting(sources: Sequence[str], overrides: Sequence[str]) -> list[list[str]]:
@@ -148,7 +148,7 @@ def measure_of(model: str | None) -> tuple[Measure, str]:
 # --- check -----------------------------------------------------------------------------------
 
 
-def check(source: Source) -> tuple[list[str], int]:
+def check(source: DataSource) -> tuple[list[str], int]:
     """(what was found, how many faults): rows that are no problems, recorded answers that cannot be read or do not
     grade as correct. Duplicates and overlaps are said; they are left out when a task is loaded."""
     lines: list[str] = []
@@ -189,7 +189,7 @@ def _unreadable(task: RowsTask, rows: Mapping[str, Sequence[tuple[Row, Problem]]
     ]
 
 
-def _not_correct(source: Source, rows: Mapping[str, Sequence[Problem]]) -> list[str]:
+def _not_correct(source: DataSource, rows: Mapping[str, Sequence[Problem]]) -> list[str]:
     """Problems whose own worked answer is not graded correct."""
     task = source.task
     if isinstance(task, RowsTask):  # first: a look at its attributes, as below, would load it, faults and all
@@ -291,12 +291,12 @@ def dedup(
     return total, copies, leaked
 
 
-def problems_of(source: Source, split: Split | None = None) -> list[Problem]:
+def problems_of(source: DataSource, split: Split | None = None) -> list[Problem]:
     """All problems of a source as they are, or those of one split (rows of no split count as train)."""
     return [problem for _, problem in rows_of(source, split)]
 
 
-def rows_of(source: Source, split: Split | None = None) -> Iterable[tuple[Row, Problem]]:
+def rows_of(source: DataSource, split: Split | None = None) -> Iterable[tuple[Row, Problem]]:
     """As `problems_of`, with the rows. Raises UserError if there is no such split."""
     rows = source.rows()
     if split == "train" and "train" not in rows:

@@ -37,7 +37,7 @@ CHECK_SEED = 1 << 41
 
 
 @dataclass
-class Result:
+class CheckReport:
     """What `hone check` shows, and with --json prints."""
 
     findings: list[Finding]
@@ -64,7 +64,7 @@ def cli_check(
 
 def check(
     recipe: Recipe | Pipeline, problems: int = 8, with_model: bool = True, checkpoint: Path | None = None
-) -> Result:
+) -> CheckReport:
     """The preflight, and answers of the model of the first RL stage (of the first stage, if there is none).
 
     Raises UserError for what `train` would refuse before it can be looked at.
@@ -73,13 +73,13 @@ def check(
         return _check(recipe, problems, with_model, checkpoint)
 
 
-def _check(recipe: Recipe | Pipeline, problems: int, with_model: bool, checkpoint: Path | None) -> Result:
+def _check(recipe: Recipe | Pipeline, problems: int, with_model: bool, checkpoint: Path | None) -> CheckReport:
     stages = stages_of(recipe)
     place = next((i for i, (stage, _) in enumerate(stages) if stage.stage == "rl"), 0)
     stage = stages[place][0]
     where = model_of(recipe, place, checkpoint) if with_model else None
     subject = Subject(recipe, stage, where)
-    result = Result(list(preflight(recipe, subject).findings), subject.scores)
+    result = CheckReport(list(preflight(recipe, subject).findings), subject.scores)
     if with_model and where is None:
         folder = Path(recipe.runs) / recipe.name / stage.model.stage if stage.model.stage is not None else None
         why = f"is made by the stages before it ({folder}/model)" if folder else "is made from scratch by the run"

@@ -52,7 +52,7 @@ Batches = Callable[[], tuple[Any, Iterable[Any]]]
 
 
 @dataclass(frozen=True)
-class Table:
+class RowTable:
     """A table of pyarrow, and the map that it lies in (None: memory of this process)."""
 
     table: Any
@@ -64,7 +64,7 @@ class Table:
             self.map.madvise(mmap.MADV_DONTNEED)
 
 
-def stored(key: str | None, batches: Batches) -> Table:
+def stored(key: str | None, batches: Batches) -> RowTable:
     """The table of a key, from the cache folder if it is there, and else written. None: in memory only.
 
     Several processes may ask at once: one writes, the others wait for it. A file appears when it is complete. Where
@@ -75,7 +75,7 @@ def stored(key: str | None, batches: Batches) -> Table:
     if key is None:
         sink = pyarrow.BufferOutputStream()
         _write(sink, batches)
-        return Table(pyarrow.ipc.open_stream(sink.getvalue()).read_all())
+        return RowTable(pyarrow.ipc.open_stream(sink.getvalue()).read_all())
     folder = cache_folder()
     path = folder / f"{key}-{LAYOUT}.arrow"
     try:
@@ -123,12 +123,12 @@ def _write_file(path: Path, batches: Batches) -> None:
         aside.unlink(missing_ok=True)
 
 
-def _mapped(path: Path) -> Table:
+def _mapped(path: Path) -> RowTable:
     import pyarrow
 
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    table = Table(pyarrow.ipc.open_stream(pyarrow.py_buffer(mapped)).read_all(), mapped)
+    table = RowTable(pyarrow.ipc.open_stream(pyarrow.py_buffer(mapped)).read_all(), mapped)
     table.forget()  # a look at the beginning of each batch maps its neighbourhood, which may be all of the file
     return table
 
@@ -207,7 +207,7 @@ class Lazy(Sequence[T]):
     def __getitem__(self, place: slice) -> Sequence[T]: ...
     def __getitem__(self, place: int | slice) -> T | Sequence[T]:
         if isinstance(place, slice):
-            return Part(self, range(len(self))[place])
+            return RowSlice(self, range(len(self))[place])
         at = int(place) + (len(self) if place < 0 else 0)
         if not 0 <= at < len(self):
             raise IndexError(f"place {place} of {len(self)}")
@@ -224,7 +224,7 @@ class Lazy(Sequence[T]):
     __hash__ = None  # type: ignore[assignment]
 
 
-class Part(Lazy[T]):
+class RowSlice(Lazy[T]):
     """Some places of another sequence."""
 
     def __init__(self, whole: Lazy[T], places: Sequence[int]) -> None:
@@ -240,7 +240,7 @@ class Part(Lazy[T]):
 class TableRows(Lazy[Row]):
     """The rows of a table. `key`: names the content that they were made from."""
 
-    def __init__(self, table: Table, key: str) -> None:
+    def __init__(self, table: RowTable, key: str) -> None:
         self._table, self.key = table, key
         self._json = (table.table.schema.metadata or {}).get(b"rows") == b"json"
 
@@ -318,7 +318,7 @@ class Joined(Lazy[Row]):
             yield from part
 
     def forget(self) -> None:
-        """See `Table.forget`."""
+        """See `RowTable.forget`."""
         for part in self._parts:
             part.forget()
 
