@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -26,7 +27,7 @@ def shell(command: str, **more: str) -> subprocess.CompletedProcess[bytes]:
 
 
 def python(verb: str, what: str) -> str:
-    return f'{sys.executable} -c "{MAIN.format(verb=verb, what=what)}"'
+    return f'{shlex.quote(sys.executable)} -c "{MAIN.format(verb=verb, what=what)}"'
 
 
 @pytest.mark.parametrize("closed", [">&-", "2>&-", ">&- 2>&-", "<&- >&- 2>&-", "> /dev/full", "2> /dev/full"])

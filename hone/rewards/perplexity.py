@@ -15,6 +15,7 @@ with gold answers can be trained; the obvious shortcut is to write the answer in
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -186,7 +187,14 @@ def _visible(text: str) -> str:
 
     Character by character: normalising a whole text takes quadratic time for a pile of accents.
     """
-    return text.translate({ord(c): _plain(c) for c in set(text) if not c.isascii()})
+    if text.isascii():
+        return text
+    plain = {c: p for c in set(text) if not c.isascii() and (p := _plain(c)) != c}
+    if not plain:
+        return text
+    if 8 * sum(map(text.count, plain)) < len(text):  # a few: `translate` looks up every character
+        return re.sub(f"[{re.escape(''.join(plain))}]", lambda match: plain[match[0]], text)
+    return text.translate({ord(c): p for c, p in plain.items()})
 
 
 def _plain(character: str) -> str:
