@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from hone.base import streams
 from hone.types import NOT_GRADED, Interval
 
 Array = npt.NDArray[np.float64]
@@ -63,7 +64,7 @@ def bootstrap_mean(values: Sequence[float] | Array, confidence: float = 0.95, se
 
 def resampled_means(columns: Array, seed: int = 0, resamples: int = RESAMPLES) -> Array:
     """Means of each column [P, K] over `resamples` draws of P rows with replacement: [resamples, K]."""
-    rng = np.random.default_rng(seed)
+    rng = streams.generator("resampling", seed=seed)
     p = columns.shape[0]
     rows = max(1, _CHUNK // p)
     parts = []
@@ -188,6 +189,6 @@ def _sign_flip(difference: Array, seed: int) -> float:
         n_resamples=RESAMPLES - 1,
         batch=max(1, _CHUNK // difference.size),
         vectorized=True,
-        rng=np.random.default_rng(seed),
+        rng=streams.generator("resampling", seed=seed),
     )
     return float(result.pvalue)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from hone.base import places
+from hone.base import places, streams
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn import state
@@ -78,7 +78,7 @@ class Policy:
         self._files: tuple[int, dict[str, bytes]] | None = None  # (resets, files of a checkpoint that only they change)
         self.lora, self.base, self.seed = lora, base, seed
         if lora is not None:
-            adapters.attach(model, lora, self._adapter_seed())
+            adapters.attach(model, lora, streams.adapter(self.seed, len(self.resets)))
             if lora.path is not None:
                 adapters.load_adapter(model, places.locate(lora.path))
         if world.is_sharded and reference is not None and reference is not model:
@@ -176,15 +176,12 @@ class Policy:
         assert lora is not None, "a schedule neither adds an adapter nor drops it"
         model = self.gathered_model()
         adapters.merge(model)
-        adapters.attach(model, lora, self._adapter_seed())
+        adapters.attach(model, lora, streams.adapter(self.seed, len(self.resets)))
         self.lora = lora
         if self.reference is not None:
             self.reference = model
         self._take(model)
         self._begin(optim, layers)
-
-    def _adapter_seed(self) -> int:
-        return self.seed * 1_000_003 + len(self.resets)
 
     def gathered_model(self) -> PreTrainedModel:
         """The whole model: itself, or if it is sharded a gathered copy. A collective: every process calls it."""
@@ -249,7 +246,7 @@ class Policy:
         if self.lora is None or not self.lora.dropout:
             return self._step(batches, loss_fn, 1.0)
         with own_random_numbers(self.device):  # dropout depends only on the seed and the update
-            torch.manual_seed(self.seed * 1_000_003 + self.updates + (self.world.data_rank << 40))
+            torch.manual_seed(streams.dropout(self.seed, self.updates, self.world.data_rank))
             return self._step(batches, loss_fn, 1.0)
 
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
@@ -378,7 +375,7 @@ class Policy:
                 state.read_weights(model, base)
                 self.base = str(base)
             self.lora = LoraConfig.model_validate(saved_lora)
-            adapters.attach(model, self.lora, self._adapter_seed())
+            adapters.attach(model, self.lora, streams.adapter(self.seed, len(self.resets)))
             adapters.load_adapter(model, folder / "model")
             if self.reference is not None:
                 self.reference = model

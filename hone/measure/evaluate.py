@@ -11,7 +11,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from hone.base import stats
+from hone.base import stats, streams
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
@@ -35,9 +35,6 @@ from hone.tasks.base import Task
 from hone.types import VERIFIER_FAILURES, Group, Interval, Problem, Rollout
 
 Evaluation = tuple[dict[str, Any], list[dict[str, Any]]]  # the row of evals.jsonl, and its samples
-
-#: Added to the recipe's seed, so that evaluation and training steps use different random numbers.
-EVAL_SEED = 1 << 40
 
 
 class Evaluator:
@@ -73,7 +70,7 @@ class Evaluator:
             self.renderer,
             self.engine,
             config,
-            seed=self.recipe.seed + EVAL_SEED,
+            seed=streams.answers("evaluation", self.recipe.seed),
             progress=self.progress.inner,
             world=self.world,
             reward=reward,

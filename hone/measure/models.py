@@ -18,7 +18,7 @@ from typing import Protocol
 
 import numpy as np
 
-from hone.base import checksums
+from hone.base import checksums, streams
 from hone.base.settings import UserError
 from hone.measure import hosted
 from hone.measure.evaluate import served
@@ -127,7 +127,7 @@ class _Hosted:
         work = [(p, problem, g) for p, problem, g in work if (problem.id, g) in missing]
 
         def ask(p: int, problem: Problem, g: int) -> Answer:
-            number = (seed + 1000 * p + g) % 2**31  # the range that most endpoints accept
+            number = streams.endpoint(seed, p, g)
             completion = hosted.complete(self.endpoint, self.messages(problem), self.config, number)
             nothing = np.zeros(completion.tokens, np.int64)  # an endpoint returns no token ids, only their number
             turn = Turn(np.zeros(1, np.int64), nothing, nothing.astype(np.float32), completion.finish, 0)

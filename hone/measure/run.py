@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from hone.base import jsonl, stats
+from hone.base import jsonl, stats, streams
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.visible import visible
@@ -146,7 +146,7 @@ def draw_block(
 ) -> None:
     block = problems[p : p + BLOCK_PROBLEMS]
     missing = {(i, index - g) for i, index in wanted(store, problems, samples, p, g)}
-    stream = block_seed(seed, p, g)
+    stream = streams.eval_block(seed, p, g)
     fresh: list[tuple[Problem, Rollout]] = []
     saved = time.monotonic()
     count = min(BLOCK_SAMPLES, samples - g)

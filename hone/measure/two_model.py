@@ -17,9 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from hone.base import stats
+from hone.base import stats, streams
 from hone.base.settings import UserError
-from hone.measure.evaluate import EVAL_SEED, eval_problems, served
+from hone.measure.evaluate import eval_problems, served
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.recipe.sections.rollout import SamplingConfig
@@ -186,7 +186,12 @@ def evaluate_contexts(
     """Sample contexts from `engine` according to the eval section, then evaluate them with `two_model`."""
     config = stage.reward.perplexity
     groups = rollouts(
-        problems, renderer, engine, stage.eval.sampling, samples=stage.eval.samples, seed=stage.seed + EVAL_SEED
+        problems,
+        renderer,
+        engine,
+        stage.eval.sampling,
+        samples=stage.eval.samples,
+        seed=streams.answers("evaluation", stage.seed),
     )
     contexts = contexts_of(task, problems, groups, config)
     return two_model(problems, contexts, task, answerer, answerer_engine, config)

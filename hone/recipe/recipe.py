@@ -13,12 +13,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, Union
 from pydantic import (
     Discriminator,
     Field,
-    NonNegativeInt,
     PositiveInt,
     Tag,
     model_validator,
 )
 
+from hone.base import streams
 from hone.base.parallel import ParallelConfig
 from hone.base.settings import Section
 from hone.base.validate import impossible
@@ -67,7 +67,7 @@ class Recipe(Section):
 
     name: Name
     stage: Literal["sft", "rl", "generate", "distil"] = "rl"
-    seed: NonNegativeInt = 0
+    seed: Annotated[int, Field(ge=0, lt=streams.SEEDS)] = 0
     runs: str = "runs"  # the run folder is runs/name
     task: TaskConfig
     prompt: PromptConfig = PromptConfig()
@@ -93,7 +93,7 @@ class Recipe(Section):
     samples_per_prompt: PositiveInt = 8
     tokens_per_microbatch: PositiveInt = 8192
     share_prompts: bool = True  # in training, compute the prompt of a group once for all its samples
-    steps: PositiveInt = 100  # of stages rl and distil
+    steps: Annotated[int, Field(gt=0, lt=streams.STEPS)] = 100  # of stages rl and distil
     launch: LaunchConfig = LaunchConfig()  # where processes are started
     sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # further copies of the metrics
 

@@ -31,6 +31,7 @@ import numpy as np
 import torch
 import transformers
 
+from hone.base import streams
 from hone.base.settings import UserError
 from hone.learn.forward import fast_layers, to_device, token_logprobs
 from hone.learn.pack import pack
@@ -57,7 +58,6 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08}
 #: Tokens of the two prompts, tokens of an answer, and answers to each prompt. Sequences beyond the model's limit cannot
 #: be exact; they are refused elsewhere and not tried here.
 PROMPTS, ANSWER, ANSWERS = (9, 70), 12, 2
-SEED = 1 << 59
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,7 +153,9 @@ def _answers(model: PreTrainedModel, limit: int | None) -> list[Turn]:
     room = max(PROMPTS) if limit is None else max(1, limit - answer)
     prompts = [_tokens(model, min(length, room), n) for n, length in enumerate(PROMPTS)]
     engine = NativeEngine(model, (), RolloutConfig(), event=_silent)
-    groups = engine.generate(prompts, SamplingConfig(max_tokens=answer), samples=ANSWERS, seed=SEED)
+    groups = engine.generate(
+        prompts, SamplingConfig(max_tokens=answer), samples=ANSWERS, seed=streams.answers("model check")
+    )
     return [turn for group in groups for turn in group]
 
 
@@ -162,7 +164,7 @@ def _tokens(model: PreTrainedModel, count: int, seed: int) -> IntArray:
     text = model.config.get_text_config()
     size = int(model.get_input_embeddings().num_embeddings)  # type: ignore[arg-type]
     named = {value for name, value in text.to_dict().items() if name.endswith("token_id") and isinstance(value, int)}
-    rng = np.random.default_rng((SEED, seed))
+    rng = streams.generator("probe tokens", probe=seed)
     drawn = rng.permutation(size)[: count + len(named) + 1] if size < 1 << 20 else rng.integers(0, size, 2 * count)
     usable = [int(token) for token in drawn if int(token) not in named] or [0]
     return np.resize(np.asarray(usable, np.int64), count)

@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import numpy as np
 import torch
 
+from hone.base import streams
 from hone.base.settings import UserError
 from hone.learn.pack import pack
 from hone.learn.samples import supervised_sample
@@ -62,8 +63,6 @@ SEQUENCES, LENGTH = 2, 24
 SAMPLED = SamplingConfig(temperature=1.0, max_tokens=2)
 #: Syncs between two checks of shared weights, so that checks take less than 1 % of the time.
 SHARED_EVERY = 5
-#: No rollout draws the random numbers of the probe.
-PROBE_SEED = 1 << 60
 
 
 class PolicyMismatch(UserError):
@@ -155,7 +154,7 @@ class Verified:
         due = version % SHARED_EVERY == 0
         if not due and self._checked_shared:
             return {}
-        groups = self._engine.generate(self._sequences, SAMPLED, samples=1, seed=PROBE_SEED)
+        groups = self._engine.generate(self._sequences, SAMPLED, samples=1, seed=streams.answers("identity check"))
         turns = [turn for group in groups for turn in group]
         with self._engine.as_served(policy.model) if isinstance(self._engine, Rounding) else nullcontext():
             expected = policy_logprobs(policy, turns)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from hone.base import sealed
+from hone.base import sealed, streams
 from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import World
@@ -128,19 +128,18 @@ def examples(recipe: Recipe, task: Task, folder: Path) -> Examples:
     if recipe.sft.validate_every and not validation:
         raise UserError(f"sft.validate_every: the validation split of task {task.name} is empty; give it a size, or 0")
     return Examples(
-        traces(recipe, task, task.problems("train"), recipe.sft.examples, stream=1),
-        traces(recipe, task, validation, len(validation), stream=4),
+        traces(recipe, task, task.problems("train"), recipe.sft.examples, stream="styles"),
+        traces(recipe, task, validation, len(validation), stream="validation styles"),
     )
 
 
-def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count: int, stream: int) -> list[Example]:
+def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count: int, stream: str) -> list[Example]:
     """Problems, in turn, each with a trace in a style drawn by its share."""
     styles = list(recipe.sft.styles)
     shares = np.asarray([recipe.sft.styles[s] for s in styles])
-    rng = np.random.default_rng((recipe.seed, stream))
-    chosen = rng.choice(len(styles), size=count, p=shares / shares.sum())
+    chosen = streams.generator(stream, seed=recipe.seed).choice(len(styles), size=count, p=shares / shares.sum())
     return [
-        task.trace(problems[i % len(problems)], styles[style], seed=recipe.seed * 1_000_003 + i)
+        task.trace(problems[i % len(problems)], styles[style], seed=streams.trace(recipe.seed, i))
         for i, style in enumerate(chosen.tolist())
     ]
 
@@ -200,7 +199,9 @@ def fitting(samples: list[Sample], policy: Policy) -> list[Sample]:
 def draw(seed: int, step: int, size: int, count: int) -> Sequence[int]:
     """The `count` examples, of `size`, of a step: every one once per epoch, each epoch in an order of its own."""
     places = range(step * count, (step + 1) * count)
-    orders = {e: np.random.default_rng((seed, 2, e)).permutation(size) for e in {p // size for p in places}}
+    orders = {
+        e: streams.generator("example order", seed=seed, epoch=e).permutation(size) for e in {p // size for p in places}
+    }
     return [int(orders[p // size][p % size]) for p in places]
 
 

@@ -24,7 +24,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from hone.base import jsonl, sealed
+from hone.base import jsonl, sealed, streams
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import World
@@ -49,9 +49,6 @@ Key = tuple[int, int]  # (place of the problem in the split, sample)
 Row = Mapping[str, Any]
 
 DATASET = "dataset.jsonl"
-
-#: Added to the recipe's seed: the random numbers of no training step, evaluation or check.
-GENERATE_SEED = 1 << 43
 
 
 class Teacher(Protocol):
@@ -187,7 +184,7 @@ def reject(rows: Sequence[Row], keep: str, seed: int) -> list[Row]:
         elif keep == "shortest":
             kept.append(min(found, key=lambda row: (row["tokens"], len(row["text"]))))
         elif keep == "random":
-            kept.append(found[np.random.default_rng((seed, 3, number)).integers(len(found))])
+            kept.append(found[streams.generator("kept answer", seed=seed, problem=number).integers(len(found))])
         else:
             kept += {" ".join(row["text"].split()): row for row in reversed(found)}.values()
     return sorted(kept, key=lambda row: (row["number"], row["index"]))
@@ -265,7 +262,7 @@ class Local:
 
     def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
         most = {i: g + 1 for i, g in wanted}  # in order: the last sample of each
-        missing, seed = set(wanted), self.recipe.seed * 1_000_003 + GENERATE_SEED
+        missing, seed = set(wanted), streams.answers("generation", self.recipe.seed)
         requests = [
             Request(self.renderer.prompt_ids(problems[i]), self.recipe.sampling, seed, i, n) for i, n in most.items()
         ]
@@ -297,7 +294,7 @@ class Hosted:
             messages = [dict(message) for message in problems[i].messages]
             if self.system and not any(message["role"] == "system" for message in messages):
                 messages = [{"role": "system", "content": self.system}, *messages]
-            seed = (self.recipe.seed * 1_000_003 + 1009 * i + g) % 2**31  # what most endpoints take
+            seed = streams.endpoint(streams.answers("step", self.recipe.seed), i, g)
             said = hosted.complete(self.endpoint, messages, self.recipe.sampling, seed)
             unseen = np.zeros(said.tokens, np.int64)  # an endpoint returns no tokens, only how many there were
             turn = Turn(np.zeros(1, np.int64), unseen, unseen.astype(np.float32), said.finish, 0)

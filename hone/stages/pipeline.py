@@ -17,7 +17,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from hone.base import checksums, jsonl, sealed
+from hone.base import checksums, jsonl, sealed, streams
 from hone.base.aside import reopen, set_aside
 from hone.base.stop import Interrupted, Preempted
 from hone.base.world import ALONE, World
@@ -157,7 +157,7 @@ def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
         return recipe.model.path
     # checksums.json is written last; runs of older versions have none.
     if not (base / checksums.FILE).exists() and not (base / "tokenizer.json").exists():
-        tiny.create(base, recipe.model.tiny, made_tokenizer(recipe), recipe.seed)
+        tiny.create(base, recipe.model.tiny, made_tokenizer(recipe), streams.weights(recipe.seed))
     return base
 
 

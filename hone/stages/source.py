@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Protocol
 
+from hone.base import streams
 from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import World
@@ -136,7 +137,7 @@ class Sampler:
             self.engine,
             settings.sampling,
             samples=settings.samples_per_prompt,
-            seed=step_seed(settings.seed, step, round),
+            seed=streams.answers("step", settings.seed, step, round),
             progress=progress,
         )
         clock.lap("generate")
@@ -228,8 +229,3 @@ def time_limit(rollout: RolloutConfig, refill_rounds: int) -> float:
     server = rollout.vllm if rollout.engine == "vllm" else rollout.sglang
     once = server.request_timeout + server.sync_timeout + server.start_timeout
     return (1 + refill_rounds) * (1 + server.restarts) * once
-
-
-def step_seed(seed: int, step: int, round: int = 0) -> int:
-    """Random numbers of a step: no two (seed, step, round) of ordinary size share them."""
-    return seed * 1_000_003 + step + (round << 50)

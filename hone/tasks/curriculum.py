@@ -13,7 +13,6 @@ far each level has been read, and its pass rate. The state is in every checkpoin
 from __future__ import annotations
 
 import re
-import zlib
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import islice
 from typing import Any, Literal
@@ -21,6 +20,7 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import Field, NonNegativeFloat, PositiveInt, model_validator
 
+from hone.base import streams
 from hone.base.settings import Section, UserError
 from hone.tasks.rows.problems import levels_of
 from hone.types import NOT_GRADED, Group, Problem
@@ -107,7 +107,7 @@ class Curriculum:
         if self.config.kind == "sequential":
             (level,) = self.shares
             self._steps[level] = self._steps.get(level, 0) + 1
-        counts = deal(count, self.shares, np.random.default_rng((self.seed, step, 0)).random())
+        counts = deal(count, self.shares, streams.generator("shares", seed=self.seed, step=step).random())
         return [
             self.problems[int(self._levels[level][i])]
             for level, n in counts.items()
@@ -119,7 +119,7 @@ class Curriculum:
 
         They come from the levels of the step, in the same shares.
         """
-        rng = np.random.default_rng((self.seed, step, round))
+        rng = streams.generator("refill", seed=self.seed, step=step, refill=round)
         order = rng.permutation(len(self.problems))
         if self.shares:
             shares = [
@@ -170,8 +170,10 @@ class Curriculum:
         return [int(orders[place // size][place % size]) for place in places]
 
     def _order(self, pool: str, epoch: int, size: int) -> np.ndarray:
-        key = (self.seed, epoch) if pool == EVERYTHING else (self.seed, epoch, 1, zlib.crc32(pool.encode()))
-        return np.random.default_rng(key).permutation(size)
+        if pool == EVERYTHING:
+            return streams.generator("problems", seed=self.seed, epoch=epoch).permutation(size)
+        word = streams.level_word(pool)
+        return streams.generator("level", seed=self.seed, epoch=epoch, level=word).permutation(size)
 
     # --- observing ----------------------------------------------------------------------------
 

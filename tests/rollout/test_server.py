@@ -20,10 +20,11 @@ import pytest
 
 from hone.base.http import Http, ServerHangs, ServerLost, ServerRefused, free_port
 from hone.base.settings import UserError
+from hone.base.streams import server_prompt
 from hone.recipe.sections.model import LoraConfig
 from hone.recipe.sections.rollout import SamplingConfig, ServerConfig, SGLangConfig, VLLMConfig
 from hone.rollout.servers.host import Host
-from hone.rollout.servers.server import ServerEngine, prompt_seed
+from hone.rollout.servers.server import ServerEngine
 from hone.rollout.servers.sglang import SGLangEngine
 from hone.rollout.servers.vllm import VLLMEngine
 from hone.types import Turn
@@ -145,7 +146,7 @@ def wanted(version: int, samples: int, seed: int, prompts: list[np.ndarray] = PR
     found = []
     for i, prompt in enumerate(prompts):
         for g in range(samples):
-            ids, logprobs, reason = toy.sample(prompt.tolist(), prompt_seed(seed, i) + g, SAMPLING.max_tokens)
+            ids, logprobs, reason = toy.sample(prompt.tolist(), server_prompt(seed, i) + g, SAMPLING.max_tokens)
             found.append((ids, np.round(np.float32(logprobs), 6).tolist(), reason, version))
     return found
 
@@ -693,7 +694,7 @@ def test_hanging_up_ends_what_is_under_way_at_once() -> None:
 
 
 def test_seeds_of_prompts_leave_room_for_their_samples() -> None:
-    seeds = sorted(prompt_seed(seed, prompt) for seed in range(40) for prompt in range(40))
+    seeds = sorted(server_prompt(seed, prompt) for seed in range(40) for prompt in range(40))
     assert min(b - a for a, b in itertools.pairwise(seeds)) > 10_000
     assert seeds[-1] < 2**62
 

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from hone.base.settings import UserError
+from hone.base.streams import server_prompt
 from hone.learn.policy import Policy
 from hone.model import tiny
 from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
@@ -23,7 +24,6 @@ from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig, VLLMConf
 from hone.rollout import make_engine
 from hone.rollout.identity import PolicyMismatch, Verified, policy_logprobs
 from hone.rollout.servers import vllm_inside
-from hone.rollout.servers.server import prompt_seed
 from hone.rollout.servers.vllm import engine_options
 from hone.rollout.servers.weight_transfer import ServedWeights
 
@@ -82,7 +82,7 @@ def test_every_prompt_has_its_seed_and_every_sample_its_place(inside: Any) -> No
     assert groups[1][2].logprobs.tolist() == [-2.0, -2.0]
     assert {turn.policy_version for group in groups for turn in group} == {7}
     assert [given["prompt_token_ids"] for given, _, _ in stub.asked] == [p.tolist() for p in PROMPTS]
-    assert [s.seed for _, s, _ in stub.asked] == [prompt_seed(5, 10), prompt_seed(5, 11)]
+    assert [s.seed for _, s, _ in stub.asked] == [server_prompt(5, 10), server_prompt(5, 11)]
     assert {(s.n, s.top_p, s.logprobs, tuple(s.stop_token_ids)) for _, s, _ in stub.asked} == {(3, 0.5, 0, (2,))}
     greedy = engine.generate(PROMPTS[:1], SamplingConfig(max_tokens=4, temperature=0.0), samples=3, seed=5)
     assert stub.asked[-1][1].n == 1

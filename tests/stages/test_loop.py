@@ -15,7 +15,7 @@ from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.algo import AlgoConfig
 from hone.stages import source
-from hone.stages.source import Sampler, step_seed
+from hone.stages.source import Sampler
 from hone.stages.stage import load_frozen
 from hone.tasks.curriculum import Curriculum
 from hone.tasks.knights.task import KnightsConfig
@@ -94,11 +94,6 @@ def test_a_refill_is_the_same_for_the_same_step_and_another_for_another() -> Non
     assert course.draw_others(6, 1, 8, without=()) != first
     rest = course.draw_others(5, 1, 50, without={p.id for p in first})
     assert {p.id for p in rest} == {p.id for p in PROBLEMS} - {p.id for p in first}
-
-
-def test_no_two_steps_or_rounds_share_random_numbers() -> None:
-    seeds = {step_seed(seed, step, round) for seed in range(5) for step in range(50) for round in range(4)}
-    assert len(seeds) == 1000
 
 
 def test_phases_that_name_different_answerers_are_refused_before_anything_is_loaded() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Literal
 
 import numpy as np
 
+from hone.base import streams
 from hone.base.settings import UserError
 from hone.grade.parse import completion, parse
 from hone.preflight.check.findings import Finding
@@ -129,7 +129,7 @@ def probes(task: Task, problem: Problem, others: Sequence[Problem], write: Write
 
 def junk(problem: Problem) -> str:
     """Words of the question and role words, in random order; the same for the same problem."""
-    rng = random.Random(problem.id)
+    rng = streams.text("junk", problem.id)
     words = [*problem.messages[-1]["content"].split(), "Assistant:", "<answer>", "</answer>", ")(", "\\boxed{", "####"]
     return " ".join(rng.choices(words, k=JUNK_LENGTH // 4))[:JUNK_LENGTH]
 

@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.base import streams
 from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.model.load import stop_token_ids
@@ -31,9 +32,6 @@ from hone.tasks.base import Task
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-#: Random numbers of the base model's answers: those of no step and of no evaluation.
-CHECK_SEED = 1 << 41
 
 
 @dataclass
@@ -115,7 +113,7 @@ def _base(
     """Answers to a few training problems, sampled and rewarded as in training."""
     engine = NativeEngine(model, stop_token_ids(model, renderer.tokenizer), stage.rollout)
     chosen = task.problems("train")[:count]
-    seed = stage.seed + CHECK_SEED
+    seed = streams.answers("check", stage.seed)
     answers = rollouts(chosen, renderer, engine, stage.sampling, samples=stage.samples_per_prompt, seed=seed)
     groups = reward_groups(chosen, answers, reward)
     return base.measured(groups), list(base.judge_base(groups, refill=bool(stage.algo.refill_rounds)))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
+from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
+from hone.base import streams
 from hone.base.settings import Section
 
 
@@ -50,7 +51,8 @@ class AlgoConfig(Section):
     entropy_coef: float = 0.0
     correction: CorrectionConfig = CorrectionConfig()
     mask_truncated: bool = False  # leave truncated answers out of the batch (overlong filtering)
-    refill_rounds: NonNegativeInt = 0  # extra rounds of generation to replace groups without a reward difference
+    # extra rounds of generation to replace groups without a reward difference
+    refill_rounds: Annotated[int, Field(ge=0, lt=streams.ROUNDS)] = 0
     value: ValueConfig = ValueConfig()
 
     @model_validator(mode="after")
@@ -133,7 +135,7 @@ class ResetConfig(Section):
     """Hard resets (Liu et al., ProRL, arXiv:2505.24864): the current model becomes the reference and, with an
     adapter, the base; optimizer and adapter start afresh. `hone reset RUN` asks for one by hand."""
 
-    at: tuple[PositiveInt, ...] = ()  # before these steps
+    at: Annotated[tuple[PositiveInt, ...], Field(max_length=streams.RESETS)] = ()  # before these steps
     on_stagnation: StagnationConfig | None = None  # when validation, measured each `eval.every` steps, stagnates
     limit: PositiveInt | None = None  # most resets on stagnation; null: no limit
 

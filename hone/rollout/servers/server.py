@@ -7,7 +7,6 @@ no group is lost or duplicated. Every wait has a bound and a name. The subclasse
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from abc import abstractmethod
 from collections import Counter
@@ -18,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hone.base import streams
 from hone.base.http import ServerError, ServerHangs, ServerLost, ServerRefused, may_pass
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, ServerConfig
@@ -127,7 +127,7 @@ class ServerEngine(ServerLifecycle):
         tries: Counter[int] = Counter()
 
         def ask(i: int) -> list[Turn]:
-            return self._turns(prompts[i], sampling, samples, prompt_seed(seed, first + i))
+            return self._turns(prompts[i], sampling, samples, streams.server_prompt(seed, first + i))
 
         while len(done) < len(prompts):
             waiting = [i for i in range(len(prompts)) if i not in done]
@@ -257,12 +257,6 @@ class ServerEngine(ServerLifecycle):
             Turn(prompt, np.asarray(ids, np.int64), np.asarray(logprobs, np.float32), finish, self._version)
             for ids, logprobs, finish in answers
         ]
-
-
-def prompt_seed(seed: int, prompt: int) -> int:
-    """A 62-bit seed for each (seed, prompt); servers count up from it for the samples of a prompt."""
-    digest = hashlib.blake2b(f"{seed}/{prompt}".encode(), digest_size=8).digest()
-    return int.from_bytes(digest, "big") >> 2
 
 
 def ordinary(sampling: SamplingConfig) -> dict[str, Any]:

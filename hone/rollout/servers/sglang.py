@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from hone.base import streams
 from hone.base.http import Http, ServerRefused
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.servers.lifecycle import SHORT
@@ -23,8 +24,6 @@ from hone.types import Finish
 
 #: SGLang's value for no top-k filter.
 NO_TOP_K = -1
-#: Its seeds are 32-bit.
-SEEDS = 1 << 31
 #: SGLang ends answers with `length` this many tokens before the context is full.
 RESERVED = 2
 
@@ -92,7 +91,9 @@ class SGLangEngine(ServerEngine):
             settings["stop"] = list(sampling.stop)
         body = {
             "input_ids": [prompt] * samples,
-            "sampling_params": [{**settings, "sampling_seed": (seed + g) % SEEDS} for g in range(samples)],
+            "sampling_params": [
+                {**settings, "sampling_seed": streams.endpoint(seed, sample=g)} for g in range(samples)
+            ],
             "return_logprob": True,
             "stream": False,
         }

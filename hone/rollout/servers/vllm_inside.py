@@ -17,11 +17,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from hone.base import streams
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, VLLMConfig
 from hone.rollout.engine import Weights, check_room
 from hone.rollout.servers.host import Host
-from hone.rollout.servers.server import ordinary, prompt_seed
+from hone.rollout.servers.server import ordinary
 from hone.rollout.servers.vllm import engine_options, held_weights, is_cpu_build, room
 from hone.rollout.servers.weight_transfer import ServedWeights, WeightTransfer
 from hone.types import IntArray, Turn
@@ -100,7 +101,7 @@ class VLLMInside:
             "skip_special_tokens": False,
             "logprobs": 0,  # of the token that was drawn
         }
-        params = [SamplingParams(**settings, seed=prompt_seed(seed, first + i)) for i in range(len(prompts))]
+        params = [SamplingParams(**settings, seed=streams.server_prompt(seed, first + i)) for i in range(len(prompts))]
         groups = [self._turns(p, out) * (samples // distinct) for p, out in zip(prompts, self._ask(prompts, params))]
         if progress is not None:
             progress(len(prompts) * samples, len(prompts) * samples)

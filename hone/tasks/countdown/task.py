@@ -17,6 +17,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from hone.base import streams
 from hone.base.settings import Section, UserError
 from hone.grade.parse import completion, parse
 from hone.tasks.countdown import arithmetic
@@ -195,14 +196,14 @@ class CountdownTask:
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
         """A worked answer. Raises UserError for an unknown style, and for a row without a solution."""
+        if style not in self.trace_styles:
+            raise UserError(f"countdown: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
         nums, target = problem.answer["nums"], problem.answer["target"]
-        rng = random.Random(f"{style}/{seed}/{problem.id}")
+        rng = streams.text(style, seed, problem.id)
         if style in ("careful", "terse"):
             write = careful if style == "careful" else terse
             return Example(problem, write(nums, target, self._solution(problem), rng, self.config.tries), style)
-        if style == "hasty":
-            return Example(problem, completion("I will just guess.", random_term(rng, nums).text), style)
-        raise UserError(f"countdown: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
+        return Example(problem, completion("I will just guess.", random_term(rng, nums).text), style)
 
     def _solution(self, problem: Problem) -> Term:
         nums, target = problem.answer["nums"], problem.answer["target"]
@@ -245,8 +246,8 @@ class CountdownTask:
 
     def _level(self, split: Split, count: int, wanted: int) -> list[Problem]:
         config = self.config
-        source = f"{config.seed}/{self.seed}" if split == "train" else f"{config.seed}"
-        rng = random.Random(f"countdown/{source}/{split}/{count}")
+        source = (config.seed, self.seed) if split == "train" else (config.seed,)
+        rng = streams.text("countdown", *source, split, count)
         taken = set().union(*self._file_forms.values())
         problems: list[Problem] = []
         tries = 0
@@ -290,7 +291,9 @@ class CountdownTask:
             messages=prompt,
             answer={"nums": nums, "target": target},
             level=str(len(nums)),
-            reference=careful(nums, target, solution, random.Random(0), tries=0) if solution else None,
+            reference=careful(nums, target, solution, streams.text("careful", 0, "reference"), tries=0)
+            if solution
+            else None,
         )
 
 

@@ -26,6 +26,7 @@ from functools import cache
 from types import CodeType, ModuleType
 from typing import Any
 
+from hone.base import streams
 from hone.tasks.splits import split_of
 from hone.types import Split
 
@@ -110,7 +111,7 @@ def _level(
 
 def _stream(name: str, settings: str, source: str) -> Iterator[Entry]:
     """Endless entries. The package's datasets have a size, and some make everything when they are built."""
-    rng = random.Random(f"reasoning_gym/{source}")
+    rng = streams.text("reasoning_gym", source)
     while True:
         start = rng.getrandbits(31)
         random.seed(start)  # some generators use the global RNG

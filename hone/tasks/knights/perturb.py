@@ -15,6 +15,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Literal, NamedTuple, get_args
 
+from hone.base import streams
 from hone.tasks.knights.logic import LEAVES, Puzzle, Statement, random_statement, solve
 from hone.tasks.knights.rows import row_of
 from hone.tasks.knights.text import BRIEF_SAYING, SAYINGS, full_quiz, swapped, telling
@@ -159,7 +160,7 @@ def perturbed_rows(puzzles: Iterable[tuple[Puzzle, str]], kind: Perturbation | N
     """
     rows = []
     for index, (puzzle, quiz) in enumerate(puzzles):
-        rng = random.Random(f"perturb/{kind}/{seed}/{quiz}")
+        rng = streams.text("perturb", str(kind), seed, quiz)
         depth, width = max(map(_depth, puzzle.statements)), max(2, *map(_width, puzzle.statements))
         made = Perturbed(puzzle, quiz) if kind is None else perturb(puzzle, quiz, kind, rng, depth, width)
         if made is not None:

@@ -13,13 +13,13 @@ benchmark (arXiv:2410.23123).
 from __future__ import annotations
 
 import hashlib
-import random
 from collections.abc import Iterable, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
 
+from hone.base import streams
 from hone.base.settings import Section, UserError
 from hone.grade.parse import parse
 from hone.tasks.knights.logic import (
@@ -141,7 +141,7 @@ class KnightsTask:
         if style == "careful":
             return Example(problem, worked(puzzle, self.config.search), style)
         if style == "hasty":
-            return Example(problem, hasty(puzzle, random.Random(f"hasty/{seed}/{problem.id}")), style)
+            return Example(problem, hasty(puzzle, streams.text("hasty", seed, problem.id)), style)
         raise UserError(f"knights: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
 
     # --- where puzzles come from -----------------------------------------------------------
@@ -172,8 +172,8 @@ class KnightsTask:
 
     def _level(self, split: Split, people: int, count: int) -> list[Problem]:
         config = self.config
-        source = f"{config.seed}/{self.seed}" if split == "train" else f"{config.seed}"
-        rng = random.Random(f"knights/{source}/{split}/{people}")
+        source = (config.seed, self.seed) if split == "train" else (config.seed,)
+        rng = streams.text("knights", *source, split, people)
         taken = set().union(*self._file_forms.values())
         quizzes: set[str] = set()
         problems: list[Problem] = []

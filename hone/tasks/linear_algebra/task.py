@@ -24,6 +24,7 @@ from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
 
+from hone.base import streams
 from hone.base.settings import Section, UserError
 from hone.grade.parse import completion, parse
 from hone.tasks.linear_algebra import matrices
@@ -313,14 +314,14 @@ class LinearAlgebraTask:
             assert problem.reference is not None
             return Example(problem, problem.reference, style)
         if style == "hasty":
-            return Example(problem, hasty(problem, random.Random(f"hasty/{seed}/{problem.id}")), style)
+            return Example(problem, hasty(problem, streams.text("hasty", seed, problem.id)), style)
         raise UserError(f"linear_algebra: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
 
     def _level(self, split: Split, rung: str, wanted: int) -> list[Problem]:
         config = self.config
         kind, (size, *more) = parse_rung(rung)
-        source = f"{config.seed}/{self.seed}" if split == "train" else f"{config.seed}"
-        rng = random.Random(f"linear_algebra/{source}/{split}/{rung}")
+        source = (config.seed, self.seed) if split == "train" else (config.seed,)
+        rng = streams.text("linear_algebra", *source, split, rung)
         make: dict[str, Callable[[], Matrix | None]] = {
             "addition": lambda: random_addends(rng, size),
             "rref": lambda: random_reducible(rng, size, more[0], config.max_entry),
