@@ -97,7 +97,7 @@ def endpoint(seed: int, problem: int = 0, sample: int = 0) -> int:
 KEYS: dict[str, tuple[str | int, ...]] = {
     # stages rl and distil: hone.tasks.curriculum
     "problems": ("seed", "epoch"),  # their order
-    "shares": ("seed", "step", 0),  # which level gets the problem that is left over
+    "shares": ("seed", "step", 0, 1),  # which level gets the problem that is left over
     "refill": ("seed", "step", "refill"),  # problems that replace others
     "level": ("seed", "epoch", 1, "level"),  # the order of a level's problems
     # stage sft: hone.stages.examples
@@ -146,7 +146,7 @@ def weights(seed: int) -> int:
 def adapter(seed: int, reset: int) -> int:
     """The seed of an adapter's initial A. `reset`: hard resets so far."""
     _check(seed=seed, reset=reset)
-    return seed * STEPS + reset
+    return TORCH["adapter"] + SEEDS * reset + seed
 
 
 def dropout(seed: int, update: int, rank: int) -> int:
