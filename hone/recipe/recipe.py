@@ -93,7 +93,7 @@ class Recipe(Section):
     samples_per_prompt: PositiveInt = 8
     tokens_per_microbatch: PositiveInt = 8192
     share_prompts: bool = True  # in training, compute the prompt of a group once for all its samples
-    steps: Annotated[int, Field(gt=0, lt=streams.STEPS)] = 100  # of stages rl and distil
+    steps: PositiveInt = 100  # of stages rl and distil
     launch: LaunchConfig = LaunchConfig()  # where processes are started
     sinks: tuple[Literal["tensorboard", "trackio", "wandb"], ...] = ()  # further copies of the metrics
 
@@ -138,6 +138,9 @@ class Recipe(Section):
 
     @model_validator(mode="after")
     def _possible(self) -> Recipe:
+        if self.steps > streams.STEPS:
+            message = f"random streams are kept apart for {streams.STEPS:,} steps; give fewer, or add a stage"
+            raise impossible("steps", message)
         self._possible_checkpoints()
         self._possible_model()
         self._possible_launch()

@@ -134,7 +134,7 @@ def test_an_override_of_one_entry_keeps_the_default_entries(write):
         ("stages.rl.steps=1", "there is no stage rl; stages: none, this recipe is a single stage"),
         ("optim.lr=fast", "optim.lr: 'fast' is not allowed; give a number > 0 (default 1e-06)"),
         ("optim.lr.x=1", 'optim.lr: {"x": 1} is not allowed; give a number > 0 (default 1e-06)'),
-        ("seed=-1", "seed: -1 is not allowed; give a whole number >= 0 (default 0)"),
+        ("seed=-1", "seed: -1 is not allowed; give a whole number >= 0 and < 1048576 (default 0)"),
     ],
 )
 def test_wrong_overrides(write, override, message):
@@ -274,7 +274,7 @@ def test_one_line_says_where_what_and_how(write, line, message):
             "steps: x\ntask: knights\nseed: y\nname: x",  # several at once, in the order of the file
             [
                 "r.yaml:1: steps: 'x' is not allowed; give a whole number > 0 (default 100)",
-                "r.yaml:3: seed: 'y' is not allowed; give a whole number >= 0 (default 0)",
+                "r.yaml:3: seed: 'y' is not allowed; give a whole number >= 0 and < 1048576 (default 0)",
             ],
         ),
     ],
