@@ -109,6 +109,7 @@ def train(
     Raises UserError for what cannot be trained, `hone.base.stop.Interrupted` after a Ctrl-C, when the run is saved.
     """
     from hone import launch
+    from hone.base import device
     from hone.preflight.check.preflight import before_training
     from hone.recipe.load import load
     from hone.recipe.recipe import stages
@@ -119,6 +120,7 @@ def train(
     texts += [] if reward is None else [f"reward.parts={json.dumps({_part(reward): 1.0})}"]
     texts += [] if task is None else [f"task={json.dumps(_task(task))}"]
     loaded = load(recipe, texts)
+    device.select(stages(loaded)[0].device)
     if not launch.alone(stages(loaded)):
         raise UserError("hone.train runs in this process alone; start several with `hone train` on the command line")
     with keeping():

@@ -37,6 +37,12 @@ app.add_typer(runs, name="runs")
 Target = Annotated[
     str, typer.Argument(metavar="RECIPE", help="A recipe file or its folder, a run folder, or a preset.")
 ]
+OptionalTarget = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECIPE", help="A recipe file or its folder, a run folder, or a preset.", show_default=False
+    ),
+]
 Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last of the run.")]
 
 
@@ -74,11 +80,14 @@ def main() -> None:
 
 
 def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
+    from hone.base import device
     from hone.launch import job
     from hone.recipe.load import load
+    from hone.recipe.recipe import stages
     from hone.recipe.rules import notices
 
     recipe = load(target, overrides or ())
+    device.select(stages(recipe)[0].device)
     for line in () if job.silent() else notices(recipe):
         print(visible(f"note: {line}"), file=sys.stderr)
     return recipe
@@ -99,16 +108,46 @@ def _options(
     pass
 
 
+ModelOption = Annotated[str | None, typer.Option("--model", help="A hub id, or the folder of a Hugging Face model.")]
+DataOption = Annotated[
+    str | None, typer.Option("--data", metavar="ROWS", help="A file or folder of rows, or the name of a task.")
+]
+RewardOption = Annotated[
+    str | None,
+    typer.Option("--reward", metavar="FILE.py:FUNCTION", help="Your reward; also the name of one of hone's."),
+]
+DeviceOption = Annotated[
+    Literal["cpu", "cuda"] | None, typer.Option("--device", help="Default: a GPU if there is one.")
+]
+StepsOption = Annotated[int | None, typer.Option("--steps", min=1, help="Training steps.")]
+
+
 @app.command()
 def train(
-    recipe: Target,
+    recipe: OptionalTarget = None,
     overrides: Overrides = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue from the last checkpoint of this run.")] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Check everything and show two prompts, without training.")
     ] = False,
+    model: ModelOption = None,
+    data: DataOption = None,
+    reward: RewardOption = None,
+    steps: StepsOption = None,
+    device: DeviceOption = None,
 ) -> None:
-    """Run all stages of a recipe and write its run folder."""
+    """Run all stages of a recipe and write its run folder.
+
+    Examples: `hone train recipes/demo/recipe.yaml seed=1`, `hone train demo --resume`, and without a recipe
+    `hone train --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl --reward my.py:right --steps 50`.
+    """
+    from hone.cli.start import Choices, train_arguments
+
+    target, settings = train_arguments(recipe, overrides or (), Choices(model, data, reward, steps, device))
+    _train(target, settings, resume, dry_run)
+
+
+def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool) -> None:
     from hone import launch
     from hone.launch.job import follow_parent, silent
     from hone.recipe.recipe import stages
@@ -133,7 +172,7 @@ def train(
             findings = before_training(loaded)
         if not alone:
             kept.clear()  # this process only waits for the training processes
-            folder, arguments = Path(loaded.runs) / loaded.name, ("train", recipe, *(overrides or ()))
+            folder, arguments = Path(loaded.runs) / loaded.name, ("train", recipe, *overrides)
 
             def anything_left() -> bool:
                 from hone.stages import pipeline
@@ -144,6 +183,26 @@ def train(
         from hone.stages import pipeline
 
         pipeline.run(loaded, resume=resume, findings=findings)
+
+
+@app.command()
+def init(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="The folder to write, and the name of the run.")],
+    model: ModelOption = None,
+    data: DataOption = None,
+    reward: RewardOption = None,
+    steps: StepsOption = None,
+    device: DeviceOption = None,
+) -> None:
+    """Write a small commented recipe to start from, with example rows and a reward where you have none yet.
+
+    Asks on a terminal for what is not given. Example: `hone init sums --data rows.jsonl`.
+    """
+    from hone.cli import start
+
+    files = start.init(name, start.Choices(model, data, reward, steps, device), start.asker())
+    print("\n".join(f"wrote {path}" for path in files))
+    print(f"next: hone train {files[0]} --dry-run, then hone train {files[0]}")
 
 
 @app.command()

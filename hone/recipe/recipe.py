@@ -19,6 +19,7 @@ from pydantic import (
 )
 
 from hone.base import streams
+from hone.base.device import Device
 from hone.base.parallel import ParallelConfig
 from hone.base.settings import Section
 from hone.base.validate import impossible
@@ -69,6 +70,7 @@ class Recipe(Section):
     stage: Literal["sft", "rl", "generate", "distil"] = "rl"
     seed: Annotated[int, Field(ge=0, lt=streams.SEEDS)] = 0
     runs: str = "runs"  # the run folder is runs/name
+    device: Device = "auto"  # cpu, cuda; auto: a GPU if there is one
     task: TaskConfig
     prompt: PromptConfig = PromptConfig()
     model: ModelConfig = ModelConfig()

@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from hone.base import device
 from hone.base.settings import Layer, UserError, override
 from hone.base.validate import validate
 from hone.model.limits import longest_exact
@@ -101,6 +102,7 @@ def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> t
     if not (folder / "config.json").is_file() and not is_hub_id(target):
         recipe = load(str(folder), overrides)
         stage, path = which_model(recipe, checkpoint)
+        device.select(stage.device)
         return stage, str(path), recipe.name
     if checkpoint is not None:
         raise UserError(f"--checkpoint belongs to a recipe or a run; {target} is a model itself: leave it out")

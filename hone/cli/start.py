@@ -1,0 +1,176 @@
+"""Starts without YAML. Both fill in the recipe `start.yaml`, which lies beside this file.
+
+hone init sums --model Qwen/Qwen2.5-0.5B-Instruct        # writes sums/recipe.yaml, rows and a reward to change
+hone train --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl --reward my.py:right --steps 50
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hone.base.settings import UserError
+
+START = Path(__file__).with_name("start.yaml")
+MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
+NAME = re.compile(r"\w[\w.-]*")
+
+REWARD = '''"""What an answer is worth. Change it freely; try it with `hone check {recipe}`."""
+
+import re
+
+
+def right(completions, answer, **columns):
+    """One number per completion: 1 if its final answer is the row's, else 0.
+
+    `completions` are the answers to one problem; every column of your rows comes by its name, one value for each.
+    """
+    return [float(final_answer(text) == str(gold).strip()) for text, gold in zip(completions, answer)]
+
+
+def final_answer(text):
+    """What follows the last `Answer:`, out of its box."""
+    last = text.rsplit("Answer:", 1)[-1].strip().rstrip(".")
+    box = re.fullmatch(r"\\\\boxed\\{{(.*)\\}}", last)
+    return (box[1] if box else last).strip()
+'''
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What a user says instead of writing a recipe; None: not said."""
+
+    model: str | None = None
+    data: str | None = None
+    reward: str | None = None
+    steps: int | None = None
+    device: str | None = None
+
+    def settings(self) -> dict[str, Any]:
+        """The choices as settings of a recipe, by their dotted names."""
+        from hone.tasks import TASKS, kind_of
+        from hone.tasks.registered import registered
+
+        settings: dict[str, Any] = {}
+        if self.model is not None:
+            settings["model"] = self.model
+        if self.data is not None:
+            is_task = kind_of(self.data) in TASKS or self.data in registered()
+            settings["task"] = {"name": self.data} if is_task else {"name": "dataset", "source": self.data}
+        if self.reward is not None:
+            settings["reward"] = {"parts": {self.reward: 1.0}}
+        if self.steps is not None:
+            settings["steps"] = self.steps
+        if self.device is not None:
+            settings["device"] = self.device
+        return settings
+
+
+def train_arguments(recipe: str | None, overrides: Sequence[str], choices: Choices) -> tuple[str, list[str]]:
+    """The recipe and the settings that `hone train` runs. Without a recipe, `--data` is needed.
+
+    Raises UserError if there is neither, or if the model cannot be trained without a recipe.
+    """
+    if recipe is not None and "=" in recipe and not Path(recipe).exists():
+        overrides = [recipe, *overrides]
+        recipe = None
+    settings = choices.settings()
+    if recipe is None:
+        if choices.data is None:
+            raise UserError(
+                "train: give a recipe, or --data with rows or the name of a task; `hone config presets` lists the "
+                "recipes that come with hone, and `hone init NAME` writes one to start from"
+            )
+        _refuse_tiny(choices.model)
+        recipe, settings = str(START), {"name": run_name(choices.data), **settings}
+    return recipe, [*(f"{key}={json.dumps(value)}" for key, value in settings.items()), *overrides]
+
+
+def run_name(data: str) -> str:
+    """A run's name from its data: `my rows.jsonl` gives `my-rows`."""
+    return re.sub(r"[^\w.-]+", "-", Path(data).stem).strip("-.") or "start"
+
+
+def init(name: str, choices: Choices, ask: Callable[[str, str], str]) -> list[Path]:
+    """Writes a recipe, and the rows and reward that the user does not have yet, into the folder `name`.
+
+    `ask(question, default)` is called for what was not chosen. Returns the files. Raises UserError if the name cannot
+    be a run's or a file exists already.
+    """
+    folder = Path(name)
+    if not NAME.fullmatch(folder.name):
+        raise UserError(f"init: {name}: a name consists of letters, digits and . _ - and starts with a letter or digit")
+    recipe, rows, reward = folder / "recipe.yaml", folder / "rows.jsonl", folder / "reward.py"
+    model = choices.model or ask("Model (a hub id or a folder)", MODEL)
+    _refuse_tiny(model)
+    data = choices.data or ask("Rows (a file or folder; a new file gets examples)", rows.as_posix())
+    example = f"{reward.as_posix()}:right"
+    function = choices.reward or ask("Reward (file.py:function; a new file gets an example)", example)
+    chosen = Choices(model, data, function, choices.steps, choices.device)
+    texts = {recipe: _recipe_text(folder.name, recipe, chosen)}
+    if Path(data) == rows:
+        texts[rows] = _example_rows()
+    if function == example:
+        texts[reward] = REWARD.format(recipe=recipe.as_posix())
+    present = [str(path) for path in texts if path.exists()]
+    if present:
+        raise UserError(f"init: {', '.join(present)} exists already; give another name, or remove it")
+    folder.mkdir(parents=True, exist_ok=True)
+    for path, text in texts.items():
+        path.write_text(text, encoding="utf-8")
+    return list(texts)
+
+
+def _refuse_tiny(model: str | None) -> None:
+    if model == "tiny":
+        raise UserError(
+            "model tiny: starts from random weights, so no answer would be right and nothing could be learned; see "
+            "recipes/demo, which warms it up with worked answers first"
+        )
+
+
+def _recipe_text(name: str, recipe: Path, choices: Choices) -> str:
+    """`start.yaml` with the choices in their places; its comments stay."""
+    from ruamel.yaml import YAML
+
+    yaml = YAML()  # keeps comments and the style of mappings
+    yaml.width = 120
+    tree = yaml.load(
+        START.read_text(encoding="utf-8").replace("{recipe}", recipe.as_posix()).replace("runs/start", f"runs/{name}")
+    )
+    settings = choices.settings()
+    tree["name"] = name
+    for key in ("model", "steps"):
+        tree[key] = settings.pop(key, tree[key])
+    task = settings.pop("task")
+    tree["task"].clear()
+    tree["task"].update(task)
+    for place, (key, value) in enumerate(settings.items(), start=list(tree).index("task") + 1):
+        tree.insert(place, key, value)
+    out = io.StringIO()
+    yaml.dump(tree, out)
+    return out.getvalue()
+
+
+def _example_rows() -> str:
+    """200 sums of two numbers: rows to be replaced."""
+    pairs = [(10 + i % 40, 20 + 13 * (i // 40)) for i in range(200)]
+    rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
+    return "".join(json.dumps(row) + "\n" for row in rows)
+
+
+def asker() -> Callable[[str, str], str]:
+    """Asks on a terminal; elsewhere takes the default, and says so."""
+    import typer
+
+    def default(question: str, value: str) -> str:
+        print(f"{question}: {value}", file=sys.stderr)
+        return value
+
+    return (lambda question, value: str(typer.prompt(question, default=value))) if sys.stdin.isatty() else default

@@ -1,0 +1,135 @@
+"""Starts without YAML: `hone init`, and `hone train` with --model, --data and --reward."""
+
+from __future__ import annotations
+
+import json
+import os
+import runpy
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from hone.base import device
+from hone.base.settings import UserError
+from hone.cli import start
+from hone.cli.app import app
+from hone.cli.start import Choices, init, train_arguments
+from hone.model.tiny import create
+from hone.recipe.load import load
+from hone.recipe.recipe import Recipe
+from hone.recipe.sections.model import TinyConfig
+
+
+def first(question: str, default: str) -> str:
+    return default
+
+
+@pytest.fixture
+def model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.chdir(tmp_path)
+    tiny = TinyConfig(vocab_size=320, hidden_size=32, layers=1, heads=2, kv_heads=1, mlp_size=64)
+    create(tmp_path / "small", tiny, ["What is 1 + 2? Answer: 3"], seed=0)
+    return "small"
+
+
+def loaded(target: str, overrides: list[str]) -> Recipe:
+    recipe = load(target, overrides)
+    assert isinstance(recipe, Recipe)
+    return recipe
+
+
+def test_init_writes_a_short_recipe_with_rows_and_a_reward(model: str) -> None:
+    files = init("my/sums", Choices(model=model, steps=7, device="cpu"), first)
+    assert files == [Path("my/sums/recipe.yaml"), Path("my/sums/rows.jsonl"), Path("my/sums/reward.py")]
+    text = files[0].read_text()
+    assert text.count("\n") <= 25
+    assert "{recipe}" not in text
+    recipe = loaded("my/sums", [])
+    assert (recipe.name, recipe.model.path, recipe.steps, recipe.device) == ("sums", "small", 7, "cpu")
+    assert recipe.task.source == "my/sums/rows.jsonl"
+    assert recipe.reward.parts == {"my/sums/reward.py:right": 1.0}
+    rows = [json.loads(line) for line in files[1].read_text().splitlines()]
+    assert len({row["question"] for row in rows}) == 200
+    a, b = (int(word.strip("?")) for word in rows[150]["question"].split()[2::2])
+    assert rows[150]["answer"] == str(a + b)
+
+
+def test_the_example_reward_reads_the_final_answer(model: str) -> None:
+    files = init("sums", Choices(model=model), first)
+    right = runpy.run_path(str(files[2]))["right"]
+    texts = ["Answer: 12", "First 3. Answer: \\boxed{12}.", "Answer: 12 cats", "12", "Answer: 112", ""]
+    assert right(texts, answer=["12"] * 6, question=["?"] * 6) == [1.0, 1.0, 0.0, 1.0, 0.0, 0.0]
+
+
+def test_init_asks_only_for_what_was_not_given_and_overwrites_nothing(model: str) -> None:
+    asked: list[str] = []
+
+    def ask(question: str, default: str) -> str:
+        asked.append(question.split(" ")[0])
+        return default
+
+    Path("mine.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    files = init("a", Choices(data="mine.jsonl", reward="outcome"), ask)
+    assert asked == ["Model"]
+    assert files == [Path("a/recipe.yaml")]
+    with pytest.raises(UserError, match=r"a/recipe\.yaml exists already"):
+        init("a", Choices(model=model, data="mine.jsonl", reward="outcome"), first)
+    with pytest.raises(UserError, match="a name consists of letters"):
+        init("a b", Choices(model=model), first)
+    with pytest.raises(UserError, match="starts from random weights"):
+        init("b", Choices(model="tiny"), first)
+    assert not Path("b").exists()
+
+
+def test_train_without_a_recipe(model: str) -> None:
+    Path("my rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    chosen = Choices(model=model, data="my rows.jsonl", reward="outcome", steps=3)
+    target, settings = train_arguments("optim.lr=1e-3", ["steps=4"], chosen)
+    recipe = loaded(target, settings)
+    assert (recipe.name, recipe.steps, recipe.optim.lr) == ("my-rows", 4, 1e-3)  # settings beat the options
+    assert recipe.task.source == "my rows.jsonl"
+    task = loaded(*train_arguments(None, [], Choices(model=model, data="knights"))).task
+    assert task.name == "knights"
+    with pytest.raises(UserError, match="--data"):
+        train_arguments(None, ["steps=3"], Choices())
+    target, settings = train_arguments("demo", [], Choices(steps=3))
+    assert (target, settings) == ("demo", ["steps=3"])
+
+
+def test_a_run_from_the_command_line_alone(model: str, capfd: Any) -> None:
+    rows = [{"question": f"What is {i} + 1?", "answer": str(i + 1)} for i in range(30)]
+    Path("rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    Path("mine.py").write_text(
+        "def right(completions, **columns):\n    return [float(len(c) % 2) for c in completions]\n"
+    )
+    line = "train --model small --data rows.jsonl --reward mine.py:right --steps 1 --device cpu sampling.max_tokens=4"
+    result = CliRunner().invoke(app, [*line.split(), "prompts_per_step=2", "eval.every=0", "eval.problems=2"])
+    assert result.exit_code == 0, result.output
+    steps = [json.loads(line) for line in Path("runs/rows/metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in steps] == [0]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == ""
+
+
+@pytest.fixture(autouse=True)
+def _devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`device: cpu` sets a variable of the process; undone after each test."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+
+
+def test_a_device_that_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(UserError, match="PyTorch sees no GPU"):
+        device.select("cuda")
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    with pytest.raises(UserError, match="already uses a GPU"):
+        device.select("cpu")
+
+
+def test_off_a_terminal_the_defaults_are_taken_and_said(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
+    assert start.asker()("Model", "x/y") == "x/y"
+    assert capsys.readouterr().err == "Model: x/y\n"
