@@ -1,6 +1,6 @@
 """Every record of the pipeline, in the order in which one problem travels through it.
 
-    Problem -> Rollout (of Turns) -> Reward -> Group -> Sample -> MicroBatch -> StepStats
+    Problem -> Rollout (of Turns, in an Episode) -> Reward -> Group -> Sample -> MicroBatch -> StepStats
 
 Records are frozen and complete when built; no stage writes into the one before.
 Symbols: P problems, G samples per problem, Lp prompt tokens, Lc completion tokens,
@@ -28,6 +28,9 @@ BoolArray = npt.NDArray[np.bool_]
 Split = Literal["train", "validation", "test"]
 Finish = Literal["stop", "length", "abort"]
 Verdict = Literal["correct", "wrong", "malformed", "truncated", "ungraded", "verifier_timeout", "verifier_error"]
+
+#: How an episode ended; `environment_*`: by a failure of the environment, not of the model.
+End = Literal["done", "max_turns", "max_tokens", "malformed_call", "environment_error", "environment_timeout"]
 
 #: Verdicts that say something about the verifier, not about the sample: such a sample is
 #: left out of its group and counted, never scored 0.
@@ -68,13 +71,34 @@ class Turn:
 
 
 @dataclass(frozen=True, slots=True)
+class Step:
+    """What one turn led to: the message as it was read, and what the environment replied."""
+
+    message: Mapping[str, Any]  # {"role": "assistant", "content": ..., "tool_calls": [...]}
+    replies: tuple[Mapping[str, Any], ...] = ()  # messages of the environment, tool results included
+    reward: float | None = None  # for this turn alone; None: the environment gives none
+    error: str | None = None  # why a tool call could not be read
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """What happened between the turns of a rollout; by default nothing, as for a task that is answered in one turn."""
+
+    end: End = "done"
+    steps: tuple[Step, ...] = ()  # [turns], or empty
+    reward: float | None = None  # of the episode as a whole, beside those of its steps; None: not given
+    note: str | None = None  # why the environment failed, if it did
+
+
+@dataclass(frozen=True, slots=True)
 class Rollout:
-    """One sampled answer to one problem."""
+    """One sampled answer to one problem, in one turn or several."""
 
     problem_id: str
     index: int  # 0..G-1 within its group
     turns: tuple[Turn, ...]
-    text: str  # what the model said: the opening tag given in the prompt, if any, then the decoded completion
+    text: str  # what the model said last: the opening tag given in the prompt, if any, then the decoded completion
+    episode: Episode = Episode()
 
     @property
     def num_tokens(self) -> int:

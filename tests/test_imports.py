@@ -22,6 +22,7 @@ ROWS = (
     ("model",),
     ("learn",),
     ("rollout",),
+    ("environments",),
     ("runs",),
     ("preflight", "measure", "serve", "launch"),
     ("stages",),

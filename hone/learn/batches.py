@@ -17,7 +17,7 @@ from hone.learn.advantages import PerToken, advantages, gae_advantages, group_re
 from hone.learn.kl import kl_estimate
 from hone.learn.policy import Policy, frozen_logprobs
 from hone.learn.reduce import token_weights
-from hone.learn.samples import to_samples, with_advantages
+from hone.learn.samples import by_rollout, by_sample, chains, to_samples, with_advantages
 from hone.learn.totals import split_by_sample
 from hone.model.lora import adapter_off
 from hone.recipe.sections.algo import AlgoConfig
@@ -74,15 +74,15 @@ def prepare(
     if ref is not None and penalised:
         now = old or logprobs_of(policy.model)
         penalties = [_kl(p, q, algo.kl.estimator) for p, q in zip(now, ref, strict=True)]
-        kl = by_group(groups, _without_broken(penalties, broken))
+        kl = by_rollout(groups, _without_broken(penalties, broken))
     per_token = {"old_logprobs": old, "ref_logprobs": ref}
     if algo.advantage == "gae":
         values = _without_broken(per_sample(samples, policy.values, packer), broken)
-        by_token, targets = ppo_advantages(groups, by_group(groups, values), algo, kl)
-        per_token |= {"old_values": values, "value_targets": [t for group in targets for t in group]}
+        by_token, targets = ppo_advantages(groups, by_rollout(groups, values), algo, kl)
+        per_token |= {"old_values": values, "value_targets": by_sample(groups, targets)}
     else:
         by_token = advantages(groups, algo, kl)
-    flat = [a for group in by_token for a in group]
+    flat = by_sample(groups, by_token)
     # NaN advantages make the loss non-finite too, so the update is skipped and the guard names these samples.
     samples = with_advantages(samples, [np.full_like(a, np.nan) if i in broken else a for i, a in enumerate(flat)])
     if several and old is None:  # samples without a gradient do not need them
@@ -98,7 +98,7 @@ def updates_of(groups: Sequence[Group], algo: AlgoConfig, graded: bool = True) -
     Left out are samples whose verifier failed, if their grade matters (`graded`), and, with `mask_truncated`,
     truncated ones.
     """
-    places = [(p, g) for p, group in enumerate(groups) for g in range(len(group.rollouts))]
+    places = [(p, g) for p, group in enumerate(groups) for g, r in enumerate(group.rollouts) for _ in chains(r)]
     updates: list[list[int]] = [[] for _ in range(algo.updates_per_rollout)]
     for i, (p, g) in enumerate(places):
         masked = algo.mask_truncated and groups[p].rollouts[g].finish == "length"
@@ -150,12 +150,6 @@ def per_sample(
         for i, part in split_by_sample(batch, values):
             result[i] = part
     return result
-
-
-def by_group(groups: Sequence[Group], values: Sequence[FloatArray]) -> list[list[FloatArray]]:
-    """[S] -> [P][G]"""
-    rest = iter(values)
-    return [[next(rest) for _ in group.rollouts] for group in groups]
 
 
 def ppo_advantages(

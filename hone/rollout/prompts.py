@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import datetime
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -22,7 +22,7 @@ from hone.model import tiny
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.prompt import PromptConfig
 from hone.rollout import dates
-from hone.rollout.text import Decode, decoder
+from hone.rollout.text import Decode, decoder, special_tokens
 from hone.tasks import make_task, once
 from hone.tasks.base import TracedTask
 from hone.types import IntArray, Messages, Problem
@@ -75,13 +75,36 @@ class Renderer:
     def messages_ids(self, messages: Messages) -> IntArray:
         """As `prompt_ids`, for any messages that end with a user's."""
         text = self.messages_text(messages)
-        return self.text_ids(text) if self.is_raw else self._encode(text)
+        return self.text_ids(text) if self.is_raw else self.encode(text)
+
+    def conversation_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        tools: Sequence[Mapping[str, Any]] = (),
+        *,
+        add_generation_prompt: bool = True,
+    ) -> str:
+        """A conversation of several turns as the chat template renders it; `tools` are JSON schemas."""
+        text = self.apply_template(self._with_system(messages), add_generation_prompt, tools)
+        ends = add_generation_prompt and self.config.open_think and not text.rstrip().endswith(OPEN_THINK)
+        return text + OPEN_THINK if ends else text
+
+    def reply_text(self, replies: Sequence[Mapping[str, Any]]) -> str:
+        """What follows a turn of a raw conversation: `prompt.reply_template`."""
+        text = self.config.reply_template.format(user="\n".join(str(reply["content"]) for reply in replies))
+        return text + OPEN_THINK if self.config.open_think else text
+
+    @cached_property
+    def special_tokens(self) -> dict[int, str]:
+        """Token id -> text, of all special tokens."""
+        return special_tokens(self.tokenizer)
 
     def text_ids(self, text: str) -> IntArray:
         """Token ids [Lp] of a plain text, without a template."""
-        return np.concatenate([np.asarray(self._begin, dtype=np.int64), self._encode(text)])
+        return np.concatenate([np.asarray(self._begin, dtype=np.int64), self.encode(text)])
 
-    def _encode(self, text: str) -> IntArray:
+    def encode(self, text: str) -> IntArray:
+        """Token ids of a text as it is."""
         return np.asarray(self.tokenizer.encode(text, add_special_tokens=False), dtype=np.int64)
 
     @property
@@ -134,14 +157,19 @@ class Renderer:
             return self.config.template.format(system=by_role.get("system", ""), user=by_role["user"])
         return self.apply_template(messages)
 
-    def apply_template(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """The tokenizer's chat template, with `prompt.template_args` and the date of the run.
+    def apply_template(
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
+        """The tokenizer's chat template, with `prompt.template_args`, the date of the run, and `tools` (JSON schemas).
 
         A system prompt is folded into the first user turn if the template does not support one. Raises UserError if
         the template refuses the conversation, or does not use one of the arguments.
         """
         folded = _fold_system(messages) if self._folds_system else messages
-        return self._filled(folded, add_generation_prompt)
+        return self._filled(folded, add_generation_prompt, tools)
 
     @cached_property
     def _folds_system(self) -> bool:
@@ -151,13 +179,23 @@ class Renderer:
         except UserError:
             return True
 
-    def _filled(self, messages: Sequence[dict[str, str]], add_generation_prompt: bool = True) -> str:
+    def _filled(
+        self,
+        messages: Sequence[dict[str, Any]],
+        add_generation_prompt: bool = True,
+        tools: Sequence[Mapping[str, Any]] = (),
+    ) -> str:
         plain = [dict(m) for m in messages]
+        schemas: list[Any] | None = [dict(tool) for tool in tools] or None
         try:
             dated = "strftime_now" in str(self.tokenizer.chat_template)
             with dates.templates_dated(self.date) if dated else nullcontext():
                 text = self.tokenizer.apply_chat_template(
-                    plain, tokenize=False, add_generation_prompt=add_generation_prompt, **self._template_args
+                    plain,
+                    tools=schemas,
+                    tokenize=False,
+                    add_generation_prompt=add_generation_prompt,
+                    **self._template_args,
                 )
         except TemplateError as error:
             if type(error) is TemplateError:  # raised by the template itself: it does not take such a conversation
@@ -189,7 +227,7 @@ class Renderer:
         if self.config.template_args:
             raise UserError("prompt.template_args: the tokenizer has no chat template that could use them; remove them")
 
-    def _with_system(self, messages: Messages) -> list[dict[str, str]]:
+    def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         system = self.system if self.config.system is None else self.config.system
         rest = [dict(m) for m in messages]
         if not system or any(m["role"] == "system" for m in rest):
@@ -197,7 +235,7 @@ class Renderer:
         return [{"role": "system", "content": system}, *rest]
 
 
-def _fold_system(messages: Sequence[dict[str, str]]) -> list[dict[str, str]]:
+def _fold_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Move the system message, if any, to the beginning of the first user message."""
     rest = [dict(m) for m in messages if m["role"] != "system"]
     system = "\n\n".join(m["content"] for m in messages if m["role"] == "system")

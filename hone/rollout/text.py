@@ -22,7 +22,7 @@ _LONGEST = 16  # tokens held back at most for the rest of a character (which has
 
 def decoder(tokenizer: PreTrainedTokenizerBase) -> Decode:
     """Decode without special tokens, except those that carry meaning (`meaningful_ids`)."""
-    special = _special(tokenizer)
+    special = special_tokens(tokenizer)
     dropped = special.keys() - meaningful_ids(tokenizer)
     if len(dropped) == len(special):
         return lambda ids: str(tokenizer.decode(list(ids), skip_special_tokens=True))
@@ -34,12 +34,12 @@ def meaningful_ids(tokenizer: PreTrainedTokenizerBase) -> frozenset[int]:
     ends = {tokenizer.eos_token_id, tokenizer.bos_token_id, tokenizer.pad_token_id}
     return frozenset(
         i
-        for i, text in _special(tokenizer).items()
+        for i, text in special_tokens(tokenizer).items()
         if i not in ends and (_MEANING.search(text) or text in _MEANING_WHOLE)
     )
 
 
-def _special(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
+def special_tokens(tokenizer: PreTrainedTokenizerBase) -> dict[int, str]:
     """Token id -> text, of all special tokens."""
     added = getattr(tokenizer, "added_tokens_decoder", {})
     special = {int(i): str(token.content) for i, token in added.items() if token.special}

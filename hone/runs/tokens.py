@@ -11,13 +11,14 @@ import numpy as np
 from safetensors.numpy import save
 
 from hone.base import checksums
-from hone.types import FloatArray, Group, Sample, StepStats
+from hone.learn.samples import chains
+from hone.types import FloatArray, Group, Rollout, Sample, StepStats
 
 
 def rollout_rows(groups: Sequence[Group], prompts: Sequence[str], samples: Sequence[Sample]) -> list[dict[str, Any]]:
     """One row per sample; `prompts` [P] as text, `samples` [S] are those of the groups in order."""
     rows = []
-    rest = iter(samples)
+    rest = iter(samples)  # one per chain of turns
     for group, prompt in zip(groups, prompts, strict=True):
         for rollout, reward in zip(group.rollouts, group.rewards, strict=True):
             rows.append(
@@ -31,18 +32,36 @@ def rollout_rows(groups: Sequence[Group], prompts: Sequence[str], samples: Seque
                     "total": reward.total,
                     "verdict": reward.verdict,
                     "extracted": reward.extracted,
-                    "advantage": _mean_advantage(next(rest)),
+                    "advantage": _mean_advantage([next(rest) for _ in chains(rollout)]),
                     "tokens": rollout.num_tokens,
                     "finish": rollout.finish,
                     **({"note": reward.note} if reward.note else {}),
                     "policy_version": rollout.turns[-1].policy_version,
+                    **_episode(rollout),
                 }
             )
     return rows
 
 
-def _mean_advantage(sample: Sample) -> float:
-    values = sample.advantages[sample.trained]
+def _episode(rollout: Rollout) -> dict[str, Any]:
+    """What is recorded of a rollout of several turns: how it ended, and what was said and replied."""
+    episode = rollout.episode
+    if len(rollout.turns) == 1 and episode.end == "done" and not any(step.replies for step in episode.steps):
+        return {}
+    steps = [
+        {
+            "message": dict(step.message),
+            "replies": [dict(reply) for reply in step.replies],
+            **({"reward": step.reward} if step.reward is not None else {}),
+            **({"error": step.error} if step.error is not None else {}),
+        }
+        for step in episode.steps
+    ]
+    return {"turns": len(rollout.turns), "chains": len(chains(rollout)), "end": episode.end, "steps": steps}
+
+
+def _mean_advantage(samples: Sequence[Sample]) -> float:
+    values = np.concatenate([sample.advantages[sample.trained] for sample in samples])
     return float(values.mean()) if len(values) else 0.0
 
 

@@ -23,6 +23,7 @@ class PromptConfig(Section):
     style: Literal["auto", "chat", "raw"] = "auto"
     system: str | None = None  # None: the task's own; "": none
     template: str = "{system}\n\nUser: {user}\nAssistant: "  # for raw prompts
+    reply_template: str = "\n\nUser: {user}\nAssistant: "  # for raw prompts, after each turn of an environment
     open_think: bool = False  # put the opening <think> at the end of the prompt
     template_args: dict[str, Any] = {}  # for the chat template, as in {enable_thinking: false}
 
@@ -36,13 +37,16 @@ class PromptConfig(Section):
 
     @model_validator(mode="after")
     def _fills(self) -> PromptConfig:
-        try:
-            filled = self.template.format(system="", user="\0")
-        except (KeyError, IndexError, ValueError) as error:
-            raise ValueError(
-                f"template: {self.template!r} cannot be filled in ({error}); it may contain {{system}} and {{user}}, "
-                "and literal braces are doubled"
-            ) from error
-        if "\0" not in filled:
-            raise ValueError(f"template: {self.template!r} has no {{user}}: every problem would have the same prompt")
+        for name, values in (("template", {"system": "", "user": "\0"}), ("reply_template", {"user": "\0"})):
+            template, keys = getattr(self, name), " and ".join(f"{{{key}}}" for key in values)
+            try:
+                filled = template.format(**values)
+            except (KeyError, IndexError, ValueError) as error:
+                raise ValueError(
+                    f"{name}: {template!r} cannot be filled in ({error}); it may contain {keys}, and literal braces "
+                    "are doubled"
+                ) from error
+            if "\0" not in filled:
+                lost = "every problem would have the same prompt" if name == "template" else "no reply would be shown"
+                raise ValueError(f"{name}: {template!r} has no {{user}}: {lost}")
         return self

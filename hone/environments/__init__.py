@@ -1,0 +1,1 @@
+"""What happens between the turns of a rollout: environments, tools, and the exact tokens of a conversation."""
