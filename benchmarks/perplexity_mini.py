@@ -20,11 +20,13 @@ from typing import Any
 import numpy as np
 
 from hone.base import stats
-from hone.measure.evaluate import eval_problems, served
-from hone.measure.two_model import contexts_of, load_frozen, two_model
+from hone.measure.evaluate import eval_problems, load_evaluated
+from hone.measure.two_model import contexts_of, two_model
 from hone.recipe.load import load
 from hone.recipe.recipe import stages
+from hone.rollout.answerer import LocalAnswerer
 from hone.rollout.collect import rollouts
+from hone.tasks import make_task
 
 ROOT = Path(__file__).resolve().parent.parent
 RECIPE = ROOT / "recipes" / "perplexity-mini"
@@ -76,12 +78,13 @@ def measure(folder: Path) -> tuple[dict[str, Any], Each]:
     found: dict[str, Any] = {}
     each: Each = {}
     for label, path in (("before", frozen), ("after", folder / "rl" / "model")):
-        task, renderer, engine = served(stage, path)
-        answerer, answerer_engine = load_frozen(stage, str(frozen), task)
+        task = make_task(stage.task, stage.seed)
+        writer, reader = (load_evaluated(stage, one, task) for one in (path, frozen))
         problems = eval_problems(task, stage.eval)
-        groups = rollouts(problems, renderer, engine, stage.eval.sampling, samples=1, seed=stage.seed)
-        contexts = contexts_of(task, problems, groups, stage.reward.perplexity)
-        row = two_model(problems, contexts, task, answerer, answerer_engine, stage.reward.perplexity)
+        groups = rollouts(problems, writer.renderer, writer.engine, stage.eval.sampling, samples=1, seed=stage.seed)
+        contexts, config = contexts_of(task, problems, groups, stage.reward.perplexity), stage.reward.perplexity
+        answerer = LocalAnswerer(reader.model, reader.renderer)
+        row = two_model(problems, contexts, task, answerer, reader.engine, config)
         each[label] = row.pop("by_problem")
         found[label] = {**row, "median_gold_perplexity": math.exp(float(np.median(each[label]["gold_nll"])))}
     found["differences"] = {name: difference(each["before"][name], each["after"][name]) for name in NAMES}

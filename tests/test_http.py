@@ -17,10 +17,10 @@ import pytest
 from hone.base import http as client
 from hone.base.http import AnswerTooLarge, Http, ServerHangs, ServerLost, ServerRefused, Unreadable, clean, may_pass
 from hone.base.settings import UserError
-from hone.measure.hosted import Endpoint, complete
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rewards.judge.client import Judge, Question, Schema
 from hone.rewards.judge.config import JudgeConfig
+from hone.rollout.hosted import Endpoint, complete
 
 SECRET = "sk-very-secret-0123456789"
 Behave = Callable[[socket.socket, bytes], None]

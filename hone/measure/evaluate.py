@@ -17,7 +17,6 @@ from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.grade.parse import parse
 from hone.measure.stats import passk, reflection
-from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.evals import EvalConfig
 from hone.rewards.base import Composed, judge_all, reward_groups
@@ -26,11 +25,8 @@ from hone.rewards.judge.part import second_opinion
 from hone.rollout.collect import rollouts
 from hone.rollout.dates import date_for
 from hone.rollout.engine import Engine
-from hone.rollout.exactness import check_model
-from hone.rollout.native.engine import NativeEngine
+from hone.rollout.local import LocalModel, load_local
 from hone.rollout.prompts import Renderer
-from hone.rollout.text import decoder
-from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.types import VERIFIER_FAILURES, Group, Interval, Problem, Rollout
 
@@ -212,11 +208,7 @@ def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
 # --- on the command line ---------------------------------------------------------------------
 
 
-def served(stage: Recipe, path: Path) -> tuple[Task, Renderer, Engine]:
-    """The stage's task and its renderer, and an engine that serves the model at `path`."""
+def load_evaluated(stage: Recipe, path: Path, task: Task) -> LocalModel:
+    """Load the model at `path`, with the stage's settings and the date of its run."""
     config = stage.model.model_copy(update={"path": str(path)})
-    model, tokenizer = load_model(config), load_tokenizer(config)
-    check_model(model)
-    task = make_task(stage.task, stage.seed)
-    engine = NativeEngine(model.eval(), stop_token_ids(model, tokenizer), stage.rollout, decode=decoder(tokenizer))
-    return task, Renderer(tokenizer, stage.prompt, task.system, date_for(Path(stage.runs) / stage.name)), engine
+    return load_local(config, stage.rollout, stage.prompt, task.system, date_for(Path(stage.runs) / stage.name))

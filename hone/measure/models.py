@@ -11,25 +11,20 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
-from hone.base import checksums, streams
+from hone.base import checksums
 from hone.base.settings import UserError
-from hone.measure import hosted
-from hone.measure.evaluate import served
+from hone.measure.evaluate import load_evaluated
 from hone.recipe.recipe import Recipe
 from hone.rollout.collect import rollouts
+from hone.rollout.hosted import Endpoint, HostedModel
 from hone.runs.layout import at_step, is_hub_id, label_of, model_folder
 from hone.tasks.base import Task
-from hone.types import Problem, Rollout, Turn
+from hone.types import Problem, Rollout
 
-#: Concurrent requests to a hosted model.
-CONCURRENCY = 8
 Answer = tuple[Problem, int, Rollout]  # problem, index of the sample in its block, answer
 Progress = Callable[[int, int], None]
 
@@ -60,16 +55,17 @@ class Model:
 def find(target: str, stage: Recipe, task: Task) -> Model:
     """Raises UserError if there is no model at `target`."""
     if "://" in target:
-        endpoint = hosted.Endpoint.parse(target)
-        return Model(endpoint.model, target, target, True, lambda: _Hosted(endpoint, stage, task))
+        endpoint = Endpoint.parse(target)
+        hosted = HostedModel(endpoint, stage.eval.sampling, stage.prompt.system_prompt(task.system))
+        return Model(endpoint.model, target, target, True, lambda: _Hosted(hosted))
     path = at_step(target)
     if not path.exists():
         if not is_hub_id(target):
             remedy = "a run, a checkpoint, a Hugging Face folder, or a hub id with its owner, such as Qwen/Qwen3-0.6B"
             raise UserError(f"{target}: no such folder; give {remedy}")
-        return Model(target, target, target, False, lambda: _Local(stage, Path(target)))
+        return Model(target, target, target, False, lambda: _Local(stage, Path(target), task))
     folder = model_folder(path)
-    return Model(label_of(path), str(folder), weights_digest(folder), False, lambda: _Local(stage, folder))
+    return Model(label_of(path), str(folder), weights_digest(folder), False, lambda: _Local(stage, folder, task))
 
 
 def weights_digest(folder: Path) -> str:
@@ -88,57 +84,36 @@ def weights_digest(folder: Path) -> str:
 class _Local:
     """The native engine."""
 
-    def __init__(self, stage: Recipe, path: Path) -> None:
+    def __init__(self, stage: Recipe, path: Path, task: Task) -> None:
         self.config = stage.eval.sampling
-        _, self.renderer, self.engine = served(stage, path)
+        self.local = load_evaluated(stage, path, task)
 
     def prompt_text(self, problem: Problem) -> str:
-        return self.renderer.prompt_text(problem)
+        return self.local.renderer.prompt_text(problem)
 
     def answers(
         self, block: Sequence[Problem], samples: int, seed: int, missing: set[tuple[str, int]], progress: Progress
     ) -> Iterator[Answer]:
         """Draws the whole block, because the random stream of an answer is keyed by its place in it."""
-        groups = rollouts(block, self.renderer, self.engine, self.config, samples=samples, seed=seed, progress=progress)
+        renderer, engine = self.local.renderer, self.local.engine
+        groups = rollouts(block, renderer, engine, self.config, samples=samples, seed=seed, progress=progress)
         for problem, group in zip(block, groups, strict=True):
             yield from ((problem, rollout.index, rollout) for rollout in group)
 
 
 class _Hosted:
-    """Concurrent requests to an endpoint; each answer is yielded as soon as it arrives."""
+    """An endpoint; each answer is yielded as soon as it arrives."""
 
-    def __init__(self, endpoint: hosted.Endpoint, stage: Recipe, task: Task) -> None:
-        self.endpoint, self.config = endpoint, stage.eval.sampling
-        self.system = task.system if stage.prompt.system is None else stage.prompt.system
-
-    def messages(self, problem: Problem) -> list[dict[str, str]]:
-        own = [dict(message) for message in problem.messages]
-        if not self.system or any(message["role"] == "system" for message in own):
-            return own
-        return [{"role": "system", "content": self.system}, *own]
+    def __init__(self, model: HostedModel) -> None:
+        self.model = model
 
     def prompt_text(self, problem: Problem) -> str:
-        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages(problem))
+        return self.model.prompt_text(problem)
 
     def answers(
         self, block: Sequence[Problem], samples: int, seed: int, missing: set[tuple[str, int]], progress: Progress
     ) -> Iterator[Answer]:
-        work = [(p, problem, g) for p, problem in enumerate(block) for g in range(samples)]
-        work = [(p, problem, g) for p, problem, g in work if (problem.id, g) in missing]
-
-        def ask(p: int, problem: Problem, g: int) -> Answer:
-            number = streams.endpoint(seed, p, g)
-            completion = hosted.complete(self.endpoint, self.messages(problem), self.config, number)
-            nothing = np.zeros(completion.tokens, np.int64)  # an endpoint returns no token ids, only their number
-            turn = Turn(np.zeros(1, np.int64), nothing, nothing.astype(np.float32), completion.finish, 0)
-            return problem, g, Rollout(problem.id, g, (turn,), completion.text)
-
-        with ThreadPoolExecutor(CONCURRENCY) as pool:
-            futures = [pool.submit(ask, *one) for one in work]
-            try:
-                for done, future in enumerate(as_completed(futures), start=1):
-                    yield future.result()
-                    progress(done, len(work))
-            finally:
-                for future in futures:  # after an error, do not pay for the rest
-                    future.cancel()
+        wanted = [(p, g) for p, problem in enumerate(block) for g in range(samples) if (problem.id, g) in missing]
+        for done, ((p, g), rollout) in enumerate(self.model.answers(block, wanted, seed), start=1):
+            yield block[p], g, rollout
+            progress(done, len(wanted))

@@ -19,8 +19,7 @@ import numpy as np
 
 from hone.base import stats, streams
 from hone.base.settings import UserError
-from hone.measure.evaluate import eval_problems, served
-from hone.model.load import load_model, load_tokenizer, stop_token_ids
+from hone.measure.evaluate import eval_problems, load_evaluated
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rewards.base import judge
@@ -30,11 +29,10 @@ from hone.rewards.perplexity import context_of, leaks, perplexity, score
 from hone.rollout.answerer import LocalAnswerer
 from hone.rollout.collect import rollouts
 from hone.rollout.engine import Engine
-from hone.rollout.exactness import check_model
-from hone.rollout.native.engine import NativeEngine
-from hone.rollout.prompts import Renderer
+from hone.rollout.local import LocalModel, load_local
 from hone.rollout.text import decoder
 from hone.runs.layout import which_model
+from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.types import Grade, Interval, Problem, Rollout
 
@@ -145,10 +143,11 @@ def cli_two_model(
     config = stage.reward.perplexity
     if config.is_server:
         raise UserError(f"--answerer {answerer}: the two-model evaluation needs a model in this process, not a server")
-    task, renderer, engine = served(stage, path)
-    frozen, frozen_engine = load_frozen(stage, answerer, task)
+    task = make_task(stage.task, stage.seed)
+    writer = load_evaluated(stage, path, task)
+    reader = load_local(stage.model.at(answerer), stage.rollout, stage.prompt, task.system)
     problems = eval_problems(task, stage.eval)
-    row = evaluate_contexts(stage, problems, task, renderer, engine, frozen, frozen_engine)
+    row = evaluate_contexts(stage, problems, task, writer, reader)
     print(f"{path} writes contexts for {len(problems)} {stage.eval.split} problems, {answerer} answers")
     print("  context   accuracy  95%               gold perplexity  95%")
     for name in ("context", "none", "leaked"):
@@ -165,36 +164,15 @@ def cli_two_model(
         out.write_text(json.dumps({"model": str(path), "answerer": answerer, **row}, indent=1))
 
 
-def load_frozen(stage: Recipe, path: str, task: Task) -> tuple[LocalAnswerer, Engine]:
-    """Load the answerer at `path`, and an engine that serves it."""
-    config = stage.model.at(path)
-    model, tokenizer = load_model(config).eval().requires_grad_(False), load_tokenizer(config)
-    check_model(model)
-    renderer = Renderer(tokenizer, stage.prompt, task.system)
-    return LocalAnswerer(model, renderer), NativeEngine(model, stop_token_ids(model, tokenizer), stage.rollout)
-
-
 def evaluate_contexts(
-    stage: Recipe,
-    problems: Sequence[Problem],
-    task: Task,
-    renderer: Renderer,
-    engine: Engine,
-    answerer: LocalAnswerer,
-    answerer_engine: Engine,
+    stage: Recipe, problems: Sequence[Problem], task: Task, writer: LocalModel, reader: LocalModel
 ) -> dict[str, Any]:
-    """Sample contexts from `engine` according to the eval section, then evaluate them with `two_model`."""
-    config = stage.reward.perplexity
-    groups = rollouts(
-        problems,
-        renderer,
-        engine,
-        stage.eval.sampling,
-        samples=stage.eval.samples,
-        seed=streams.answers("evaluation", stage.seed),
-    )
-    contexts = contexts_of(task, problems, groups, config)
-    return two_model(problems, contexts, task, answerer, answerer_engine, config)
+    """Sample contexts from `writer` according to the eval section, then evaluate them with `two_model`."""
+    config, seed = stage.reward.perplexity, streams.answers("evaluation", stage.seed)
+    sampling, samples = stage.eval.sampling, stage.eval.samples
+    groups = rollouts(problems, writer.renderer, writer.engine, sampling, samples=samples, seed=seed)
+    contexts, answerer = contexts_of(task, problems, groups, config), LocalAnswerer(reader.model, reader.renderer)
+    return two_model(problems, contexts, task, answerer, reader.engine, config)
 
 
 def contexts_of(

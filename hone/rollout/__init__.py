@@ -36,10 +36,9 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
     vocabulary: int = policy.model.config.get_text_config().vocab_size
     engine: Engine
     if config.engine == "native":
-        from hone.rollout.native.engine import NativeEngine
-        from hone.rollout.text import decoder
+        from hone.rollout.local import native_engine
 
-        engine = NativeEngine(policy.model, policy.stop_ids, config, decode=decoder(policy.tokenizer), event=event)
+        engine = native_engine(policy.model, policy.tokenizer, config, event)
     elif config.engine == "vllm" and config.vllm.in_process:
         from hone.rollout.servers.vllm_inside import VLLMInside
 

@@ -29,7 +29,7 @@ class AnswerServer(Answerer):
     def __init__(self, address: str, model: str, prompt: PromptConfig, system: str) -> None:
         self.http = Http(address, key_env="OPENAI_API_KEY", most=ANSWER_BYTES, proxies=True)
         self.url = f"{self.http.url}/completions"
-        self.model, self.prompt, self.system = model, prompt, system
+        self.model, self.prompt, self.system = model, prompt, prompt.system_prompt(system)
 
     def logprobs_all(self, asked: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
         """See `hone.rewards.perplexity.Answerer`."""
@@ -45,8 +45,7 @@ class AnswerServer(Answerer):
 
     def _logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
         different = list(dict.fromkeys(contexts))
-        system = self.system if self.prompt.system is None else self.prompt.system
-        question = self.prompt.template.format(system=system, user=problem.messages[-1]["content"])
+        question = self.prompt.template.format(system=self.system, user=problem.messages[-1]["content"])
         texts = [answer_prompt(question, context, cue) + answer for context in different]
         body = {"model": self.model, "prompt": texts, "max_tokens": 0, "echo": True, "logprobs": 0, "temperature": 0}
         choices = self._ask(body).get("choices")

@@ -15,12 +15,13 @@ from hone.base.settings import UserError
 from hone.learn.pack import pack
 from hone.learn.policy import frozen_logprobs, split_by_sample
 from hone.model.limits import longest_exact
-from hone.model.load import load_model, load_tokenizer
+from hone.model.load import load_tokenizer
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.sections.prompt import PromptConfig
 from hone.rewards.config import RewardConfig
 from hone.rewards.perplexity import Answerer, AnswererError, AnswerRequest, answer_prompt
 from hone.rollout.answer_server import AnswerServer
+from hone.rollout.local import load_frozen
 from hone.rollout.prompts import Renderer
 from hone.types import FloatArray, IntArray, Problem, Sample
 
@@ -132,5 +133,5 @@ def load_answerer(
         return AnswerServer(config.answerer, str(config.served_model), prompt, system)
     if config.answerer != "policy":
         model, loaded = model.model_copy(update={"path": config.answerer, "revision": None}), None
-    frozen = loaded if loaded is not None else load_model(model).eval().requires_grad_(False)
+    frozen = loaded if loaded is not None else load_frozen(model)
     return LocalAnswerer(frozen, Renderer(load_tokenizer(model), prompt, system))

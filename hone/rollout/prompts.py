@@ -85,7 +85,8 @@ class Renderer:
         add_generation_prompt: bool = True,
     ) -> str:
         """A conversation of several turns as the chat template renders it; `tools` are JSON schemas."""
-        text = self.apply_template(self._with_system(messages), add_generation_prompt, tools)
+        whole = with_system(messages, self.config.system_prompt(self.system))
+        text = self.apply_template(whole, add_generation_prompt, tools)
         ends = add_generation_prompt and self.config.open_think and not text.rstrip().endswith(OPEN_THINK)
         return text + OPEN_THINK if ends else text
 
@@ -148,7 +149,7 @@ class Renderer:
         return self.config.open_think or text.rstrip().endswith(OPEN_THINK)
 
     def _templated(self, messages: Messages) -> str:
-        messages = self._with_system(messages)
+        messages = with_system(messages, self.config.system_prompt(self.system))
         if self.config.style == "chat" and self.is_raw:
             raise UserError("prompt.style is chat but the tokenizer has no chat template; use prompt.style: raw")
         if self.is_raw:
@@ -227,12 +228,13 @@ class Renderer:
         if self.config.template_args:
             raise UserError("prompt.template_args: the tokenizer has no chat template that could use them; remove them")
 
-    def _with_system(self, messages: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        system = self.system if self.config.system is None else self.config.system
-        rest = [dict(m) for m in messages]
-        if not system or any(m["role"] == "system" for m in rest):
-            return rest
-        return [{"role": "system", "content": system}, *rest]
+
+def with_system(messages: Sequence[Mapping[str, Any]], system: str) -> list[dict[str, Any]]:
+    """Put the system prompt before the messages, unless it is empty or they have one."""
+    copies = [dict(m) for m in messages]
+    if not system or any(m["role"] == "system" for m in copies):
+        return copies
+    return [{"role": "system", "content": system}, *copies]
 
 
 def _fold_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -269,7 +271,7 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
     teacher = task if isinstance(task, TracedTask) else None
     styles = teacher.trace_styles if teacher else ()
     template = recipe.prompt.template
-    system = task.system if recipe.prompt.system is None else recipe.prompt.system
+    system = recipe.prompt.system_prompt(task.system)
     for i, problem in enumerate(islice(problems, TOKENIZER_TEXTS // (1 + len(styles)))):
         yield template.format(system=system, user=problem.messages[-1]["content"])
         for style in styles:

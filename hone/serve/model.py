@@ -13,12 +13,11 @@ from hone.base import device
 from hone.base.settings import Layer, UserError, override
 from hone.base.validate import validate
 from hone.model.limits import longest_exact
-from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.dates import date_for
-from hone.rollout.exactness import check_model
+from hone.rollout.local import load_local
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.prompts import Renderer
 from hone.rollout.text import Decode, decoder
@@ -79,15 +78,12 @@ class ServedModel:
 def load_served(target: str, overrides: Sequence[str] = (), checkpoint: Path | None = None) -> ServedModel:
     """Load it. Raises UserError (or ConfigError) if it does not exist or has no trained model yet."""
     stage, path, recipe = resolve(target, overrides, checkpoint)
-    config = stage.model.at(path)
-    model, tokenizer = load_model(config).eval(), load_tokenizer(config)
-    check_model(model)
     task = make_task(stage.task, stage.seed) if recipe else None
-    engine = NativeEngine(model, stop_token_ids(model, tokenizer), stage.rollout, decode=decoder(tokenizer))
     date = date_for(Path(stage.runs) / stage.name)
-    renderer = Renderer(tokenizer, stage.prompt, task.system if task else "", date)
+    local = load_local(stage.model.at(path), stage.rollout, stage.prompt, task.system if task else "", date)
     name = recipe or target.rstrip("/")
-    return ServedModel(name, path, stage, task, engine, renderer, model.get_input_embeddings().num_embeddings)
+    vocabulary: int = local.model.get_input_embeddings().num_embeddings  # type: ignore[assignment]
+    return ServedModel(name, path, stage, task, local.engine, local.renderer, vocabulary)
 
 
 def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> tuple[Recipe, str, str | None]:

@@ -18,27 +18,20 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
 from typing import Any, Protocol
-
-import numpy as np
 
 from hone.base import jsonl, sealed, streams
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import World
-from hone.measure import hosted
-from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import PREFIX
 from hone.rewards.base import judge_all
-from hone.rollout.exactness import check_model
-from hone.rollout.native.engine import NativeEngine
+from hone.rollout.hosted import Endpoint, HostedModel
+from hone.rollout.local import load_local
 from hone.rollout.native.requests import Request
-from hone.rollout.prompts import Renderer
-from hone.rollout.text import decoder
 from hone.runs.writer import Run
 from hone.tasks import make_task
 from hone.tasks.base import Task
@@ -245,7 +238,7 @@ def teacher_name(recipe: Recipe) -> str:
 
 def make_teacher(recipe: Recipe, model: ModelConfig, task: Task) -> Teacher:
     if recipe.teacher is not None and "://" in recipe.teacher:
-        return Hosted(hosted.Endpoint.parse(recipe.teacher), recipe, task)
+        return Hosted(recipe, task)
     return Local(recipe, model if recipe.teacher is None else model.model_copy(update={"revision": None}), task)
 
 
@@ -254,19 +247,14 @@ class Local:
 
     def __init__(self, recipe: Recipe, config: ModelConfig, task: Task) -> None:
         self.name, self.recipe = teacher_name(recipe), recipe
-        model, tokenizer = load_model(config).eval(), load_tokenizer(config)
-        check_model(model)
-        self.renderer = Renderer(tokenizer, recipe.prompt, task.system)
-        stops = stop_token_ids(model, tokenizer)
-        self.engine = NativeEngine(model, stops, recipe.rollout, decode=decoder(tokenizer))
+        self.local = load_local(config, recipe.rollout, recipe.prompt, task.system)
 
     def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
         most = {i: g + 1 for i, g in wanted}  # in order: the last sample of each
         missing, seed = set(wanted), streams.answers("generation", self.recipe.seed)
-        requests = [
-            Request(self.renderer.prompt_ids(problems[i]), self.recipe.sampling, seed, i, n) for i, n in most.items()
-        ]
-        with self.engine.open() as core:
+        prompt_ids, sampling = self.local.renderer.prompt_ids, self.recipe.sampling
+        requests = [Request(prompt_ids(problems[i]), sampling, seed, i, n) for i, n in most.items()]
+        with self.local.engine.open() as core:
             place = dict(zip(core.submit(requests), most))
             while core.busy:
                 done = [
@@ -278,33 +266,17 @@ class Local:
                     yield done
 
     def _rollout(self, problem: Problem, index: int, turn: Turn) -> Rollout:
-        return Rollout(problem.id, index, (turn,), self.renderer.text(turn.completion_ids))
+        return Rollout(problem.id, index, (turn,), self.local.renderer.text(turn.completion_ids))
 
 
 class Hosted:
-    """An OpenAI-compatible endpoint; it renders the messages itself."""
+    """An OpenAI-compatible endpoint."""
 
-    def __init__(self, endpoint: hosted.Endpoint, recipe: Recipe, task: Task) -> None:
-        self.name, self.endpoint, self.recipe = teacher_name(recipe), endpoint, recipe
-        self.system = task.system if recipe.prompt.system is None else recipe.prompt.system
+    def __init__(self, recipe: Recipe, task: Task) -> None:
+        self.name, self.recipe = teacher_name(recipe), recipe
+        system = recipe.prompt.system_prompt(task.system)
+        self.model = HostedModel(Endpoint.parse(self.name), recipe.sampling, system, recipe.generate.concurrency)
 
     def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
-        def ask(key: Key) -> tuple[Key, Rollout]:
-            i, g = key
-            messages = [dict(message) for message in problems[i].messages]
-            if self.system and not any(message["role"] == "system" for message in messages):
-                messages = [{"role": "system", "content": self.system}, *messages]
-            seed = streams.endpoint(streams.answers("step", self.recipe.seed), i, g)
-            said = hosted.complete(self.endpoint, messages, self.recipe.sampling, seed)
-            unseen = np.zeros(said.tokens, np.int64)  # an endpoint returns no tokens, only how many there were
-            turn = Turn(np.zeros(1, np.int64), unseen, unseen.astype(np.float32), said.finish, 0)
-            return key, Rollout(problems[i].id, g, (turn,), said.text)
-
-        with ThreadPoolExecutor(self.recipe.generate.concurrency) as pool:
-            futures = [pool.submit(ask, key) for key in wanted]
-            try:
-                for future in as_completed(futures):
-                    yield [future.result()]
-            finally:
-                for future in futures:  # after an error, do not pay for the rest
-                    future.cancel()
+        for answer in self.model.answers(problems, wanted, streams.answers("generation", self.recipe.seed)):
+            yield [answer]

@@ -19,13 +19,13 @@ from hone.base.settings import UserError
 from hone.learn.batches import Batch, Packer, minibatches, per_sample, updates_of
 from hone.learn.policy import Policy, frozen_logprobs
 from hone.learn.samples import to_samples, with_advantages
-from hone.model.load import load_model, load_tokenizer
+from hone.model.load import load_tokenizer
 from hone.model.parallel import spread
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.algo import AlgoConfig
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.recipe.stages import beside
-from hone.rollout.exactness import check_model
+from hone.rollout.local import load_frozen
 from hone.types import FloatArray, Group, Sample
 
 if TYPE_CHECKING:
@@ -77,9 +77,9 @@ def load_teacher(recipe: Recipe, folder: Path, policy: Policy) -> PreTrainedMode
     where = recipe.model.at(beside(recipe.teacher, folder, "model")).model_copy(update={"revision": None})
     check_same_tokens(policy.tokenizer, load_tokenizer(where), recipe.teacher)
     on = torch.device("cpu") if policy.world.is_sharded else None
-    teacher = load_model(where, on).eval().requires_grad_(False)
-    check_model(teacher)
-    rows, needed = teacher.get_input_embeddings().num_embeddings, len(policy.tokenizer)
+    teacher = load_frozen(where, on)
+    rows: int = teacher.get_input_embeddings().num_embeddings  # type: ignore[assignment]
+    needed = len(policy.tokenizer)
     if rows < needed:
         raise UserError(f"teacher: {recipe.teacher} has {rows} embeddings, and the tokenizer {needed} tokens")
     if policy.world.is_sharded:

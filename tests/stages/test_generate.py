@@ -25,7 +25,7 @@ from hone.stages import generate as distil
 from hone.stages import pipeline
 from hone.tasks import make_task
 from hone.tasks.rows.pairs import key_of, pair, read_pairs, split
-from tests.measure.test_hosted import Server, says
+from tests.rollout.test_hosted import Server, says
 
 RECIPE = """
 name: small

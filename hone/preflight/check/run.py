@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any
 from hone.base import streams
 from hone.base.settings import UserError
 from hone.base.visible import visible
-from hone.model.load import stop_token_ids
 from hone.preflight.check import base
 from hone.preflight.check.findings import Finding, distinct, lines
 from hone.preflight.check.preflight import Subject, preflight
@@ -25,7 +24,7 @@ from hone.recipe.recipe import Pipeline, Recipe, stages_of
 from hone.rewards import make_reward
 from hone.rewards.base import RewardFn, reward_groups
 from hone.rollout.collect import rollouts
-from hone.rollout.native.engine import NativeEngine
+from hone.rollout.local import native_engine
 from hone.rollout.prompts import Renderer
 from hone.tasks import keeping
 from hone.tasks.base import Task
@@ -111,7 +110,7 @@ def _base(
     stage: Recipe, task: Task, renderer: Renderer, model: PreTrainedModel, reward: RewardFn, count: int
 ) -> tuple[dict[str, Any], list[Finding]]:
     """Answers to a few training problems, sampled and rewarded as in training."""
-    engine = NativeEngine(model, stop_token_ids(model, renderer.tokenizer), stage.rollout)
+    engine = native_engine(model, renderer.tokenizer, stage.rollout)
     chosen = task.problems("train")[:count]
     seed = streams.answers("check", stage.seed)
     answers = rollouts(chosen, renderer, engine, stage.sampling, samples=stage.samples_per_prompt, seed=seed)

@@ -113,6 +113,6 @@ def micro_batches(stage: Recipe, prompt: int, answer: int) -> int:
 def assumed_prompt(stage: Recipe, problems: Sequence[Problem], system: str) -> int:
     """Tokens of the longest prompt where no tokenizer is at hand. `system`: the task's own prompt."""
     per = CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
-    system = system if stage.prompt.system is None else stage.prompt.system
+    system = stage.prompt.system_prompt(system)
     most = int(characters_of(problems).max()) + len(system) + len(stage.prompt.template)
     return max(1, round(most / per))

@@ -27,6 +27,10 @@ class PromptConfig(Section):
     open_think: bool = False  # put the opening <think> at the end of the prompt
     template_args: dict[str, Any] = {}  # for the chat template, as in {enable_thinking: false}
 
+    def system_prompt(self, task: str) -> str:
+        """The configured system prompt, or if there is none the task's own, `task`."""
+        return task if self.system is None else self.system
+
     @model_validator(mode="after")
     def _arguments(self) -> PromptConfig:
         if self.template_args and self.style == "raw":

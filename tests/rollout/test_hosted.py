@@ -13,10 +13,12 @@ import pytest
 
 from hone.base.settings import UserError
 from hone.measure import run as evals
-from hone.measure.hosted import Endpoint, complete
 from hone.measure.store import read_measured, stored
 from hone.recipe.load import load
+from hone.recipe.sections.prompt import PromptConfig
 from hone.recipe.sections.rollout import SamplingConfig
+from hone.rollout.hosted import Endpoint, HostedModel, complete
+from hone.types import Problem
 
 SAMPLING = SamplingConfig(temperature=0.7, max_tokens=9)
 
@@ -131,3 +133,11 @@ def test_a_hosted_model_is_evaluated_like_any_other(
     evals.cli_eval(recipe, [server.endpoint])
     assert len(server.got) == 8
     assert not any("sk-secret" in file.read_text() for file in folder.rglob("*") if file.is_file())
+
+
+def test_the_system_prompt_of_the_recipe_replaces_that_of_the_task() -> None:
+    problem = Problem("p", "t", ({"role": "user", "content": "?"},), "1")
+    for configured, sent in ((None, "the task's"), ("own", "own"), ("", None)):
+        system = PromptConfig(system=configured).system_prompt("the task's")
+        messages = HostedModel(Endpoint.parse("http://127.0.0.1:1/v1#m"), SAMPLING, system).messages(problem)
+        assert [m["content"] for m in messages if m["role"] == "system"] == ([] if sent is None else [sent])

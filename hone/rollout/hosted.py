@@ -1,22 +1,33 @@
-"""Answers of a model behind an OpenAI-compatible endpoint (`/chat/completions`), for comparison with our own models.
+"""Answers of a model behind an OpenAI-compatible endpoint (`/chat/completions`): to evaluate it, or to learn from it.
+
+    model = HostedModel(Endpoint.parse("http://127.0.0.1:8000/v1#name"), sampling, system)
+    for (p, g), rollout in model.answers(problems, [(0, 0), (0, 1)], seed=1): ...
 
 The API key is read from the environment and never written to a file. Requests are retried after transient errors.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
+from hone.base import streams
 from hone.base.http import Http, ServerError, Unreadable, clean, may_pass
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig
-from hone.types import Finish
+from hone.rollout.prompts import with_system
+from hone.types import Finish, Problem, Rollout, Turn
+
+Key = tuple[int, int]  # (index of the problem, sample)
 
 KEY = "OPENAI_API_KEY"
 TRIES = 6
 TIMEOUT = 600.0  # seconds for one answer: reasoning models think for minutes
+CONCURRENT = 8  # requests at the same time
 _FINISH: dict[str, Finish] = {"stop": "stop", "length": "length"}
 
 
@@ -44,6 +55,43 @@ class Endpoint:
             )
         http = Http(url, key_env=KEY, proxies=True)
         return cls(http.url, model, http)
+
+
+@dataclass(frozen=True)
+class HostedModel:
+    """Samples answers from an endpoint, several at a time; the endpoint renders the messages with its own template."""
+
+    endpoint: Endpoint
+    sampling: SamplingConfig
+    system: str  # the system prompt; "": none
+    concurrency: int = CONCURRENT
+
+    def messages(self, problem: Problem) -> list[dict[str, str]]:
+        return with_system(problem.messages, self.system)
+
+    def prompt_text(self, problem: Problem) -> str:
+        """The messages as a string, for people to read."""
+        return "\n\n".join(f"{message['role']}: {message['content']}" for message in self.messages(problem))
+
+    def answers(self, problems: Sequence[Problem], wanted: Sequence[Key], seed: int) -> Iterator[tuple[Key, Rollout]]:
+        """The wanted samples, each as soon as it arrives. Raises UserError as `complete` does."""
+
+        def answer(key: Key) -> tuple[Key, Rollout]:
+            p, g = key
+            messages = self.messages(problems[p])
+            completion = complete(self.endpoint, messages, self.sampling, streams.endpoint(seed, p, g))
+            unknown = np.zeros(completion.tokens, np.int64)  # an endpoint returns no token ids, only their number
+            turn = Turn(np.zeros(1, np.int64), unknown, unknown.astype(np.float32), completion.finish, 0)
+            return key, Rollout(problems[p].id, g, (turn,), completion.text)
+
+        with ThreadPoolExecutor(self.concurrency) as pool:
+            futures = [pool.submit(answer, key) for key in wanted]
+            try:
+                for future in as_completed(futures):
+                    yield future.result()
+            finally:
+                for future in futures:  # after an error, do not pay for the rest
+                    future.cancel()
 
 
 def complete(
