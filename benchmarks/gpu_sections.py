@@ -127,19 +127,21 @@ def attention_ways(bench: Bench, layout: Any, heads: int, few: int, width: int) 
     """Error of bfloat16 against float32 computed block by block, and seconds there and back."""
     from hone.model import attention_gpu
     from hone.model.attention import packed_attention
+    from hone.model.scoring import Scoring
 
+    scoring = Scoring(width**-0.5)
     tokens = sum(block.num_tokens for block in layout)
     draw = torch.Generator(device=bench.device).manual_seed(0)
     exact = [torch.randn(1, h, tokens, width, device=bench.device, generator=draw) for h in (heads, few, few)]
     exact = [x.requires_grad_() for x in exact]
-    expected = gradients(packed_attention(*exact, layout, width**-0.5), exact)
+    expected = gradients(packed_attention(*exact, layout, scoring), exact)
     given = [x.detach().bfloat16().requires_grad_() for x in exact]
-    ways: dict[str, Callable[[], Any]] = {"blocks": lambda: packed_attention(*exact, layout, width**-0.5)}
-    chosen = attention_gpu.kind(given[0])
+    ways: dict[str, Callable[[], Any]] = {"blocks": lambda: packed_attention(*exact, layout, scoring)}
+    chosen = attention_gpu.kind(given[0], given[2], scoring)
     bench.record(**{f"attention_{width}_chosen": chosen})
     if chosen is not None:
         for how in ("flash", "flex"):
-            ways[how] = lambda how=how: attention_gpu.attention(*given, layout, width**-0.5, how)
+            ways[how] = lambda how=how: attention_gpu.attention(*given, layout, scoring, how)
     for name, call in ways.items():
         inputs = exact if name == "blocks" else given
         got = gradients(call(), inputs)

@@ -33,7 +33,7 @@ def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
     spare = -len(batch.inputs) % LENGTH_MULTIPLE  # a padding sequence without trained tokens
     layout = (*batch.layout, Block(0, (spare,))) if spare else batch.layout
     inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
-    current = attention.ForwardPass(layout, longest=attention.longest_sequence(batch.layout))
+    current = attention.ForwardPass(layout)
     with attention.forward_pass(current):
         out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
     attention.check_called(model, current)

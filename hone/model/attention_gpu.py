@@ -5,7 +5,8 @@ queries and at least as many keys, and its last query sees its last key ("bottom
 of its prompt, fetched from where they stand, and its own.
 
 `flex`: `torch.nn.attention.flex_attention`, where that does not do (head sizes, older PyTorch). A mask says who sees
-whom, and blocks of it that are empty are skipped; nothing is fetched.
+whom, and blocks of it that are empty are skipped; nothing is fetched. It also computes chunks, soft caps, and sinks: a
+sink adds exp(sink) to the sum of the softmax, so the output is multiplied by sigmoid(logsumexp - sink).
 
 What both compute is what `hone.model.attention.packed_attention` computes by blocks, which float32 goes on with.
 """
@@ -21,6 +22,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from hone.model.scoring import Scoring, Window
 from hone.types import Block
 
 #: The oldest GPU that PyTorch's FlashAttention runs on, and what its head sizes are at most, and multiples of.
@@ -74,35 +76,41 @@ def varlen(layout: tuple[Block, ...], device: torch.device) -> Varlen:
 
 
 @lru_cache(maxsize=16)
-def owners(layout: tuple[Block, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """[T] the block of each packed token; and [T] the sequence in it: 0 the prompt, 1, 2, ... the completions."""
-    blocks, sequences = [], []
+def owners(layout: tuple[Block, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """Of each packed token [T]: its block; its sequence in the block, 0 the prompt, 1, 2, ... the completions; and its
+    position, counted from the start of the prompt."""
+    blocks, sequences, positions = [], [], []
     for i, block in enumerate(layout):
         lengths = torch.tensor([block.prompt_len, *block.completion_lens])
         sequences.append(torch.arange(len(lengths)).repeat_interleave(lengths))
         blocks.append(torch.full((block.num_tokens,), i))
-    return torch.cat(blocks).to(device, non_blocking=True), torch.cat(sequences).to(device, non_blocking=True)
+        positions.append(torch.arange(block.prompt_len))
+        positions += [torch.arange(block.prompt_len, block.prompt_len + n) for n in block.completion_lens]
+    of = [torch.cat(parts).to(device, non_blocking=True) for parts in (blocks, sequences, positions)]
+    return of[0], of[1], of[2]
 
 
-def sees(layout: tuple[Block, ...], device: torch.device) -> Callable[..., Tensor]:
+def sees(layout: tuple[Block, ...], device: torch.device, window: Window | None = None) -> Callable[..., Tensor]:
     """(batch, head, query, key) -> whether the query sees the key; flex attention's `mask_mod`."""
-    block, sequence = owners(layout, device)
+    block, sequence, position = owners(layout, device)
 
     def mask(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         prompt_or_own = (sequence[key] == 0) | (sequence[key] == sequence[query])
-        return (query >= key) & (block[query] == block[key]) & prompt_or_own
+        seen = (query >= key) & (block[query] == block[key]) & prompt_or_own
+        return seen if window is None else seen & (position[key] >= window.first(position[query]))
 
     return mask
 
 
-def kind(query: Tensor, value: Tensor) -> Literal["flash", "flex"] | None:
+def kind(query: Tensor, value: Tensor, scoring: Scoring) -> Literal["flash", "flex"] | None:
     """What computes attention for queries [..., D] and values [..., Dv]; None: block by block, as on a CPU."""
     if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
         return None
     size = query.shape[-1]
     capable = torch.cuda.get_device_capability(query.device) >= CAPABILITY
     same = value.shape[-1] == size  # FlashAttention's keys and values have one size
-    if capable and same and size <= LARGEST_HEAD and size % HEAD_MULTIPLE == 0 and _varlen_attn() is not None:
+    known = scoring.fused and not (scoring.window is not None and scoring.window.chunks)
+    if capable and same and known and size <= LARGEST_HEAD and size % HEAD_MULTIPLE == 0 and _varlen_attn() is not None:
         return "flash"
     return "flex" if capable else None
 
@@ -112,19 +120,19 @@ def attention(
     key: Tensor,  # [1, Hkv, T, D]
     value: Tensor,  # [1, Hkv, T, D]
     layout: tuple[Block, ...],
-    scaling: float,
+    scoring: Scoring,
     how: Literal["flash", "flex"],
 ) -> Tensor:  # [1, T, H, D]
     """Causal attention inside each block: completions see their prompt and themselves. Differentiable."""
     if how == "flash":
         call = _varlen_attn()
         assert call is not None
-        return flash(query, key, value, varlen(layout, query.device), scaling, call)
-    return flex(query, key, value, layout, scaling, _compiled_flex())
+        return flash(query, key, value, varlen(layout, query.device), scoring, call)
+    return flex(query, key, value, layout, scoring, _compiled_flex())
 
 
 def flash(
-    query: Tensor, key: Tensor, value: Tensor, layout: Varlen, scaling: float, call: Callable[..., Tensor]
+    query: Tensor, key: Tensor, value: Tensor, layout: Varlen, scoring: Scoring, call: Callable[..., Tensor]
 ) -> Tensor:
     """Shapes as in `attention`; `call` is `varlen_attn` or what does the same."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
@@ -144,28 +152,50 @@ def flash(
         layout.keys,
         layout.longest_query,
         layout.longest_key,
-        scale=scaling,
-        window_size=(-1, 0),  # causal
+        scale=scoring.scaling,
+        window_size=(-1 if scoring.window is None else scoring.window.size - 1, 0),  # keys before and after the query
         **grouped,
     )
     return out[None]
 
 
 def flex(
-    query: Tensor, key: Tensor, value: Tensor, layout: tuple[Block, ...], scaling: float, call: Callable[..., Any]
+    query: Tensor, key: Tensor, value: Tensor, layout: tuple[Block, ...], scoring: Scoring, call: Callable[..., Any]
 ) -> Tensor:
     """Shapes as in `attention`; `call` is `flex_attention`, compiled or not."""
-    mask = _block_mask(layout, query.device)
-    out: Tensor = call(query, key, value, block_mask=mask, scale=scaling, enable_gqa=query.shape[1] != key.shape[1])
-    return out.transpose(1, 2)
+    options: dict[str, Any] = {
+        "block_mask": _block_mask(layout, query.device, scoring.window),
+        "scale": scoring.scaling,
+        "enable_gqa": query.shape[1] != key.shape[1],
+    }
+    if scoring.softcap is not None:
+        options["score_mod"] = _cap(scoring.softcap)
+    if scoring.sinks is None:
+        out: Tensor = call(query, key, value, **options)
+        return out.transpose(1, 2)
+    from torch.nn.attention.flex_attention import AuxRequest
+
+    out, aux = call(query, key, value, **options, return_aux=AuxRequest(lse=True))  # lse [1, H, T]
+    share = torch.sigmoid(aux.lse - scoring.sinks.float()[:, None])
+    return (out * share[..., None].to(out.dtype)).transpose(1, 2)
 
 
-@lru_cache(maxsize=4)
-def _block_mask(layout: tuple[Block, ...], device: torch.device) -> Any:
+@cache  # one function for each cap: a new one would be compiled anew
+def _cap(softcap: float) -> Callable[..., Tensor]:
+    """flex attention's `score_mod`."""
+
+    def capped(score: Tensor, _batch: Tensor, _head: Tensor, _query: Tensor, _key: Tensor) -> Tensor:
+        return softcap * torch.tanh(score / softcap)
+
+    return capped
+
+
+@lru_cache(maxsize=8)
+def _block_mask(layout: tuple[Block, ...], device: torch.device, window: Window | None) -> Any:
     from torch.nn.attention.flex_attention import create_block_mask
 
-    tokens = sum(block.num_tokens for block in layout)
-    return create_block_mask(sees(layout, device), None, None, tokens, tokens, device=device, BLOCK_SIZE=MASK_BLOCK)
+    tokens, mask = sum(block.num_tokens for block in layout), sees(layout, device, window)
+    return create_block_mask(mask, None, None, tokens, tokens, device=device, BLOCK_SIZE=MASK_BLOCK)
 
 
 @cache

@@ -127,8 +127,8 @@ def _loaded(config: ModelConfig, load: Callable[[], Any]) -> Any:
 
 
 def check_supported(model: PreTrainedModel) -> None:
-    """Raises UserError for models whose config shows that they would train wrong: non-causal attention, scaled or
-    capped logits (`output_head`). What a config does not show, `hone.rollout.exactness` measures."""
+    """Raises UserError for models whose config shows that they would train wrong: unknown kinds of layers, a wrapped
+    output head. What a config does not show, `hone.rollout.exactness` measures."""
     limits.check_layer_types(model.config)
     try:
         output_head(model)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -25,13 +26,32 @@ from torch.distributed.tensor import DTensor
 #: Elements of one chunk of logits: 64 MB, and on a GPU, which a chunk must fill, 512 MB.
 BUDGET = {"cpu": 2**24, "cuda": 2**27}
 
-#: Config entries of models that transform their logits after the head, with their neutral value.
-LOGIT_TRANSFORMS = {
-    "final_logit_softcapping": None,  # Gemma 2
-    "logit_scale": 1.0,  # Cohere
-    "logits_scaling": 1.0,  # Granite
-    "lm_head_multiplier": 1.0,  # Falcon-H1
-}
+#: Config entries by which models multiply their logits, and by which they divide them.
+FACTORS = ("logit_scale", "lm_head_multiplier")  # Cohere, Falcon-H1
+DIVISORS = ("logits_scaling",)  # Granite, MiniCPM3
+SOFTCAP = "final_logit_softcapping"  # Gemma 2, nanochat
+
+
+@dataclass(frozen=True, slots=True)
+class Head:
+    """From hidden states to logits: c tanh(x / c) with x = factor (hidden @ weight.T + bias); without a cap, x."""
+
+    weight: Tensor  # [V, D]
+    bias: Tensor | None = None  # [V]
+    factor: float = 1.0
+    softcap: float | None = None
+
+    def finish(self, products: Tensor) -> Tensor:
+        """hidden @ weight.T [n, V] -> logits; may overwrite the products."""
+        if self.bias is not None:
+            products += self.bias
+        if self.factor != 1.0:
+            products *= self.factor
+        return products if self.softcap is None else self.softcap * torch.tanh(products / self.softcap)
+
+    def slope(self, logits: Tensor) -> Tensor | float:
+        """The derivative of each logit by its product: factor (1 - (logit / c)^2)."""
+        return self.factor if self.softcap is None else self.factor * (1.0 - (logits / self.softcap) ** 2)
 
 
 @contextmanager
@@ -50,10 +70,9 @@ def budget_of(device: str) -> Iterator[None]:
 
 def token_logprobs(
     hidden: Tensor,  # [N, D]
-    weight: Tensor,  # [V, D]
+    head: Head,
     targets: Tensor,  # [N] int64
     temperature: float = 1.0,
-    bias: Tensor | None = None,  # [V]
     want_entropy: bool = False,
     budget: int | None = None,
     group: ProcessGroup | None = None,
@@ -66,6 +85,7 @@ def token_logprobs(
     Both are differentiable (once) with respect to hidden, weight and bias. `budget` bounds the
     elements of a chunk of logits.
     """
+    weight, bias = head.weight, head.bias
     if hidden.ndim != 2 or weight.ndim != 2 or hidden.shape[1] != weight.shape[1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and weight {tuple(weight.shape)} must be [N, D] and [V, D]")
     if targets.shape != hidden.shape[:1] or targets.dtype != torch.int64:
@@ -78,7 +98,7 @@ def token_logprobs(
         budget = BUDGET.get(hidden.device.type, BUDGET["cuda"])
     rows = max(1, budget // weight.shape[0])
     result: tuple[Tensor, Tensor | None] = _TokenLogprobs.apply(
-        hidden, weight, bias, targets, float(temperature), want_entropy, rows, group
+        hidden, weight, bias, targets, head, float(temperature), want_entropy, rows, group
     )
     return result
 
@@ -87,40 +107,29 @@ def head_logprobs(
     model: nn.Module, hidden: Tensor, targets: Tensor, temperature: float = 1.0, want_entropy: bool = False
 ) -> tuple[Tensor, Tensor | None]:
     """`token_logprobs` with the output head of a Hugging Face causal model; `hidden` is its last, normalised one."""
-    weight, bias = output_head(model)
-    group = None
-    if isinstance(weight, DTensor):
-        group, weight = weight.device_mesh.get_group(), weight.to_local()
-        bias = bias.to_local() if isinstance(bias, DTensor) else bias
-    return token_logprobs(hidden, weight, targets, temperature, bias, want_entropy, group=group)
+    head, group = output_head(model), None
+    if isinstance(head.weight, DTensor):
+        group = head.weight.device_mesh.get_group()
+        bias = head.bias.to_local() if isinstance(head.bias, DTensor) else head.bias
+        head = replace(head, weight=head.weight.to_local(), bias=bias)
+    return token_logprobs(hidden, head, targets, temperature, want_entropy, group=group)
 
 
-def output_head(model: Any) -> tuple[Tensor, Tensor | None]:
-    """Weight [V, D] and bias [V] of the output head. Raises ValueError if logits are not hidden @ weight + bias."""
+def output_head(model: Any) -> Head:
+    """The output head, with what the config says of its logits. Raises ValueError if it is not a linear layer."""
     text = model.config.get_text_config()
-    for name, neutral in LOGIT_TRANSFORMS.items():
-        value = getattr(text, name, neutral)
-        if value is not None and value != neutral:
-            raise ValueError(
-                f"{type(model).__name__} has {name}={value}: its logits are not hidden @ weight, and log-probs "
-                "computed that way would be wrong. Use a model without it, or teach hone.model.logprobs."
-            )
+    factor = 1.0
+    for name in FACTORS:
+        factor *= getattr(text, name, None) or 1.0
+    for name in DIVISORS:
+        factor /= getattr(text, name, None) or 1.0
     head = model.get_output_embeddings()
     if not isinstance(head, nn.Linear):  # e.g. wrapped by an adapter, whose part of the logits would be lost
         raise ValueError(
             f"{type(model).__name__}: the output head is a {type(head).__name__}, not nn.Linear. "
             "Leave lm_head out of the adapter's target modules."
         )
-    return head.weight, head.bias
-
-
-def has_plain_head(model: Any) -> bool:
-    """Whether logits are hidden @ weight + bias and nothing else. Other models can be sampled from but not trained."""
-    try:
-        output_head(model)
-    except ValueError:
-        return False
-    return True
+    return Head(head.weight, head.bias, float(factor), getattr(text, SOFTCAP, None))
 
 
 class _TokenLogprobs(torch.autograd.Function):
@@ -131,6 +140,7 @@ class _TokenLogprobs(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         targets: Tensor,
+        head: Head,
         temperature: float,
         want_entropy: bool,
         rows: int,
@@ -140,7 +150,7 @@ class _TokenLogprobs(torch.autograd.Function):
         n = hidden.shape[0]
         logprobs, lse = hidden.new_empty(n, dtype=work), hidden.new_empty(n, dtype=work)
         entropy = hidden.new_empty(n, dtype=work) if want_entropy else None
-        for part, logits in _chunks(hidden, weight, bias, temperature, rows):
+        for part, logits in _chunks(hidden, head, temperature, rows):
             lse[part] = _logsumexp(logits, group)
             place, inside = _places(targets[part], logits.shape[1], group)
             logprobs[part] = _sum(logits.gather(1, place).squeeze(1) * inside, group) - lse[part]
@@ -148,6 +158,7 @@ class _TokenLogprobs(torch.autograd.Function):
                 logits -= lse[part, None]
                 entropy[part] = _sum(-torch.linalg.vecdot(logits.exp(), logits), group)
         ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
+        ctx.factor, ctx.softcap = head.factor, head.softcap
         ctx.temperature, ctx.rows, ctx.group = temperature, rows, group
         ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing in the backward pass
         return logprobs, entropy
@@ -158,8 +169,11 @@ class _TokenLogprobs(torch.autograd.Function):
         """With l = logits / T, p = softmax(l), H the entropy, g and e the incoming gradients:
 
         d/dl_v = g (1[v = target] - p_v) - e p_v (log p_v + H)
+
+        and from there to the products by `Head.slope`.
         """
         hidden, weight, bias, targets, lse, entropy = ctx.saved_tensors
+        head = Head(weight, bias, ctx.factor, ctx.softcap)
         work = _work_dtype(hidden, weight)
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(lse)
@@ -168,8 +182,9 @@ class _TokenLogprobs(torch.autograd.Function):
         # Summed over chunks, hence in the wide dtype; the last step rounds once.
         grad_weight = torch.zeros_like(weight, dtype=work) if need_weight else None
         grad_bias = torch.zeros_like(bias, dtype=work) if need_bias else None
-        for part, logits in _chunks(hidden, weight, bias, ctx.temperature, ctx.rows):
+        for part, logits in _chunks(hidden, head, ctx.temperature, ctx.rows):
             g = grad_logprobs[part, None]
+            slope = head.slope(logits * ctx.temperature if head.softcap is not None else logits)
             logits -= lse[part, None]
             if entropy is None or grad_entropy is None:
                 grad = logits.exp_().mul_(-g)
@@ -180,6 +195,8 @@ class _TokenLogprobs(torch.autograd.Function):
             grad.scatter_add_(1, place, g * inside[:, None])
             if ctx.temperature != 1.0:
                 grad /= ctx.temperature
+            if isinstance(slope, Tensor) or slope != 1.0:
+                grad *= slope
             if grad_bias is not None:
                 grad_bias += grad.sum(0)
             narrow = grad.to(weight.dtype)
@@ -193,11 +210,7 @@ class _TokenLogprobs(torch.autograd.Function):
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
             None if grad_bias is None else grad_bias.to(bias.dtype),
-            None,
-            None,
-            None,
-            None,
-            None,
+            *[None] * 6,
         )
 
 
@@ -231,26 +244,21 @@ def _work_dtype(hidden: Tensor, weight: Tensor) -> torch.dtype:
     return torch.promote_types(torch.promote_types(hidden.dtype, weight.dtype), torch.float32)
 
 
-def _chunks(
-    hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: float, rows: int
-) -> Iterator[tuple[slice, Tensor]]:
+def _chunks(hidden: Tensor, head: Head, temperature: float, rows: int) -> Iterator[tuple[slice, Tensor]]:
     """(positions, logits / temperature in the work dtype), chunk by chunk; the consumer may overwrite the logits."""
-    work = _work_dtype(hidden, weight)
     for start in range(0, hidden.shape[0], rows):
         part = slice(start, min(start + rows, hidden.shape[0]))
-        logits = _product(hidden[part].to(weight.dtype), weight.t(), work)
-        if bias is not None:
-            logits += bias
+        logits = logits_of(hidden[part], head)
         if temperature != 1.0:
             logits /= temperature
         yield part, logits
 
 
-def logits_of(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """hidden [N, D], weight [V, D], bias [V] -> logits [N, V] in float32 or better, rounded as for log-probs:
-    a sampler that rounds differently draws from another distribution than the trained one."""
-    logits = _product(hidden.to(weight.dtype), weight.t(), _work_dtype(hidden, weight))
-    return logits if bias is None else logits + bias
+def logits_of(hidden: Tensor, head: Head) -> Tensor:
+    """hidden [N, D] -> logits [N, V] in float32 or better, rounded as for log-probs: a sampler that rounds differently
+    draws from another distribution than the trained one."""
+    weight = head.weight
+    return head.finish(_product(hidden.to(weight.dtype), weight.t(), _work_dtype(hidden, weight)))
 
 
 def _product(a: Tensor, b: Tensor, out: torch.dtype) -> Tensor:

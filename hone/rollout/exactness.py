@@ -40,6 +40,7 @@ from hone.learn.totals import split_by_sample
 from hone.model import attention, compiled
 from hone.model.limits import longest_exact
 from hone.model.load import load_model
+from hone.model.scoring import WINDOWS
 from hone.model.update_mode import update_mode
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
@@ -58,6 +59,8 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08}
 #: Tokens of the two prompts, tokens of an answer, and answers to each prompt. Sequences beyond the model's limit cannot
 #: be exact; they are refused elsewhere and not tried here.
 PROMPTS, ANSWER, ANSWERS = (9, 70), 12, 2
+#: Windows and chunks are shortened to this for the comparison, so that they act: the first answers reach its end.
+WINDOW = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,10 +125,10 @@ def check_path(config: ModelConfig, event: Event = print_event) -> None:
 
 def measure(model: PreTrainedModel) -> Agreement:
     """Compare the three computations."""
-    limit = longest_exact(model.config)
-    turns = _answers(model, limit)
-    packed, engine = _packed(model, turns), np.concatenate([turn.logprobs for turn in turns])
-    own = _own(model, turns)
+    with _short_windows(model):
+        turns = _answers(model, longest_exact(model.config))
+        packed, engine = _packed(model, turns), np.concatenate([turn.logprobs for turn in turns])
+        own = _own(model, turns)
     gaps = [float(np.abs(values.astype(np.float64) - own).mean()) for values in (packed, engine)]
     return Agreement(float(packed.mean()), float(engine.mean()), float(own.mean()), gaps[0], gaps[1], len(own))
 
@@ -199,8 +202,7 @@ def _own(model: PreTrainedModel, turns: list[Turn]) -> FloatArray:
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
     """Within the block, the model uses its own plain attention ("eager"), in eval mode."""
-    configs: dict[int, Any] = {id(m.config): m.config for m in model.modules() if hasattr(m, "config")}
-    ours = [c for c in configs.values() if getattr(c, "_attn_implementation", None) == attention.NAME]
+    ours = [c for c in _configs(model) if getattr(c, "_attn_implementation", None) == attention.NAME]
     modes = [(module, module.training) for module in model.modules()]
     try:
         for config in ours:
@@ -212,6 +214,25 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
             config._attn_implementation = attention.NAME
         for module, training in modes:
             module.training = training
+
+
+@contextmanager
+def _short_windows(model: PreTrainedModel) -> Iterator[None]:
+    """Within the block, windows and chunks have at most WINDOW tokens: one of 4096 would need sequences of 4096."""
+    entries = [(config, name) for config in _configs(model) for name in WINDOWS.values()]
+    before = [(config, name, size) for config, name in entries if isinstance(size := getattr(config, name, None), int)]
+    try:
+        for config, name, size in before:
+            setattr(config, name, min(size, WINDOW))
+        yield
+    finally:
+        for config, name, size in before:
+            setattr(config, name, size)
+
+
+def _configs(model: PreTrainedModel) -> list[Any]:
+    """The config of the model and those of its parts, each once."""
+    return list({id(m.config): m.config for m in model.modules() if hasattr(m, "config")}.values())
 
 
 def _disagreement(model: PreTrainedModel, agreement: Agreement, tolerance: float) -> str:

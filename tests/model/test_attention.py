@@ -7,11 +7,10 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from hone.base.settings import UserError
 from hone.learn.pack import pack
 from hone.learn.samples import supervised_sample
 from hone.model import attention
-from hone.types import Block, Sample
+from hone.types import Sample
 
 SIZES = {
     "vocab_size": 97,
@@ -78,21 +77,3 @@ def test_a_call_without_layout_is_an_error() -> None:
     model.set_attn_implementation(attention.NAME)
     with pytest.raises(ValueError, match="layout"):
         model(input_ids=torch.tensor([[1, 2, 3]]), use_cache=False)
-
-
-def test_sliding_window_is_refused() -> None:
-    attention.register()
-    config = Qwen2Config(**SIZES, use_sliding_window=True, sliding_window=4, max_window_layers=0)
-    model = Qwen2ForCausalLM(config)
-    model.set_attn_implementation(attention.NAME)
-    (batch,) = pack(samples()[:1], [1.0], 100)
-    with pytest.raises(UserError, match="layer 0 uses a sliding window; hone supports full causal attention only"):
-        model(input_ids=batch.inputs[None], position_ids=batch.positions[None], use_cache=False, layout=batch.layout)
-
-
-def test_attention_sinks_are_refused() -> None:
-    q = torch.zeros(1, 2, 3, 4)
-    module = torch.nn.Module()
-    module.layer_idx = 5  # type: ignore[assignment]
-    with pytest.raises(UserError, match="layer 5 uses attention sinks"):
-        attention.hone_attention(module, q, q, q, None, layout=(Block(0, (3,)),), s_aux=torch.zeros(2))

@@ -31,21 +31,17 @@ def test_layers_without_full_attention_are_refused() -> None:
         check_supported(model)
 
 
-@pytest.mark.parametrize(
-    ("differs", "expected"),
-    [
-        ({}, "99 (max_position_embeddings)"),
-        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}, "4 (sliding_window)"),
-        ({"use_sliding_window": True, "sliding_window": 400, "max_window_layers": 1}, "99 (max_position_embeddings)"),
-        ({"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 2}, "99 (max_position_embeddings)"),
-        (
-            {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}, "sliding_window": 4},
-            "99 (max_position_embeddings)",
-        ),
-    ],
-)
-def test_a_window_limits_the_context_where_it_could_act(differs: dict[str, object], expected: str) -> None:
-    assert str(context_limit(Qwen2Config(**SIZES, max_position_embeddings=99, **differs))) == expected
+def test_the_context_ends_with_the_positions_whatever_the_window() -> None:
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
+    config = Qwen2Config(**SIZES, max_position_embeddings=99, **window)
+    assert str(context_limit(config)) == "99 (max_position_embeddings)"
+
+
+def test_windows_without_a_size_are_refused() -> None:
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES, layer_types=["full_attention", "full_attention"]))
+    model.config.layer_types = ["full_attention", "chunked_attention"]
+    with pytest.raises(UserError, match="layers of type chunked_attention"):
+        check_supported(model)
 
 
 def test_models_stay_in_eval_mode_so_that_nothing_is_dropped(tmp_path: Path) -> None:

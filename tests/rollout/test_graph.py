@@ -15,6 +15,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 from transformers import PreTrainedModel, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from hone.model.scoring import Scoring
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine, cache
 from hone.rollout.native.cache import DecodeCache, Prompt
@@ -205,13 +206,13 @@ def test_columns_to_come_are_hidden_and_zero_by_hand() -> None:
     rows.rebuild([], [0], {0: Prompt(2, keys)}, steps=3, max_tokens=3, live=[])
     assert rows.capacity == 3
     x = torch.full((1, 1, 1, 4), 2.0)
-    rows.attend(0, x, x, x, 0.5)
+    rows.attend(0, x, x, x, Scoring(0.5))
     assert rows._mask is not None
     assert rows._mask.tolist() == [[0, 0, 0, -np.inf, -np.inf]]  # the prompt, the column being written, two to come
     assert rows._layers[0].suffix[0][0, 0].sum(1).tolist() == [8.0, 0.0, 0.0]
     rows.advance()
     assert rows._mask.tolist() == [[0, 0, 0, 0, -np.inf]]
-    out = rows.attend(0, x, x, x, 0.5)
+    out = rows.attend(0, x, x, x, Scoring(0.5))
     # Scores 0.5 * 2 * 1 * 4 = 4 for the prompt's two keys, 8 for both of its own.
     own = 2 * np.exp(8.0) / (2 * np.exp(8.0) + 2 * np.exp(4.0))
     np.testing.assert_allclose(out.flatten().tolist(), [2 * own + (1 - own)] * 4, rtol=1e-6)

@@ -14,6 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from hone.model.scoring import Scoring, Window
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine, kernel
 from hone.rollout.native.attention import Grid, decode_attention
@@ -31,6 +32,10 @@ def compiled() -> kernel.Kernel:
 @settings(max_examples=60, deadline=None)
 @given(
     size=st.sampled_from(kernel.HEAD_SIZES),
+    value_size=st.sampled_from((None, *kernel.HEAD_SIZES)),
+    window=st.sampled_from((None, Window(1), Window(7), Window(30), Window(6, chunks=True))),
+    softcap=st.sampled_from((None, 2.0)),
+    sinks=st.booleans(),
     kv_heads=st.integers(1, 3),
     repeat=st.integers(1, 7),
     lengths=st.lists(st.integers(1, 37), min_size=1, max_size=3),
@@ -43,6 +48,10 @@ def compiled() -> kernel.Kernel:
 def test_equals_pytorch(
     compiled: kernel.Kernel,
     size: int,
+    value_size: int | None,
+    window: Window | None,
+    softcap: float | None,
+    sinks: bool,
     kv_heads: int,
     repeat: int,
     lengths: list[int],
@@ -57,26 +66,34 @@ def test_equals_pytorch(
     starts = [start % end for _, start in rows]
     batch, longest, capacity = len(rows), max(lengths), end + spare
     query = 3 * torch.randn(batch, kv_heads * repeat, 1, size)
-    prompt = torch.randn(2, kv_heads, len(lengths), longest, size)
-    suffix = torch.randn(2, kv_heads, batch, capacity, size)
-    mask = torch.zeros(batch, longest + end)
+    sizes = (size, value_size or size)
+    prompt = [torch.randn(kv_heads, len(lengths), longest, d) for d in sizes]
+    suffix = [torch.randn(kv_heads, batch, capacity, d) for d in sizes]
+    scoring = Scoring(size**-0.5, window, softcap, torch.randn(kv_heads * repeat) if sinks else None)
+    mask = torch.full((batch, longest + end), -math.inf)
+    places = torch.tensor([prompts, [0] * batch, [lengths[p] for p in prompts], starts])
     for row, (p, start) in enumerate(zip(prompts, starts, strict=True)):
-        mask[row, lengths[p] : longest] = -math.inf
-        mask[row, longest : longest + start] = -math.inf
+        position = lengths[p] + end - 1 - start
+        first = 0 if window is None else int(window.first(torch.tensor(position)))
+        places[1, row], places[3, row] = min(first, lengths[p]), start + max(0, first - lengths[p])
+        mask[row, first : lengths[p]] = 0.0
+        mask[row, longest + places[3, row] :] = 0.0
     grid = Grid.of(prompts, len(lengths), query.device)
-    expected = decode_attention(query, tuple(prompt), tuple(suffix[:, :, :, :end]), grid, mask, size**-0.5)
+    own = suffix[0][:, :, :end], suffix[1][:, :, :end]
+    expected = decode_attention(query, (prompt[0], prompt[1]), own, grid, mask, scoring)
 
     # What a row must not see, and what no row wrote, may hold anything.
-    for row, start in enumerate(starts):
-        suffix[:, :, row, :start] = math.nan
-    suffix[:, :, :, end:] = math.nan
-    for p, length in enumerate(lengths):
-        prompt[:, :, p, length:] = math.nan
-    places = torch.tensor([prompts, [lengths[p] for p in prompts], starts])
+    for keys_or_values in suffix:
+        for row in range(batch):
+            keys_or_values[:, row, : places[3, row]] = math.nan
+        keys_or_values[:, :, end:] = math.nan
+    for keys_or_values in prompt:
+        for p, length in enumerate(lengths):
+            keys_or_values[:, p, length:] = math.nan
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        found = compiled(query, tuple(prompt), tuple(suffix), places, end, size**-0.5)
+        found = compiled(query, (prompt[0], prompt[1]), (suffix[0], suffix[1]), places, end, scoring)
     finally:
         torch.set_num_threads(before)
     torch.testing.assert_close(found, expected, rtol=2e-5, atol=1e-5)
@@ -85,11 +102,13 @@ def test_equals_pytorch(
 def test_a_row_is_the_same_to_the_bit_whatever_is_beside_it(compiled: kernel.Kernel) -> None:
     torch.manual_seed(0)
     query, prompt, suffix = torch.randn(5, 4, 1, 32), torch.randn(2, 2, 2, 9, 32), torch.randn(2, 2, 5, 8, 32)
-    rows = torch.tensor([[0, 1, 0, 1, 0], [9, 6, 9, 6, 9], [0, 0, 3, 1, 2]])
-    together = compiled(query, tuple(prompt), tuple(suffix), rows, 7, 0.2)
+    rows = torch.tensor([[0, 1, 0, 1, 0], [0, 0, 4, 0, 0], [9, 6, 9, 6, 9], [0, 0, 3, 1, 2]])
+    together = compiled(query, tuple(prompt), tuple(suffix), rows, 7, Scoring(0.2))
     for row in range(5):
         one = suffix[:, :, row : row + 1].contiguous()
-        alone = compiled(query[row : row + 1], tuple(prompt), tuple(one), rows[:, row : row + 1].contiguous(), 7, 0.2)
+        alone = compiled(
+            query[row : row + 1], tuple(prompt), tuple(one), rows[:, row : row + 1].contiguous(), 7, Scoring(0.2)
+        )
         assert torch.equal(alone[0], together[row])
 
 
@@ -188,6 +207,7 @@ def test_compiling_it_on_first_use_disturbs_no_output(
 def test_what_it_was_not_compiled_for_is_left_to_pytorch() -> None:
     query = torch.empty(1, 2, 1, 64)
     assert kernel.Kernel.fits(query, query)
-    assert not kernel.Kernel.fits(query, query[..., :32]), "values of another size: it would read beyond their end"
+    assert kernel.Kernel.fits(query, query[..., :32]), "values of another size"
+    assert not kernel.Kernel.fits(query, query[..., :24])
     assert not kernel.Kernel.fits(query[..., :8], query[..., :8])
     assert not kernel.Kernel.fits(query.bfloat16(), query.bfloat16())

@@ -22,6 +22,7 @@ from transformers import (
 
 from hone.base.settings import UserError
 from hone.model.linear import available, onednn
+from hone.model.scoring import Scoring
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 from hone.rollout.native.attention import Grid, decode_attention
@@ -358,7 +359,7 @@ def test_decode_attention_equals_attention_row_by_row(prompts: list[int]) -> Non
         mask[row, 5 : 5 + starts[row]] = -torch.inf
     grid = Grid.of(prompts, count, torch.device("cpu"))
     assert grid.regular == (prompts != [1, 0, 1, 1, 2, 0])
-    out = decode_attention(query, (keys, values), (own_keys, own_values), grid, mask, 0.3)
+    out = decode_attention(query, (keys, values), (own_keys, own_values), grid, mask, Scoring(0.3))
     for row, prompt in enumerate(prompts):
         for head in range(4):
             k = torch.cat([keys[head // 2, prompt, : lengths[prompt]], own_keys[head // 2, row, starts[row] :]])

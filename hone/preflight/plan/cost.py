@@ -78,7 +78,7 @@ def shape_of(config: PretrainedConfig, dtype: str) -> Shape:
     size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     return Shape(
         weights,
-        weights - (0 if lookup is output_head(model)[0] else lookup.numel()),
+        weights - (0 if lookup is output_head(model).weight else lookup.numel()),
         text.num_hidden_layers,
         text.hidden_size,
         text.num_attention_heads * size,

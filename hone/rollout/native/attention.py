@@ -12,10 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from hone.model import attention_gpu
+from hone.model.attention import causal_attention
+from hone.model.scoring import Scoring
 from hone.types import Block
 
 
@@ -63,24 +64,27 @@ def decode_attention(
     suffix: tuple[Tensor, Tensor],  # keys [Hkv, B, W, D] and values [Hkv, B, W, Dv]
     grid: Grid,
     mask: Tensor | None,  # [B, Lp + W], 0 or -inf
-    scaling: float,
+    scoring: Scoring,
 ) -> Tensor:
     """One softmax over both parts. Returns [B, 1, H, Dv]."""
     batch, heads, _, size = query.shape
     value_size = suffix[1].shape[-1]
     kv_heads, prompts, prompt_len, _ = prompt[0].shape
     repeat, width = heads // kv_heads, suffix[0].shape[2]
-    rows = (query * scaling).view(batch, kv_heads, repeat, size).transpose(0, 1).contiguous()  # [Hkv, B, R, D]
+    rows = (query * scoring.scaling).view(batch, kv_heads, repeat, size).transpose(0, 1).contiguous()  # [Hkv, B, R, D]
     cells = grid.to_cells(rows).view(kv_heads * prompts, grid.width * repeat, size)
 
     shared = _scores(cells, prompt[0].flatten(0, 1))  # [Hkv * P, G * R, Lp]
     shared = grid.to_rows(shared.view(kv_heads, -1, repeat, prompt_len))  # [Hkv, B, R, Lp]
     # Keys times queries, not queries times keys: with few queries per key head, MKL then streams the keys.
     own = _scores(suffix[0].flatten(0, 1), rows.flatten(0, 1)).view(kv_heads, batch, width, repeat)
-    scores = torch.cat((shared, own.transpose(2, 3)), dim=-1)  # [Hkv, B, R, Lp + W]
+    scores = scoring.capped(torch.cat((shared, own.transpose(2, 3)), dim=-1))  # [Hkv, B, R, Lp + W]
     if mask is not None:
         scores += mask[:, None, :]
-    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)
+    if scoring.sinks is not None:  # one more column, which has no value
+        sinks = scoring.sinks.float().view(kv_heads, 1, repeat, 1).expand(-1, batch, -1, -1)
+        scores = torch.cat((scores, sinks), dim=-1)
+    weights = scores.softmax(dim=-1, dtype=torch.float32).to(query.dtype)[..., : prompt_len + width]
 
     shared = grid.to_cells(weights[..., :prompt_len]).reshape(kv_heads * prompts, -1, prompt_len)
     shared = torch.bmm(shared, prompt[1].flatten(0, 1)).view(kv_heads, -1, repeat, value_size)
@@ -96,17 +100,17 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
     return torch.bmm(query, key.transpose(1, 2)).float()
 
 
-def prefill_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scaling: float) -> Tensor:
+def prefill_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequence[int], scoring: Scoring) -> Tensor:
     """Causal attention of prompts packed in one row.
 
     query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv], lengths [P] summing to T. Returns [1, T, H, Dv].
     """
-    if attention_gpu.kind(query, value) == "flash":
-        return attention_gpu.attention(query, key, value, (Block(0, tuple(lengths)),), scaling, "flash")
+    if attention_gpu.kind(query, value, scoring) == "flash":
+        return attention_gpu.attention(query, key, value, (Block(0, tuple(lengths)),), scoring, "flash")
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
     parts = [
-        F.scaled_dot_product_attention(q, k, v, is_causal=True, scale=scaling)
+        causal_attention(q, k, v, scoring)
         for q, k, v in zip(
             query.split(list(lengths), dim=2), key.split(list(lengths), dim=2), value.split(list(lengths), dim=2)
         )

@@ -25,6 +25,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.base.settings import UserError
+from hone.model.scoring import Scoring, Window
 from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import CHUNK, STATIC_CHUNK, columns
@@ -38,7 +39,7 @@ class PromptPass:
         self.keys: dict[int, Tensor] = {}  # layer -> [Hkv, T, D]
         self.values: dict[int, Tensor] = {}
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]. Returns [1, T, H, Dv].
 
         Raises UserError for a layer that attends twice: the keys of its first call would be missing in decoding.
@@ -49,7 +50,7 @@ class PromptPass:
                 "place in the cache; choose another model"
             )
         self.keys[layer], self.values[layer] = key[0], value[0]
-        return prefill_attention(query, key, value, self.lengths, scaling)
+        return prefill_attention(query, key, value, self.lengths, scoring)
 
     def prompts(self) -> list[Prompt]:
         """The prompts, separated, in their order."""
@@ -86,14 +87,15 @@ class DecodeCache:
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _grid: Grid | None = None
     _mask: Tensor | None = None  # [B, Lp + capacity]; None: nothing to hide
-    _rows: Tensor | None = None  # [3, B], for the kernel
+    _rows: Tensor | None = None  # [4, B], see `_seen`
+    _windows: dict[Window, Tensor] = field(default_factory=dict)  # `_seen` at this column
     _at: Tensor | None = None  # [1] int64, `column` on the device; only in a static cache
 
     @property
     def full(self) -> bool:
         return self.column >= self.capacity
 
-    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scaling: float) -> Tensor:
+    def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """query [B, H, 1, D], key [B, Hkv, 1, D], value [B, Hkv, 1, Dv]. Returns [B, 1, H, Dv].
 
         Rows beyond those of the cache are padding (`memory.padded_rows`): nothing is stored, zeros are returned.
@@ -102,25 +104,28 @@ class DecodeCache:
         assert self._rows is not None
         rows = len(self.row_prompts)
         if rows < len(query):
-            out = self.attend(layer, query[:rows], key[:rows], value[:rows], scaling)
+            out = self.attend(layer, query[:rows], key[:rows], value[:rows], scoring)
             return F.pad(out, (0, 0) * 3 + (0, len(query) - rows))
         state = self._layers[layer]
         keys, values = state.suffix
         if self._at is not None:
             keys.index_copy_(2, self._at, key.transpose(0, 1))
             values.index_copy_(2, self._at, value.transpose(0, 1))
-            return decode_attention(query, state.prompt, state.suffix, self._grid, self._mask, scaling)
+            mask = self._mask if scoring.window is None else self._windowed_mask(scoring.window)
+            return decode_attention(query, state.prompt, state.suffix, self._grid, mask, scoring)
         end = self.column + 1
         keys[:, :, self.column] = key[:, :, 0].transpose(0, 1)
         values[:, :, self.column] = value[:, :, 0].transpose(0, 1)
         if self.kernel is not None and self.kernel.fits(query, value):
-            return self.kernel(query, state.prompt, state.suffix, self._rows, end, scaling)
-        mask = None if self._mask is None else self._mask[:, : state.prompt[0].shape[2] + end]
-        return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scaling)
+            return self.kernel(query, state.prompt, state.suffix, self._seen(scoring.window), end, scoring)
+        mask = self._mask if scoring.window is None else self._windowed_mask(scoring.window)
+        mask = None if mask is None else mask[:, : state.prompt[0].shape[2] + end]
+        return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scoring)
 
     def advance(self) -> None:
         """Go to the next column, after all rows have written this one."""
         self.column += 1
+        self._windows = {}
         if self._at is not None and self._mask is not None and not self.full:
             self._at.fill_(self.column)
             self._mask[:, self.column - self.capacity].zero_()
@@ -157,6 +162,7 @@ class DecodeCache:
         self.capacity = min(grown, max(used + 1, columns(max_tokens)))
         if not self.row_prompts:
             self._layers, self._grid, self._mask, self._rows, self._at = {}, None, None, None, None
+            self._windows = {}
             return
         for layer in self._layers or next(iter(new.values())).layers:
             old = self._layers.get(layer)
@@ -177,7 +183,8 @@ class DecodeCache:
         lengths = [self.lengths[prompt] for prompt in self.row_prompts]
         self._grid = Grid.of(places, len(order), device)
         self._mask = self._hide(lengths, device)
-        self._rows = torch.tensor([places, lengths, self.starts], device=device)
+        self._rows = torch.tensor([places, [0] * len(places), lengths, self.starts], device=device)
+        self._windows = {}
         self._at = torch.tensor([self.column], device=device) if self.static else None
 
     def _move(self, old: Tensor | None, keep: Sequence[int], window: slice, like: Tensor) -> Tensor:
@@ -191,6 +198,31 @@ class DecodeCache:
         if self.static:
             new[:, :, self.column :] = 0
         return new
+
+    def _seen(self, window: Window | None) -> Tensor:
+        """[4, B] int64: the place of the row's prompt, the first position in it that the next token sees, the prompt's
+        length, and the first column of the row that the next token sees."""
+        assert self._rows is not None
+        if window is None:
+            return self._rows
+        if window in self._windows:
+            return self._windows[window]
+        places, _, lengths, starts = self._rows
+        column = self.column if self._at is None else self._at
+        first = window.first(lengths + column - starts)
+        seen = torch.stack((places, first.minimum(lengths), lengths, starts + (first - lengths).clamp(min=0)))
+        if self._at is None:  # a recorded step computes it anew
+            self._windows[window] = seen
+        return seen
+
+    def _windowed_mask(self, window: Window) -> Tensor:
+        """[B, Lp + capacity] at this column: 0, or -inf for what is hidden."""
+        _, first, lengths, starts = self._seen(window)[..., None]
+        prompt = torch.arange(max(self.lengths.values()), device=first.device)
+        columns = torch.arange(self.capacity, device=first.device)
+        column = self.column if self._at is None else self._at
+        hidden = torch.cat(((prompt < first) | (prompt >= lengths), (columns < starts) | (columns > column)), dim=1)
+        return torch.zeros(hidden.shape, device=first.device).masked_fill(hidden, -math.inf)
 
     def _hide(self, lengths: Sequence[int], device: torch.device) -> Tensor | None:
         """The mask [B, Lp + capacity]: -inf before a row's first column and beyond its prompt's end, `lengths` [B].

@@ -23,8 +23,8 @@ from transformers import PreTrainedModel
 
 from hone.base.settings import UserError
 from hone.model import attention, linear
-from hone.model.limits import context_limit, longest_exact
-from hone.model.logprobs import has_plain_head, logits_of, output_head
+from hone.model.limits import context_limit
+from hone.model.logprobs import logits_of, output_head
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
 from hone.rollout.native.graph import GraphStep, Recorder
 from hone.rollout.native.kernel import Kernel
@@ -75,8 +75,7 @@ class Core:
         reserve: int = 0,
     ) -> None:
         self._model, self._device = model, next(model.parameters()).device
-        self._context = longest_exact(model.config)
-        self._head = None if model.dtype == torch.float32 or not has_plain_head(model) else output_head(model)
+        self._head = None if model.dtype == torch.float32 else output_head(model)
         self._stop_ids = frozenset(stops)
         self._stops = torch.tensor(list(stops), dtype=torch.int64, device=self._device)
         self._budget, self._decode_text, self._version = budget, decode, version
@@ -203,11 +202,10 @@ class Core:
             logits: Tensor = self._call(self._model, inputs | {"logits_to_keep": kept}).logits
             return logits
         hidden = self._call(self._model.base_model, inputs).last_hidden_state[:, keep]  # [B, K, D]
-        return logits_of(hidden.flatten(0, 1), *self._head).unflatten(0, hidden.shape[:2])
+        return logits_of(hidden.flatten(0, 1), self._head).unflatten(0, hidden.shape[:2])
 
     def _call(self, module: Any, inputs: dict[str, Any]) -> Any:
-        """A forward call. `submit` has refused sequences longer than the model's context."""
-        this = attention.ForwardPass(decode_cache=inputs["decode_cache"], longest=self._context)
+        this = attention.ForwardPass(decode_cache=inputs["decode_cache"])
         with attention.forward_pass(this):
             out = module(**inputs, use_cache=False)
         attention.check_called(self._model, this)
@@ -343,7 +341,7 @@ class Core:
             hidden = self._call(self._model.base_model, inputs).last_hidden_state[0]  # [T, D]
             lengths = lengths[: len(batch)]
             hidden, tokens = hidden[: sum(lengths)], tokens[: sum(lengths)]
-            logits = logits_of(hidden[ends], *output_head(self._model))
+            logits = logits_of(hidden[ends], output_head(self._model))
             top = max(request.top_logprobs for request in requests)
             for i, request, scores in zip(batch, requests, prompt_scores(self._model, hidden, tokens, lengths, top)):
                 if request.echo:

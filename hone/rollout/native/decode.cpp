@@ -1,9 +1,13 @@
 // Attention of one new token per row over a shared prompt and the row's own tokens, in float32.
 //
+// A row may see its prompt and its own tokens from some position on only (a sliding window), scores may be capped, and
+// a sink may take part in the softmax. Values may have a size of their own.
+//
 // One thread streams the keys and values of a row once; memory bandwidth bounds it. Vectors are those of GCC and
 // Clang (16 lanes, split where registers are narrower), so the same source serves AVX-512, AVX2 and NEON.
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -126,75 +130,140 @@ struct Part {
   long count;
 };
 
-// One softmax over both parts, for R queries that share their keys.
-template <int R, int D>
-void attend_some(const float *query, const Part *parts, float scaling, float *out, float *work) {
-  float scaled[R * D];
-  for (int i = 0; i < R * D; i++) scaled[i] = query[i] * scaling;
+struct Shape {
+  long size, value_size;  // of a key, of a value
+  float scaling, softcap;  // softcap 0: none
+};
+
+// Sums for so many queries fit the registers.
+constexpr long registers = 24 * LANES, largest_size = 512;
+constexpr bool compiled_for(long queries, long size) { return queries == 1 || queries * size <= registers; }
+
+#define HEAD_SIZES(CASE) \
+  CASE(16) CASE(32) CASE(48) CASE(64) CASE(80) CASE(96) CASE(112) CASE(128) CASE(192) CASE(256) CASE(512)
+
+// `S` is the head size where keys and values have the same; 0 where they differ, as in multi-head latent attention.
+template <int R, int S, bool COLD>
+inline void scores_of_size(long size, const float *query, const float *keys, long count, float *scores, long stride) {
+  if constexpr (S) return scores_of<R, S, COLD>(query, keys, count, scores, stride);
+  switch (size) {
+#define CASE(D) \
+  case D: if constexpr (compiled_for(R, D)) scores_of<R, D, COLD>(query, keys, count, scores, stride); break;
+    HEAD_SIZES(CASE)
+#undef CASE
+  }
+}
+
+template <int R, int S, bool COLD>
+inline void add_values_of_size(long size, const float *weights, long stride, const float *values, long count,
+                               float *out) {
+  if constexpr (S) return add_values<R, S, COLD>(weights, stride, values, count, out);
+  switch (size) {
+#define CASE(D) \
+  case D: if constexpr (compiled_for(R, D)) add_values<R, D, COLD>(weights, stride, values, count, out); break;
+    HEAD_SIZES(CASE)
+#undef CASE
+  }
+}
+
+// c * tanh(s / c), with tanh(x) = (1 - e) / (1 + e) and e = exp(-2 |x|).
+inline void cap(float *s, long count, float c) {
+  for (long j = 0; j < count; j++) {
+    const float e = exp_nonpositive(-2.0f * std::fabs(s[j]) / c);
+    s[j] = std::copysign(c * (1.0f - e) / (1.0f + e), s[j]);
+  }
+}
+
+// One softmax over both parts, for R queries that share their keys. `sinks` [R], or null.
+template <int R, int S>
+void attend_some(const Shape &shape, const float *query, const Part *parts, const float *sinks, float *out,
+                 float *work) {
+  const long size = S ? S : shape.size, value_size = S ? S : shape.value_size;
+  float scaled[S ? R * S : R == 1 ? largest_size : registers];
+  for (long i = 0; i < R * size; i++) scaled[i] = query[i] * shape.scaling;
   const long first = parts[0].count, total = first + parts[1].count;
-  scores_of<R, D, false>(scaled, parts[0].keys, first, work, total);
-  scores_of<R, D, true>(scaled, parts[1].keys, parts[1].count, work + first, total);
+  scores_of_size<R, S, false>(size, scaled, parts[0].keys, first, work, total);
+  scores_of_size<R, S, true>(size, scaled, parts[1].keys, parts[1].count, work + first, total);
+  if (shape.softcap > 0) cap(work, R * total, shape.softcap);
   float inverse[R];
   for (int r = 0; r < R; r++) {
     float *s = work + r * total, top = largest(s, total), mass = 0;
+    if (sinks) {
+      top = std::max(top, sinks[r]);
+      mass = exp_nonpositive(sinks[r] - top);
+    }
     for (long j = 0; j < total; j++) mass += s[j] = exp_nonpositive(s[j] - top);
     inverse[r] = 1.0f / mass;
   }
-  std::fill(out, out + R * D, 0.0f);
-  add_values<R, D, false>(work, total, parts[0].values, first, out);
-  add_values<R, D, true>(work + first, total, parts[1].values, parts[1].count, out);
+  std::fill(out, out + R * value_size, 0.0f);
+  add_values_of_size<R, S, false>(value_size, work, total, parts[0].values, first, out);
+  add_values_of_size<R, S, true>(value_size, work + first, total, parts[1].values, parts[1].count, out);
   for (int r = 0; r < R; r++)
-    for (int d = 0; d < D; d++) out[r * D + d] *= inverse[r];
+    for (long d = 0; d < value_size; d++) out[r * value_size + d] *= inverse[r];
 }
 
 // As many queries at once as registers can hold sums for.
-template <int D>
-void attend(long repeat, const float *query, const Part *parts, float scaling, float *out, float *work) {
-  constexpr long most = std::min(4, std::max(1, 24 * LANES / D));
+template <int S>
+void attend(const Shape &shape, long repeat, const float *query, const Part *parts, const float *sinks, float *out,
+            float *work) {
+  const long size = S ? S : shape.size, value_size = S ? S : shape.value_size;
+  const long most = std::min(4L, std::max(1L, registers / std::max(size, value_size)));
   while (repeat > 0) {
     const long n = std::min(repeat, most);
-    if (n == 1) attend_some<1, D>(query, parts, scaling, out, work);
-    if constexpr (most >= 2)
-      if (n == 2) attend_some<2, D>(query, parts, scaling, out, work);
-    if constexpr (most >= 3)
-      if (n == 3) attend_some<3, D>(query, parts, scaling, out, work);
-    if constexpr (most >= 4)
-      if (n == 4) attend_some<4, D>(query, parts, scaling, out, work);
-    query += n * D, out += n * D, repeat -= n;
+    if (n == 1) attend_some<1, S>(shape, query, parts, sinks, out, work);
+    if constexpr (compiled_for(2, S))
+      if (n == 2) attend_some<2, S>(shape, query, parts, sinks, out, work);
+    if constexpr (compiled_for(3, S))
+      if (n == 3) attend_some<3, S>(shape, query, parts, sinks, out, work);
+    if constexpr (compiled_for(4, S))
+      if (n == 4) attend_some<4, S>(shape, query, parts, sinks, out, work);
+    query += n * size, out += n * value_size, repeat -= n;
+    if (sinks) sinks += n;
   }
+}
+
+// Null for sizes that are not compiled.
+decltype(&attend<0>) attend_for(long size, long value_size) {
+  decltype(&attend<0>) same = nullptr, mixed = nullptr;
+  switch (size) {
+#define CASE(D) case D: same = attend<D>; break;
+    HEAD_SIZES(CASE)
+#undef CASE
+  }
+  switch (value_size) {
+#define CASE(D) case D: mixed = attend<0>; break;
+    HEAD_SIZES(CASE)
+#undef CASE
+  }
+  return size == value_size ? same : same ? mixed : nullptr;
 }
 
 }  // namespace
 
-// query, out [B, H, D]; prompt keys and values [Hkv, P, prompt_capacity, D]; suffix keys and values
-// [Hkv, B, capacity, D]; prompts, lengths, starts [B]: the prompt of each row, that prompt's length and the row's
-// first column; `end`: one past the last column; `work` [4 * (prompt_capacity + end)]. Rows first..last - 1 only.
+// query [B, H, D], out [B, H, Dv]; prompt keys and values [Hkv, P, prompt_capacity, D or Dv]; suffix keys and values
+// [Hkv, B, capacity, D or Dv]; prompts, firsts, lengths, starts [B]: the prompt of each row, the first position in it
+// that the row sees, that prompt's length and the first column that the row sees; sinks [H] or null; `softcap` 0: none;
+// `end`: one past the last column; `work` [4 * (prompt_capacity + end)]. Rows first..last - 1 only.
 // Returns 0, or 1 for a head size that it was not compiled for.
 extern "C" int hone_decode_attention(
     const float *query, const float *prompt_keys, const float *prompt_values, const float *suffix_keys,
-    const float *suffix_values, const int64_t *prompts, const int64_t *lengths, const int64_t *starts, float *out,
-    float *work, int64_t first, int64_t last, int64_t rows, int64_t num_prompts, int64_t kv_heads, int64_t repeat,
-    int64_t size, int64_t prompt_capacity, int64_t capacity, int64_t end, float scaling) {
+    const float *suffix_values, const int64_t *prompts, const int64_t *firsts, const int64_t *lengths,
+    const int64_t *starts, const float *sinks, float *out, float *work, int64_t first, int64_t last, int64_t rows,
+    int64_t num_prompts, int64_t kv_heads, int64_t repeat, int64_t size, int64_t value_size, int64_t prompt_capacity,
+    int64_t capacity, int64_t end, float scaling, float softcap) {
+  const auto call = attend_for(static_cast<long>(size), static_cast<long>(value_size));
+  if (!call) return 1;
+  const Shape shape = {static_cast<long>(size), static_cast<long>(value_size), scaling, softcap};
   for (int64_t h = 0; h < kv_heads; h++)
     for (int64_t b = first; b < last; b++) {
-      const int64_t p = (h * num_prompts + prompts[b]) * prompt_capacity * size;
-      const int64_t s = ((h * rows + b) * capacity + starts[b]) * size;
-      const Part parts[2] = {{prompt_keys + p, prompt_values + p, static_cast<long>(lengths[b])},
-                             {suffix_keys + s, suffix_values + s, static_cast<long>(end - starts[b])}};
-      const int64_t at = (b * kv_heads + h) * repeat * size;
-      switch (size) {
-#define HEAD_SIZE(D) \
-  case D: attend<D>(static_cast<long>(repeat), query + at, parts, scaling, out + at, work); break;
-        HEAD_SIZE(16)
-        HEAD_SIZE(32)
-        HEAD_SIZE(64)
-        HEAD_SIZE(80)
-        HEAD_SIZE(96)
-        HEAD_SIZE(128)
-        HEAD_SIZE(256)
-#undef HEAD_SIZE
-        default: return 1;
-      }
+      const int64_t p = (h * num_prompts + prompts[b]) * prompt_capacity + firsts[b];
+      const int64_t s = (h * rows + b) * capacity + starts[b];
+      const Part parts[2] = {
+          {prompt_keys + p * size, prompt_values + p * value_size, static_cast<long>(lengths[b] - firsts[b])},
+          {suffix_keys + s * size, suffix_values + s * value_size, static_cast<long>(end - starts[b])}};
+      const int64_t head = h * repeat, at = b * kv_heads * repeat + head;
+      call(shape, static_cast<long>(repeat), query + at * size, parts, sinks ? sinks + head : nullptr,
+           out + at * value_size, work);
     }
   return 0;
 }

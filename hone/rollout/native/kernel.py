@@ -25,8 +25,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from hone.model.scoring import Scoring
+
 SOURCE = Path(__file__).with_name("decode.cpp")
-HEAD_SIZES = (16, 32, 64, 80, 96, 128, 256)
+HEAD_SIZES = (16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 512)
 ROWS_PER_THREAD = 16  # fewer are not worth handing to another thread
 COMPILE_SECONDS = 120.0
 
@@ -42,41 +44,44 @@ class Kernel:
 
     def __init__(self, library: Path) -> None:
         self._call = ctypes.CDLL(str(library)).hone_decode_attention
-        self._call.argtypes = [ctypes.c_void_p] * 10 + [ctypes.c_int64] * 10 + [ctypes.c_float]
+        self._call.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_int64] * 11 + [ctypes.c_float] * 2
         self._call.restype = ctypes.c_int
         self._threads: ThreadPoolExecutor | None = None
 
     @staticmethod
     def fits(query: Tensor, value: Tensor) -> bool:
-        """query [..., D], value [..., Dv]. The kernel needs D = Dv: it would read beyond shorter values."""
-        same = query.shape[-1] == value.shape[-1]
-        return query.device.type == "cpu" and query.dtype == torch.float32 and same and query.shape[-1] in HEAD_SIZES
+        """query [..., D], value [..., Dv]: whether it was compiled for these."""
+        known = query.shape[-1] in HEAD_SIZES and value.shape[-1] in HEAD_SIZES
+        return query.device.type == "cpu" and query.dtype == torch.float32 and known
 
     def __call__(
         self,
         query: Tensor,  # [B, H, 1, D]
-        prompt: tuple[Tensor, Tensor],  # keys and values, [Hkv, P, Lp, D]
-        suffix: tuple[Tensor, Tensor],  # keys and values, [Hkv, B, capacity, D]
-        rows: Tensor,  # [3, B] int64: place of the row's prompt, that prompt's length, the row's first column
+        prompt: tuple[Tensor, Tensor],  # keys [Hkv, P, Lp, D] and values [Hkv, P, Lp, Dv]
+        suffix: tuple[Tensor, Tensor],  # keys [Hkv, B, capacity, D] and values [Hkv, B, capacity, Dv]
+        rows: Tensor,  # [4, B] int64: the prompt's place, first position seen in it, its length, first column seen
         end: int,  # one past the last column
-        scaling: float,
+        scoring: Scoring,  # its window is already in `rows`
     ) -> Tensor:
-        """Returns [B, 1, H, D]."""
-        if any(x.shape[-1] != query.shape[-1] for x in (*prompt, *suffix)):
-            raise ValueError("the kernel needs keys and values of the query's size; ask `fits` first")
+        """Returns [B, 1, H, Dv]."""
         batch, heads, _, size = query.shape
         kv_heads, prompts, longest, _ = prompt[0].shape
+        value_size = prompt[1].shape[-1]
+        if suffix[0].shape[-1] != size or prompt[0].shape[-1] != size or suffix[1].shape[-1] != value_size:
+            raise ValueError("the kernel needs keys of the query's size and values of one size")
         query = query.contiguous()
-        out = query.new_empty(batch, 1, heads, size)
-        shape = (batch, prompts, kv_heads, heads // kv_heads, size, longest, suffix[0].shape[2], end)
+        out = query.new_empty(batch, 1, heads, value_size)
+        shape = (batch, prompts, kv_heads, heads // kv_heads, size, value_size, longest, suffix[0].shape[2], end)
+        sinks = None if scoring.sinks is None else scoring.sinks.detach().float().contiguous()
         tensors = (query, *prompt, *suffix)
         assert all(x.is_contiguous() for x in (*tensors, rows)), "the kernel walks over dense arrays"
-        pointers = [x.data_ptr() for x in (*tensors, *rows.unbind(0), out)]
+        pointers = [x.data_ptr() for x in (*tensors, *rows.unbind(0))]
+        pointers += [0 if sinks is None else sinks.data_ptr(), out.data_ptr()]
 
         def some(first: int, last: int) -> None:
             work = query.new_empty(4 * (longest + end))
-            if self._call(*pointers, work.data_ptr(), first, last, *shape, scaling):
-                raise ValueError(f"head size {size} is not one of {HEAD_SIZES}")
+            if self._call(*pointers, work.data_ptr(), first, last, *shape, scoring.scaling, scoring.softcap or 0.0):
+                raise ValueError(f"head sizes {size} and {value_size} are not of {HEAD_SIZES}")
 
         shares = max(1, min(torch.get_num_threads(), batch // ROWS_PER_THREAD))
         bounds = [batch * i // shares for i in range(shares + 1)]

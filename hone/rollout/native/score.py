@@ -29,12 +29,12 @@ def prompt_scores(
     model: PreTrainedModel, hidden: Tensor, tokens: Tensor, lengths: Sequence[int], top: int
 ) -> list[PromptScores]:
     """hidden [T, D] and tokens [T] of prompts packed in one row, lengths [P]. Logits are computed chunk by chunk."""
-    weight, bias = output_head(model)
+    head = output_head(model)
     budget = BUDGET.get(hidden.device.type, BUDGET["cuda"])
-    rows, top = max(1, budget // weight.shape[0]), min(top, weight.shape[0])
+    rows, top = max(1, budget // head.weight.shape[0]), min(top, head.weight.shape[0])
     parts = []
     for part, target in zip(hidden[:-1].split(rows), tokens[1:].split(rows)):
-        logprobs = logits_of(part, weight, bias).log_softmax(-1)
+        logprobs = logits_of(part, head).log_softmax(-1)
         values, ids = logprobs.topk(top, dim=-1)
         parts.append((logprobs.gather(1, target[:, None]).squeeze(1), ids, values))
     nothing = hidden.new_full((1,), torch.nan, dtype=torch.float32)
