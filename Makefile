@@ -35,12 +35,13 @@ export PYTHONNOUSERSITE := 1
 export PIP_USER := 0
 export TORCH NEED_GB
 
-.PHONY: help demo test mutants lint format venv venv-dev clean check-space gpu gpu-wheels
+.PHONY: help demo test site mutants lint format venv venv-dev clean check-space gpu gpu-wheels
 
 help:
 	@echo "make demo     set up, train the demo on the CPU, write runs/demo/report/report.html"
 	@echo "make test     set up, run the tests and the linters"
 	@echo "make lint     ruff and mypy only        make format   rewrite the code with ruff"
+	@echo "make site     the documentation as a site: build/site/index.html"
 	@echo "make gpu      everything that only a GPU shows, in nine minutes (docs/gpu.md); first make gpu-wheels"
 	@echo "make mutants  do the tests notice a changed sign? For hours; some modules: MODULES=\"learn/kl learn/losses\""
 	@echo "make venv     set up only               make clean    remove .venv and caches (not runs/)"
@@ -58,6 +59,9 @@ test: venv-dev
 	    TORCHINDUCTOR_CACHE_DIR="$$home/inductor" \
 	    $(PY) -m pytest -q -n $(JOBS) --dist worksteal --random-order -m "not ($(BY_HAND))" $(ARGS)
 	@$(MAKE) --no-print-directory lint
+
+site: venv-dev
+	@$(PY) -m mkdocs build -q --strict && echo build/site/index.html
 
 mutants: venv-dev
 	@$(PIP) install mutmut==3.8.1
