@@ -18,9 +18,8 @@ from hone.base.settings import UserError
 from hone.learn.watch import collapse_warnings
 from hone.recipe.load import load
 from hone.recipe.sections.algo import WatchConfig
-from hone.recipe.sections.optim import CheckpointConfig
 from hone.report.build import build
-from hone.runs.writer import Run
+from hone.runs.writer import RunWriter
 from hone.stages import pipeline
 from hone.tasks import make_task
 from hone.tasks.knights.logic import canonical_form
@@ -140,11 +139,11 @@ def test_results_name_the_first_step_of_each_collapse(tmp_path: Path) -> None:
     """From the very events that the loop writes."""
     start, end = {"length/mean": 60.0}, {"length/mean": 20.0}
     history = [{"step": step, **(start if step < 6 or 12 <= step < 18 else end)} for step in range(25)]
-    run = Run.open(tmp_path, {}, CheckpointConfig(), seed=0)
+    writer = RunWriter.open(tmp_path, {}, seed=0)
     for step in range(len(history)):
         for warning in collapse_warnings(history[: step + 1], WatchConfig()):
-            run.event("collapse", str(warning), step, name=warning.name)
-    run.event("checkpoint", "saved before step 25")
+            writer.event("collapse", str(warning), step, name=warning.name)
+    writer.event("checkpoint", "saved before step 25")
     steps = [e["step"] for e in jsonl.read(tmp_path / "events.jsonl") if e["kind"] == "collapse"]
     assert steps == [10, 22]  # the mean of five steps is below 24 when all five are short, and again later
     assert pipeline.collapses(tmp_path) == {"length_collapse": 10}

@@ -21,7 +21,7 @@ from hone.base.stop import Interrupted
 from hone.measure.run import cli_eval
 from hone.recipe.load import load
 from hone.report.build import build
-from hone.runs.writer import Run
+from hone.runs.run import Run
 from hone.stages import audit as runs
 from hone.stages import pipeline
 
@@ -87,7 +87,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Made]:
 
             def interrupt(run: Run, step: int) -> None:
                 if step == 5:
-                    run.settle()
+                    run.checkpoints.settle()
                     raise Interrupted(step)
                 stop(run, step)
 

@@ -329,13 +329,13 @@ def test_a_finished_run_goes_on_as_if_it_had_not_ended(
 def test_an_extension_that_is_cut_goes_on(
     copied: Path, longer: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from hone.runs.writer import Run
+    from hone.runs.writer import RunWriter
 
-    def cut(self: Run, step: int, *rest: Any, **more: Any) -> None:
+    def cut(self: RunWriter, step: int, *rest: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "log_rollouts", cut)
+        patch.setattr(RunWriter, "log_rollouts", cut)
         with pytest.raises(KeyboardInterrupt):
             pipeline.run(recipe(copied, "steps=7"), resume=True)
     pipeline.run(recipe(copied, "steps=7"), resume=True)

@@ -19,7 +19,7 @@ from hone.base.settings import PEER_LOST, UserError
 from hone.base.visible import visible
 from hone.launch.job import Job
 
-#: Exit codes of workers stopped by Ctrl-C and by SIGTERM, which are not failures (see `hone.runs.writer`).
+#: Exit codes of workers stopped by Ctrl-C and by SIGTERM, which are not failures (see `hone.base.stop`).
 INTERRUPTED, PREEMPTED = 130, 75
 
 #: Seconds between two polls of the workers.

@@ -42,14 +42,16 @@ def load_local(
     prompt: PromptConfig,
     system: str,
     date: datetime.date | None = None,
+    event: Event = print_event,
 ) -> LocalModel:
-    """Load a model to sample from. `system`: the task's system prompt; `date`: for templates, by default today's.
+    """Load a model to sample from. `system`: the task's system prompt; `date`: for templates, by default today's;
+    `event`: see `NativeEngine`.
 
     Raises UserError if hone does not compute the model exactly.
     """
     loaded, tokenizer = load_frozen(model), load_tokenizer(model)
     renderer = Renderer(tokenizer, prompt, system, date or dates.now())
-    return LocalModel(loaded, renderer, native_engine(loaded, tokenizer, rollout))
+    return LocalModel(loaded, renderer, native_engine(loaded, tokenizer, rollout, event))
 
 
 def load_frozen(model: ModelConfig, on: torch.device | None = None) -> PreTrainedModel:

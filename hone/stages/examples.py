@@ -31,7 +31,7 @@ from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import beside
 from hone.rollout.exactness import check_policy
 from hone.rollout.prompts import Renderer
-from hone.runs.writer import Run
+from hone.runs.run import Run
 from hone.stages.guard import guard
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask
@@ -54,7 +54,7 @@ class Examples:
 def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     """Train `model` in `folder`, from the beginning or from the last checkpoint there.
 
-    Raises `hone.runs.writer.Interrupted` after saving, if the user asked to stop.
+    Raises `hone.base.stop.Interrupted` after saving, if the user asked to stop.
     """
     world = World.from_env(recipe.parallel)
     task = make_task(recipe.task, recipe.seed)
@@ -71,18 +71,19 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     )
     check_policy(policy)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
-    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    run = Run.open(folder, recipe, world)
+    writer = run.writer
     if (covered := coverage(policy.model)) is not None:
-        run.event("lora", covered)
+        writer.event("lora", covered)
     for line in found.report:
-        run.event("data", line)
+        writer.event("data", line)
     parts = ([to_sample(e, renderer) for e in part] for part in (found.train, found.validation))
     samples, held_out = (fitting(part, policy) for part in parts)
     budget, share = recipe.tokens_per_microbatch, recipe.share_prompts
     packer = partial(pack, tokens_per_microbatch=budget, share_prompts=share, parts=world.data)
 
     first = run.resume(policy)
-    rehearse_examples(run, recipe, model, policy, samples)
+    rehearse_examples(writer, recipe, model, policy, samples)
     with run.interruptible(), run.track("SFT", steps, first) as progress:
         for step in range(first, steps):
             clock = Clock()
@@ -104,9 +105,9 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
                 row["validation_loss"] = mean_loss(policy, packer(held_out, [0.0] * len(held_out)))
                 progress.say(f"after step {step + 1}: validation loss {row['validation_loss']:.4f}")
                 clock.lap("validate")
-            run.log_prompts(step, [[s.problem_id for s in chosen]], ())
-            run.log(step, row, clock.seconds())
-            guard(run, step, stats, [batches], chosen, recipe.watch)
+            writer.log_prompts(step, [[s.problem_id for s in chosen]], ())
+            writer.log(step, row, clock.seconds())
+            guard(writer, step, stats, [batches], chosen, recipe.watch)
             run.checkpoint(step + 1, policy)
             progress.advance(f"loss {stats.loss:.4f}")
             run.stop_if_asked(step + 1)

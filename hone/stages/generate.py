@@ -29,10 +29,11 @@ from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import PREFIX
 from hone.rewards.base import judge_all
+from hone.rollout.engine import Event
 from hone.rollout.hosted import Endpoint, HostedModel
 from hone.rollout.local import load_local
 from hone.rollout.native.requests import Request
-from hone.runs.writer import Run
+from hone.runs.writer import RunWriter
 from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.tasks.rows.task import canonical
@@ -64,11 +65,11 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     problems = task.problems("train")[: recipe.generate.problems]
     if not problems:
         raise UserError(f"generate: the train split of task {task.name} is empty; give it a size, e.g. 1000")
-    run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+    writer = RunWriter.open(folder, recipe.model_dump(mode="json"), recipe.seed, world)
     name = teacher_name(recipe)
     per_shard, samples = recipe.generate.problems_per_shard, recipe.samples_per_prompt
     shards = [range(at, min(at + per_shard, len(problems))) for at in range(0, len(problems), per_shard)]
-    paths = [run.path("samples") / f"shard_{i:05d}.jsonl" for i in range(len(shards))]
+    paths = [writer.path("samples") / f"shard_{i:05d}.jsonl" for i in range(len(shards))]
 
     def there_already() -> list[set[Key]]:
         paths[0].parent.mkdir(exist_ok=True)
@@ -77,7 +78,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     done = world.on_main(there_already, "the answers that are there already")
     total, there = len(problems) * samples, sum(map(len, done))
     if there:
-        run.event("resumed", f"{there} of {total} answers are there already")
+        writer.event("resumed", f"{there} of {total} answers are there already")
     teacher: Teacher | None = None
     with Track("generate", total, there, world.main) as progress:
         for i, (path, shard, have) in enumerate(zip(paths, shards, done, strict=True)):
@@ -87,11 +88,11 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
                 continue
             wanted = [(i, g) for i in shard for g in range(samples) if (i, g) not in have]
             if wanted:
-                teacher = teacher or make_teacher(recipe, model, task)
+                teacher = teacher or make_teacher(recipe, model, task, writer.event)
                 fill(path, wanted, problems, teacher, task, recipe, progress)
             tidy(path)
     world.barrier("the last shards")
-    world.on_main(lambda: finish(run, recipe, [row for path in paths for row in jsonl.read(path)], problems))
+    world.on_main(lambda: finish(writer, recipe, [row for path in paths for row in jsonl.read(path)], problems))
 
 
 def finished(path: Path, teacher: str, problems: Sequence[Problem], shard: range) -> set[Key]:
@@ -200,21 +201,21 @@ def counts(rows: Sequence[Row], kept: Sequence[Row]) -> dict[str, dict[str, int]
     return result
 
 
-def finish(run: Run, recipe: Recipe, rows: Sequence[Row], problems: Sequence[Problem]) -> None:
+def finish(writer: RunWriter, recipe: Recipe, rows: Sequence[Row], problems: Sequence[Problem]) -> None:
     """Write the dataset and say what is in it."""
     kept = reject(rows, recipe.generate.keep, recipe.seed)
     found = counts(rows, kept)
-    jsonl.replace(run.path("counts.json"), json.dumps(found, indent=1))
+    jsonl.replace(writer.path("counts.json"), json.dumps(found, indent=1))
     said = ", ".join(f"{level}: {c['solved']} of {c['problems']}" for level, c in found.items())
     message = f"problems with a right answer: {said}; {found['all']['kept']} answers kept ({recipe.generate.keep})"
     if not kept:
         raise UserError(
-            f"{run.folder}: no answer of the teacher is right, so there is nothing to learn from; {message}"
+            f"{writer.folder}: no answer of the teacher is right, so there is nothing to learn from; {message}"
         )
-    run.event("dataset", message, **found["all"])
+    writer.event("dataset", message, **found["all"])
     lines = [jsonl.line(dataset_row(row, problems[row["number"]])) for row in kept]
-    sealed.put(run.path(DATASET).parent, DATASET, "".join(lines))
-    run.event("finished", f"{len(rows)} answers to {len(problems)} problems")
+    sealed.put(writer.path(DATASET).parent, DATASET, "".join(lines))
+    writer.event("finished", f"{len(rows)} answers to {len(problems)} problems")
 
 
 def dataset_row(row: Row, problem: Problem) -> dict[str, Any]:
@@ -236,18 +237,19 @@ def teacher_name(recipe: Recipe) -> str:
     return recipe.teacher or start
 
 
-def make_teacher(recipe: Recipe, model: ModelConfig, task: Task) -> Teacher:
+def make_teacher(recipe: Recipe, model: ModelConfig, task: Task, event: Event) -> Teacher:
     if recipe.teacher is not None and "://" in recipe.teacher:
         return Hosted(recipe, task)
-    return Local(recipe, model if recipe.teacher is None else model.model_copy(update={"revision": None}), task)
+    config = model if recipe.teacher is None else model.model_copy(update={"revision": None})
+    return Local(recipe, config, task, event)
 
 
 class Local:
     """A model in our own engine; a finished answer makes room for the next one."""
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, task: Task) -> None:
+    def __init__(self, recipe: Recipe, config: ModelConfig, task: Task, event: Event) -> None:
         self.name, self.recipe = teacher_name(recipe), recipe
-        self.local = load_local(config, recipe.rollout, recipe.prompt, task.system)
+        self.local = load_local(config, recipe.rollout, recipe.prompt, task.system, event=event)
 
     def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
         most = {i: g + 1 for i, g in wanted}  # in order: the last sample of each

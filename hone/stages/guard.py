@@ -1,6 +1,6 @@
 """Guards of the update: what is not finite is skipped and kept for a look; what pulls too hard is named.
 
-guard(run, step, stats, updates, samples, watch)        # after every `run.log`
+guard(writer, step, stats, updates, samples, watch)        # after every `writer.log`
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from hone.base.settings import UserError
 from hone.learn.batches import updates_of
 from hone.recipe.sections.algo import AlgoConfig, WatchConfig
 from hone.rewards.base import failures
-from hone.runs.writer import Run
+from hone.runs.writer import RunWriter
 from hone.types import TOKEN_FIELDS, VERIFIER_FAILURES, Block, Group, MicroBatch, Sample, StepStats
 
 #: How many samples a warning names.
@@ -35,7 +35,7 @@ class NonFiniteUpdate(UserError):
 
 
 def guard(
-    run: Run,
+    writer: RunWriter,
     step: int,
     stats: StepStats,
     updates: Sequence[Sequence[MicroBatch]],
@@ -45,29 +45,29 @@ def guard(
     """Events for a skipped update and for a gradient far larger than before; both name samples.
 
     The policy has skipped the update already. Raises NonFiniteUpdate after `watch.max_skipped` such steps in a row.
-    `run.history` ends with this step's row.
+    `writer.history` ends with this step's row.
     """
     if stats.metrics["skipped"]:
         name = f"skipped/step_{step:06d}.safetensors"
-        path = run.folder / name
-        if run.world.main:
-            write_batches(run.path(name), updates)
-        run.event(
+        path = writer.folder / name
+        if writer.world.main:
+            write_batches(writer.path(name), updates)
+        writer.event(
             "update_skipped",
             f"step {step}: {stats.metrics['skipped']:.0f} of {len(updates)} updates had a loss or gradient that is not "
             f"finite and left the weights alone; the batch is in {path}. {_culprits(stats, samples)}",
             step,
             file=name,
         )
-        if skipped_in_a_row(run.history) >= watch.max_skipped:
+        if skipped_in_a_row(writer.history) >= watch.max_skipped:
             raise NonFiniteUpdate(
-                f"{run.folder}: {watch.max_skipped} steps in a row (watch.max_skipped) had an update that was not "
+                f"{writer.folder}: {watch.max_skipped} steps in a row (watch.max_skipped) had an update that was not "
                 f"finite: lower optim.lr, or look at {path.parent} and at the samples of these steps"
             )
         return
-    usual = usual_grad_norm(run.history[:-1], watch)
+    usual = usual_grad_norm(writer.history[:-1], watch)
     if usual is not None and stats.grad_norm > watch.grad_norm_rise * usual:
-        run.event(
+        writer.event(
             "grad_spike",
             f"step {step}: gradient norm {stats.grad_norm:.3g} is {stats.grad_norm / usual:.1f} times the usual "
             f"{usual:.3g}. {_culprits(stats, samples)}",
@@ -75,7 +75,7 @@ def guard(
         )
 
 
-def guard_rewards(run: Run, step: int, groups: Sequence[Group], watch: WatchConfig) -> None:
+def guard_rewards(writer: RunWriter, step: int, groups: Sequence[Group], watch: WatchConfig) -> None:
     """An event for samples that were left out because their verifier failed, with the reasons.
 
     Raises UserError after `watch.max_unscored` steps in a row in which that was every sample.
@@ -83,12 +83,12 @@ def guard_rewards(run: Run, step: int, groups: Sequence[Group], watch: WatchConf
     message = failures(groups)
     if message is None:
         return
-    run.event("verifier", message, step)
-    lost = [sum(row.get(f"verdict/{kind}", 0.0) for kind in VERIFIER_FAILURES) for row in run.history]
+    writer.event("verifier", message, step)
+    lost = [sum(row.get(f"verdict/{kind}", 0.0) for kind in VERIFIER_FAILURES) for row in writer.history]
     if len(lost) >= watch.max_unscored and min(lost[-watch.max_unscored :]) > 0.999:
         raise UserError(
-            f"{run.folder}: not one sample had a reward in {watch.max_unscored} steps in a row (watch.max_unscored): "
-            f"{message}. When the verifier works again, go on with --resume"
+            f"{writer.folder}: not one sample had a reward in {watch.max_unscored} steps in a row "
+            f"(watch.max_unscored): {message}. When the verifier works again, go on with --resume"
         )
 
 

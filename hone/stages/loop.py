@@ -32,9 +32,10 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     """
     stage = Stage.load(recipe, folder, model)
     run, policy, curriculum, signal = stage.run, stage.policy, stage.curriculum, stage.signal
+    writer = run.writer
     first = run.resume(policy, curriculum)
     longest, data = longest_prompt(curriculum.problems, stage.renderer), data_bytes(curriculum.problems)
-    rehearse(run, recipe, model, policy, longest, data)  # the longest first
+    rehearse(writer, recipe, model, policy, longest, data)  # the longest first
     now = stage.phases.at(0, 0)  # the settings of a step; a schedule changes them
     with (
         run.interruptible(),
@@ -49,7 +50,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             synced = engine.sync(policy, version=step)  # the only weight sync, verified
             clock.lap("sync")
             for label in evaluator.due(step):
-                run.log_eval(step, label, *evaluator.evaluate(label, stage.held_out_reward(now)))
+                writer.log_eval(step, label, *evaluator.evaluate(label, stage.held_out_reward(now)))
             if step == recipe.steps:
                 break
             sampled = source.groups(step)
@@ -57,7 +58,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             clock.count(sampled.seconds)
             before, now = now, sampled.settings
             if now != before:
-                announce(run, step, stage.phases, len(policy.resets))
+                announce(writer, step, stage.phases, len(policy.resets))
                 policy.configure(now.optim, now.layers)
             batch = signal.batch(sampled)
             clock.lap(signal.part)
@@ -65,9 +66,11 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             clock.lap("train")
             clock.beside(sampled.beside)
             log = StepLog.of(sampled, batch, stats, stage.state(synced), clock.seconds())
-            record(run, log, stage.renderer)
-            if why := due(recipe.reset, step + 1, recipe.steps, run, policy.resets):
-                reset(run, step + 1, why, policy, stage.phases, batch.minibatches)  # merge, new reference and optimizer
+            record(writer, log, stage.renderer)
+            if why := due(recipe.reset, step + 1, recipe.steps, writer, policy.resets):
+                reset(
+                    writer, step + 1, why, policy, stage.phases, batch.minibatches
+                )  # merge, new reference and optimizer
             run.checkpoint(step + 1, policy, curriculum, now=why is not None)
             progress.advance(signal.note(log))
             run.stop_if_asked(step + 1)

@@ -15,7 +15,7 @@ from hone.learn.samples import to_samples
 from hone.learn.watch import collapse_warnings
 from hone.measure.stats import reflection
 from hone.rollout.prompts import Renderer
-from hone.runs.writer import Run
+from hone.runs.writer import RunWriter
 from hone.stages.guard import guard, guard_rewards, no_signal
 from hone.stages.source import Sampled
 from hone.types import NOT_GRADED, VERIFIER_FAILURES, Group, Reward, StepStats, Verdict
@@ -61,25 +61,25 @@ class StepLog:
         return cls(sampled, batch, stats, metrics, seconds)
 
 
-def record(run: Run, log: StepLog, renderer: Renderer) -> None:
+def record(writer: RunWriter, log: StepLog, renderer: Renderer) -> None:
     """Writes down what the step did, and warns of what looks wrong."""
     sampled, batch, stats = log.sampled, log.batch, log.stats
     step, settings = sampled.step, sampled.settings
-    run.log_prompts(step, sampled.drawn, sampled.groups, sampled.replaced)
-    run.log(step, log.metrics, log.seconds)
+    writer.log_prompts(step, sampled.drawn, sampled.groups, sampled.replaced)
+    writer.log(step, log.metrics, log.seconds)
     prompts = [renderer.prompt_text(group.problem) for group in sampled.everyone]
     samples = [*batch.samples, *(sample for group in sampled.replaced for sample in to_samples(group))]
-    run.log_rollouts(step, sampled.everyone, prompts, samples, stats, renderer.piece)
+    writer.log_rollouts(step, sampled.everyone, prompts, samples, stats, renderer.piece)
     if sampled.replaced and len(sampled.groups) < settings.prompts_per_step:
         kept = f"{len(sampled.groups)} of {settings.prompts_per_step} groups have a reward difference"
-        run.event("refill_bound", f"after {settings.algo.refill_rounds} rounds of refill {kept}", step)
+        writer.event("refill_bound", f"after {settings.algo.refill_rounds} rounds of refill {kept}", step)
     if not batch.minibatches:
-        run.event("no_signal", no_signal(sampled.groups, settings.algo), step)
-    guard_rewards(run, step, sampled.everyone, settings.watch)
-    guard(run, step, stats, batch.minibatches, batch.samples, settings.watch)
-    for warning in collapse_warnings(run.history, settings.watch):
-        run.event("collapse", str(warning), step, name=warning.name)
-    run.log_costs(step, sampled.costs)
+        writer.event("no_signal", no_signal(sampled.groups, settings.algo), step)
+    guard_rewards(writer, step, sampled.everyone, settings.watch)
+    guard(writer, step, stats, batch.minibatches, batch.samples, settings.watch)
+    for warning in collapse_warnings(writer.history, settings.watch):
+        writer.event("collapse", str(warning), step, name=warning.name)
+    writer.log_costs(step, sampled.costs)
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:

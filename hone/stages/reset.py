@@ -24,7 +24,7 @@ from hone.runs.layout import read_request, reset_folder
 
 if TYPE_CHECKING:
     from hone.learn.policy import Policy
-    from hone.runs.writer import Run
+    from hone.runs.writer import RunWriter
     from hone.types import MicroBatch
 
 
@@ -34,18 +34,20 @@ TOLERANCE = 1e-3
 Why = dict[str, Any]  # {"why": "asked" | "step" | "stagnates" | "declines", ...}
 
 
-def due(config: ResetConfig, step: int, steps: int, run: Run, resets: Sequence[Mapping[str, Any]]) -> Why | None:
+def due(
+    config: ResetConfig, step: int, steps: int, writer: RunWriter, resets: Sequence[Mapping[str, Any]]
+) -> Why | None:
     """Why a reset is due before `step` of `steps`, or None. `resets` are those that have been.
 
     One process reads the files and decides for all: a request may come at any moment.
     """
     if step >= steps:
         return None
-    return run.world.on_main(lambda: _due(config, step, run, resets), "whether a reset is due")
+    return writer.world.on_main(lambda: _due(config, step, writer, resets), "whether a reset is due")
 
 
-def _due(config: ResetConfig, step: int, run: Run, resets: Sequence[Mapping[str, Any]]) -> Why | None:
-    asked = read_request(run.folder)
+def _due(config: ResetConfig, step: int, writer: RunWriter, resets: Sequence[Mapping[str, Any]]) -> Why | None:
+    asked = read_request(writer.folder)
     if asked is not None and asked not in [r.get("request") for r in resets]:
         return {"why": "asked", "request": asked}
     if step in config.at:
@@ -57,7 +59,7 @@ def _due(config: ResetConfig, step: int, run: Run, resets: Sequence[Mapping[str,
     since = resets[-1]["step"] if resets else 0
     rows = [
         row
-        for row in run.rows("evals.jsonl")
+        for row in writer.rows("evals.jsonl")
         if row["label"] == "validation" and row["step"] >= since and "accuracy" in row
     ]
     how = stagnation([row["accuracy"]["value"] for row in rows], rule)
@@ -65,7 +67,7 @@ def _due(config: ResetConfig, step: int, run: Run, resets: Sequence[Mapping[str,
 
 
 def reset(
-    run: Run,
+    writer: RunWriter,
     step: int,
     why: Why,
     policy: Policy,
@@ -84,9 +86,9 @@ def reset(
     change = max((float(abs(a - b).max()) for a, b in zip(before, probe(), strict=True)), default=0.0)
     if policy.exact and not change <= TOLERANCE:
         raise RuntimeError(f"reset {number} before step {step} changed log-probs by {change:.3g}: the merge went wrong")
-    keep_model(policy, reset_folder(run.folder, number))
+    keep_model(policy, reset_folder(writer.folder, number))
     adapter = "" if now.lora is None else f", new adapter of rank {now.lora.rank}"
-    run.event(
+    writer.event(
         "reset",
         f"hard reset {number} before step {step} ({why['why']}): reference and optimizer are new{adapter}; log-probs "
         f"changed by at most {change:.1g}",
@@ -94,7 +96,7 @@ def reset(
         number=number,
         why=why["why"],
         max_logprob_change=change if math.isfinite(change) else None,
-        model=str(reset_folder(run.folder, number).relative_to(run.folder)),
+        model=str(reset_folder(writer.folder, number).relative_to(writer.folder)),
     )
 
 
@@ -116,12 +118,14 @@ def keep_model(policy: Policy, folder: Path) -> None:
     policy.base = str(folder)
 
 
-def announce(run: Run, step: int, phases: Phases[Any], resets: int) -> None:
-    """An event for each line of the schedule that begins to hold in `step`. `run.history` ends with the step before."""
-    before = int(run.history[-1].get("reset", 0)) if run.history else 0
+def announce(writer: RunWriter, step: int, phases: Phases[Any], resets: int) -> None:
+    """Record each line of the schedule that begins to hold in `step`; `writer.history` ends with the step before."""
+    before = int(writer.history[-1].get("reset", 0)) if writer.history else 0
     for i in phases.news(step, resets, before):
         line = phases.schedule[i]
-        run.event("phase", f"from step {step} on ({line['at']}): {settings(line)}", step, line=i, settings=dict(line))
+        writer.event(
+            "phase", f"from step {step} on ({line['at']}): {settings(line)}", step, line=i, settings=dict(line)
+        )
 
 
 # --- by hand --------------------------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ from hone.rollout.exactness import check_policy
 from hone.rollout.identity import Verified
 from hone.rollout.prompts import Renderer
 from hone.rollout.together import DistributedEngine
-from hone.runs.writer import Run
+from hone.runs.run import Run
 from hone.stages.signals import Signal, make_signal
 from hone.stages.source import Sampler
 from hone.tasks import make_task
@@ -59,10 +59,10 @@ class Stage:
         signal = make_signal(recipe, folder, policy)
         renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
         answerer = load_frozen(phases, model, task.system) if recipe.stage == "rl" else None
-        run = Run.open(folder, recipe.model_dump(mode="json"), recipe.checkpoint, recipe.seed, world)
+        run = Run.open(folder, recipe, world)
         if (covered := coverage(policy.model)) is not None:
-            run.event("lora", covered)
-        engine = make_engine(recipe.rollout, policy, run.folder, run.event)
+            run.writer.event("lora", covered)
+        engine = make_engine(recipe.rollout, policy, folder, run.writer.event)
 
         def reward(settings: RewardConfig) -> Composed:
             # A teacher's log-probs teach, not rewards: they are only recorded.

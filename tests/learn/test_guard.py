@@ -14,8 +14,8 @@ from hone.base.world import World
 from hone.learn.batches import Batch, prepare
 from hone.learn.policy import Policy
 from hone.recipe.sections.algo import AlgoConfig, KLConfig, WatchConfig
-from hone.recipe.sections.optim import CheckpointConfig, OptimConfig
-from hone.runs.writer import Run
+from hone.recipe.sections.optim import OptimConfig
+from hone.runs.writer import RunWriter
 from hone.stages.guard import NonFiniteUpdate, guard, no_signal, read_batches, skipped_in_a_row, usual_grad_norm
 from hone.types import StepStats
 from tests.learn.policies import REWARDS, SAMPLING, load, make_groups, packer
@@ -34,23 +34,23 @@ def batch_of(policy: Policy, scale: float = 1.0, sample: int = 5) -> Batch:
     return Batch(batch.samples, tuple(tuple(scaled(m) for m in update) for update in batch.minibatches))
 
 
-def take_step(run: Run, step: int, policy: Policy, batch: Batch) -> StepStats:
+def take_step(writer: RunWriter, step: int, policy: Policy, batch: Batch) -> StepStats:
     stats = policy.update(batch.minibatches, AlgoConfig(), 1.0)
-    run.log(step, {"grad_norm": stats.grad_norm, **stats.metrics}, {})
-    guard(run, step, stats, batch.minibatches, batch.samples, WATCH)
+    writer.log(step, {"grad_norm": stats.grad_norm, **stats.metrics}, {})
+    guard(writer, step, stats, batch.minibatches, batch.samples, WATCH)
     return stats
 
 
 def test_a_batch_that_is_not_finite_is_skipped_kept_and_in_the_end_stops(
     folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
+    writer = RunWriter.open(tmp_path, {}, 0)
     policy = load(folder)
     batch = batch_of(policy)
     with torch.no_grad():
         policy.model.model.norm.weight[0] = float("nan")
     before = [p.clone() for p in policy.parameters]
-    take_step(run, 0, policy, batch)
+    take_step(writer, 0, policy, batch)
     for p, b in zip(policy.parameters, before, strict=True):
         torch.testing.assert_close(p, b, equal_nan=True, rtol=0, atol=0)
     (event,) = jsonl.read(tmp_path / "events.jsonl")
@@ -63,21 +63,21 @@ def test_a_batch_that_is_not_finite_is_skipped_kept_and_in_the_end_stops(
         assert ours.sample_ids == theirs.sample_ids
         for name in ("inputs", "sources", "targets", "advantages", "weights"):
             assert torch.equal(getattr(ours, name), getattr(theirs, name))
-    take_step(run, 1, policy, batch)
+    take_step(writer, 1, policy, batch)
     with pytest.raises(NonFiniteUpdate, match=r"3 steps in a row .*lower optim\.lr"):
-        take_step(run, 2, policy, batch)
+        take_step(writer, 2, policy, batch)
 
 
 def test_one_bad_sample_is_the_one_that_is_named(folder: Path, tmp_path: Path) -> None:
-    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
+    writer = RunWriter.open(tmp_path, {}, 0)
     policy = load(folder, OptimConfig(lr=1e-9))
     good, bad = batch_of(policy), batch_of(policy, 3e22)  # the gradient's square is more than a float32 can hold
-    take_step(run, 0, policy, bad)
+    take_step(writer, 0, policy, bad)
     (event,) = jsonl.read(tmp_path / "events.jsonl")
     assert "Not finite in 1 of 16 samples: p1 (sample 6)" in event["message"]
     assert not policy.optimizer.state, "a skipped update must not reach the moments"
-    take_step(run, 1, policy, good)  # training goes on, and the count begins anew
-    assert skipped_in_a_row(run.history) == 0
+    take_step(writer, 1, policy, good)  # training goes on, and the count begins anew
+    assert skipped_in_a_row(writer.history) == 0
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_only_the_first_process_writes_what_was_skipped(folder: Path, tmp_path: 
     batch = batch_of(policy)
     with torch.no_grad():
         policy.model.model.norm.weight[0] = float("nan")
-    run = Run.open(tmp_path / "run", {}, CheckpointConfig(), 0, World(1, 2))
-    take_step(run, 0, policy, batch)
+    writer = RunWriter.open(tmp_path / "run", {}, 0, World(1, 2))
+    take_step(writer, 0, policy, batch)
     assert not (tmp_path / "run").exists()
 
 
@@ -125,9 +125,9 @@ def test_of_several_updates_only_those_that_were_taken_are_in_the_means(folder: 
     assert stats.metrics["entropy"] == pytest.approx(alone.metrics["entropy"])
     assert stats.loss == pytest.approx(alone.loss)
     assert not math.isfinite(stats.grad_norm)
-    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
-    run.log(0, {"grad_norm": stats.grad_norm, **stats.metrics}, {})
-    guard(run, 0, stats, [good, bad], batch.samples, WATCH)
+    writer = RunWriter.open(tmp_path, {}, 0)
+    writer.log(0, {"grad_norm": stats.grad_norm, **stats.metrics}, {})
+    guard(writer, 0, stats, [good, bad], batch.samples, WATCH)
     (event,) = jsonl.read(tmp_path / "events.jsonl")
     assert "1 of 2 updates had a loss or gradient that is not finite" in event["message"]
 
@@ -140,13 +140,13 @@ def test_a_step_without_an_update_does_not_break_a_row_of_skipped_ones() -> None
 
 
 def test_a_spike_names_the_largest_share(folder: Path, tmp_path: Path) -> None:
-    run = Run.open(tmp_path, {}, CheckpointConfig(), 0)
+    writer = RunWriter.open(tmp_path, {}, 0)
     policy = load(folder, OptimConfig(lr=1e-9))
     good = batch_of(policy)
     for step in range(3):
-        take_step(run, step, policy, good)
+        take_step(writer, step, policy, good)
     assert not (tmp_path / "events.jsonl").exists()
-    stats = take_step(run, 3, policy, batch_of(policy, 300.0))
+    stats = take_step(writer, 3, policy, batch_of(policy, 300.0))
     (event,) = jsonl.read(tmp_path / "events.jsonl")
     assert event["kind"] == "grad_spike"
     assert event["message"].split("Largest shares: ")[1].startswith(("p1 (sample 6) 100%", "p1 (sample 6) 99%"))

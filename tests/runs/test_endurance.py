@@ -27,7 +27,8 @@ from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs.layout import at_step
 from hone.runs.ledger import row_of
 from hone.runs.retention import best_validated
-from hone.runs.writer import Run
+from hone.runs.run import Run
+from hone.runs.writer import RunWriter
 from hone.stages.audit import differences
 from hone.types import Group, Problem, Reward, Rollout
 
@@ -45,7 +46,7 @@ class Counter:
 
 
 def open_run(folder: Path, **settings: Any) -> Run:
-    return Run.open(folder, {"a": 1}, CheckpointConfig(every=1, **settings), seed=5)
+    return Run(RunWriter.open(folder, {"a": 1}, seed=5), CheckpointConfig(every=1, **settings))
 
 
 def names(folder: Path) -> list[str]:
@@ -70,13 +71,13 @@ def test_the_loop_goes_on_while_a_checkpoint_is_written(tmp_path: Path, monkeypa
     run = open_run(tmp_path)
     save(run, 1)  # returns, though nothing is written yet
     assert not (tmp_path / "checkpoints").exists()
-    assert not run.rows("events.jsonl")
+    assert not run.writer.rows("events.jsonl")
     threading.Timer(0.2, gate.set).start()
     save(run, 2)  # waits for the first
     assert "step_000001" in names(tmp_path)
-    run.settle()
+    run.checkpoints.settle()
     assert names(tmp_path) == ["step_000001", "step_000002"]
-    assert [e["step"] for e in run.rows("events.jsonl")] == [1, 2]
+    assert [e["step"] for e in run.writer.rows("events.jsonl")] == [1, 2]
 
 
 def test_what_belongs_to_a_checkpoint_is_on_the_disk_before_it_can_be_seen(
@@ -93,9 +94,9 @@ def test_what_belongs_to_a_checkpoint_is_on_the_disk_before_it_can_be_seen(
         monkeypatch.setattr(module, name, noted)
     run = open_run(tmp_path, keep=1)
     for step in (1, 2):
-        run.log(step - 1, {"loss": 1.0}, {"seconds": 1.0})
+        run.writer.log(step - 1, {"loss": 1.0}, {"seconds": 1.0})
         save(run, step)
-    run.settle()
+    run.checkpoints.settle()
     rows = [i for i, x in enumerate(happened) if x == ("fsync", "metrics.jsonl")]
     visible = [i for i, x in enumerate(happened) if x[0] == "replace" and x[1].startswith(".writing_")]
     durable = [i for i, x in enumerate(happened) if x == ("fsync", "checkpoints")]
@@ -109,7 +110,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_good_one(
 ) -> None:
     run = open_run(tmp_path)
     save(run, 1)
-    run.settle()
+    run.checkpoints.settle()
     if how == "full disk":
 
         def full(*_: Any) -> None:
@@ -124,11 +125,11 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_good_one(
         resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, before[1]))
         try:
             save(run, 2, Counter(size=100_000))
-            run._writer.join()
+            run.checkpoints._background.join()
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         expected = errno.EFBIG
-    run._writer.join()
+    run.checkpoints._background.join()
     with pytest.raises(OSError, match=r"checkpoint 2 could not be written .*; the ones before are intact") as caught:
         save(run, 3)  # it shows at the next step
     assert caught.value.errno == expected
@@ -150,7 +151,7 @@ def test_an_error_in_the_loop_does_not_cut_a_checkpoint(tmp_path: Path, monkeypa
 
 
 def validated(run: Run, step: int, accuracy: float, label: str = "validation") -> None:
-    run.log_eval(step, label, {"accuracy": {"value": accuracy}}, [])
+    run.writer.log_eval(step, label, {"accuracy": {"value": accuracy}}, [])
 
 
 def test_the_best_on_validation_stays(tmp_path: Path) -> None:
@@ -161,7 +162,7 @@ def test_the_best_on_validation_stays(tmp_path: Path) -> None:
         validated(run, step, accuracy)
         validated(run, step, 1.0 - accuracy, "after")  # of the test split: does not count
     save(run, 5)
-    run.settle()
+    run.checkpoints.settle()
     assert names(tmp_path) == ["step_000002", "step_000005"]
     assert at_step(f"{tmp_path}@best").name == "step_000002"
     assert at_step(f"{tmp_path}@5").name == "step_000005"
@@ -208,15 +209,15 @@ def test_the_best_needs_validation(tmp_path: Path) -> None:
 
 def test_sigterm_while_sampling_saves_what_is_finished(tmp_path: Path) -> None:
     run = open_run(tmp_path)
-    run.config = CheckpointConfig(every=100)
+    run.checkpoints.config = CheckpointConfig(every=100)
     assert run.resume(Counter()) == 0  # type: ignore[arg-type]
     with pytest.raises(Preempted) as stopped, run.interruptible():  # noqa: PT012
         run.checkpoint(1, Counter())  # type: ignore[arg-type]  # not due
-        run.poll_stop()
+        run.stops.poll()
         os.kill(os.getpid(), signal.SIGTERM)
-        run.poll_stop()
+        run.stops.poll()
         pytest.fail("sampling went on")
-    run._stop.cancel()
+    run.stops._stop.cancel()
     assert stopped.value.code == EX_TEMPFAIL == 75
     assert stopped.value.step == 1
     assert names(tmp_path) == ["step_000001"]
@@ -224,13 +225,13 @@ def test_sigterm_while_sampling_saves_what_is_finished(tmp_path: Path) -> None:
 
 def test_sigterm_after_sampling_ends_after_the_step(tmp_path: Path) -> None:
     run = open_run(tmp_path)
-    run.config = CheckpointConfig(every=100)
+    run.checkpoints.config = CheckpointConfig(every=100)
     run.resume(Counter())  # type: ignore[arg-type]
     with pytest.raises(Preempted), run.interruptible():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGTERM)
         run.checkpoint(1, Counter())  # type: ignore[arg-type]
         run.stop_if_asked(1)
-    run._stop.cancel()
+    run.stops._stop.cancel()
     assert names(tmp_path) == ["step_000001"]
 
 
@@ -239,8 +240,8 @@ def test_nothing_is_saved_twice_and_nothing_of_an_untrained_model(tmp_path: Path
     run.resume(Counter())  # type: ignore[arg-type]
     with pytest.raises(Preempted) as stopped, run.interruptible():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGTERM)
-        run.poll_stop()
-    run._stop.cancel()
+        run.stops.poll()
+    run.stops._stop.cancel()
     assert stopped.value.step == 0
     assert not (tmp_path / "checkpoints").exists()
 
@@ -249,7 +250,7 @@ def test_ctrl_c_lets_the_step_end(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     with pytest.raises(Interrupted), run.interruptible():  # noqa: PT012
         os.kill(os.getpid(), signal.SIGINT)
-        run.poll_stop()  # sampling goes on
+        run.stops.poll()  # sampling goes on
         run.checkpoint(1, Counter())  # type: ignore[arg-type]
         run.stop_if_asked(1)
 
@@ -317,11 +318,11 @@ def test_what_was_lost_and_what_came_twice() -> None:
 def test_the_ledger_is_cut_back_with_the_metrics(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     for step in range(3):
-        run.log_prompts(step, [[f"p{step}"]], ())
-        run.log(step, {"loss": 1.0}, {})
+        run.writer.log_prompts(step, [[f"p{step}"]], ())
+        run.writer.log(step, {"loss": 1.0}, {})
         if step == 1:
             save(run, 2)
-    run.settle()
+    run.checkpoints.settle()
 
     class Restored(Counter):
         def restore(self, *_: Any) -> None: ...

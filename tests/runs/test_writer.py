@@ -15,7 +15,8 @@ from hone.base.settings import UserError
 from hone.learn import checkpoint
 from hone.learn.state import State
 from hone.recipe.sections.optim import CheckpointConfig
-from hone.runs.writer import Run
+from hone.runs.run import Run
+from hone.runs.writer import RunWriter
 from hone.types import Sample, StepStats
 
 
@@ -32,29 +33,29 @@ class FakePolicy:
 
 
 def open_run(folder: Path) -> Run:
-    return Run.open(folder, {"a": 1}, CheckpointConfig(every=2, keep=2), seed=5)
+    return Run(RunWriter.open(folder, {"a": 1}, seed=5), CheckpointConfig(every=2, keep=2))
 
 
 def test_rows_after_the_checkpoint_are_dropped_on_resume(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     for step in range(5):
-        run.log(step, {"loss": float(step)}, {"seconds": 1.0})
-        run.log_eval(step, "validation", {"accuracy": 0}, [])
+        run.writer.log(step, {"loss": float(step)}, {"seconds": 1.0})
+        run.writer.log_eval(step, "validation", {"accuracy": 0}, [])
         (tmp_path / "rollouts").mkdir(exist_ok=True)
         (tmp_path / "rollouts" / f"step_{step:06d}.jsonl").write_text("{}\n")
         run.checkpoint(step + 1, FakePolicy())  # type: ignore[arg-type]  # saves before steps 2 and 4
-    run.settle()
+    run.checkpoints.settle()
     with (tmp_path / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "lo')  # torn by a kill
     policy = FakePolicy()
     again = open_run(tmp_path)
     assert again.resume(policy) == 4  # type: ignore[arg-type]
     assert policy.updates == 7
-    assert [row["step"] for row in again.rows("metrics.jsonl")] == [0, 1, 2, 3]
-    assert [row["step"] for row in again.history] == [0, 1, 2, 3]
-    assert [row["step"] for row in again.rows("evals.jsonl")] == [0, 1, 2, 3]
+    assert [row["step"] for row in again.writer.rows("metrics.jsonl")] == [0, 1, 2, 3]
+    assert [row["step"] for row in again.writer.history] == [0, 1, 2, 3]
+    assert [row["step"] for row in again.writer.rows("evals.jsonl")] == [0, 1, 2, 3]
     assert sorted(p.name for p in (tmp_path / "rollouts").iterdir()) == [f"step_{s:06d}.jsonl" for s in range(4)]
-    assert again.rows("events.jsonl")[-1]["kind"] == "resumed"
+    assert again.writer.rows("events.jsonl")[-1]["kind"] == "resumed"
 
 
 def test_a_fresh_folder_begins_at_zero_without_an_event(tmp_path: Path) -> None:
@@ -64,7 +65,7 @@ def test_a_fresh_folder_begins_at_zero_without_an_event(tmp_path: Path) -> None:
 
 def test_other_settings_on_resume_are_an_event(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     open_run(tmp_path)
-    Run.open(tmp_path, {"a": 2}, CheckpointConfig(), seed=5)
+    RunWriter.open(tmp_path, {"a": 2}, seed=5)
     (event,) = [json.loads(line) for line in (tmp_path / "events.jsonl").read_text().splitlines()]
     assert event["kind"] == "config_changed"
     assert "config_changed" in capsys.readouterr().err
@@ -91,7 +92,7 @@ def test_tokens_of_a_step_hold_both_log_probs_and_the_pieces(tmp_path: Path) -> 
     )
     seen = {"logprobs": [-0.25, -0.75], "entropies": [0.5, 0.125]}
     stats = StepStats(0.0, 0.0, 2, {}, **{name: {1: np.asarray(v, np.float32)} for name, v in seen.items()})
-    open_run(tmp_path).log_rollouts(3, [], [], [sample, sample], stats, piece=lambda i: f"<{i}>")
+    open_run(tmp_path).writer.log_rollouts(3, [], [], [sample, sample], stats, piece=lambda i: f"<{i}>")
     with safe_open(tmp_path / "tokens" / "step_000003.safetensors", "np") as file:
         assert file.get_tensor("lengths").tolist() == [2, 2]
         assert file.get_tensor("ids").tolist() == [7, 2, 7, 2]
@@ -106,9 +107,9 @@ def test_tokens_of_a_step_hold_both_log_probs_and_the_pieces(tmp_path: Path) -> 
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     for step in range(2):
-        run.log(step, {"loss": 1.0}, {"seconds": 1.0})
+        run.writer.log(step, {"loss": 1.0}, {"seconds": 1.0})
         run.checkpoint(step + 1, FakePolicy())  # type: ignore[arg-type]
-    run.settle()
+    run.checkpoints.settle()
     (tmp_path / "rollouts").mkdir()
     (tmp_path / "rollouts" / "step_000001.jsonl").write_text("{}\n")
     (tmp_path / "rollouts" / "step_000001.jsonl.writing").write_text("{")
@@ -124,7 +125,7 @@ def test_a_damaged_checkpoint_is_passed_over_and_removed(tmp_path: Path, capsys:
     run = open_run(tmp_path)
     for step in (2, 4):
         run.checkpoint(step, FakePolicy())  # type: ignore[arg-type]
-    run.settle()
+    run.checkpoints.settle()
     (tmp_path / "checkpoints" / "step_000004" / "model" / "weights").write_text("y")
     assert open_run(tmp_path).resume(FakePolicy()) == 2  # type: ignore[arg-type]
     assert "step_000004 is damaged (model/weights differs from its checksum)" in capsys.readouterr().err
@@ -133,9 +134,9 @@ def test_a_damaged_checkpoint_is_passed_over_and_removed(tmp_path: Path, capsys:
 
 def test_without_a_whole_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
     run = open_run(tmp_path)
-    run.log(0, {"loss": 1.0}, {"seconds": 1.0})
+    run.writer.log(0, {"loss": 1.0}, {"seconds": 1.0})
     run.checkpoint(2, FakePolicy())  # type: ignore[arg-type]
-    run.settle()
+    run.checkpoints.settle()
     (tmp_path / "checkpoints" / "step_000002" / "checksums.json").unlink()
     with pytest.raises(UserError, match="none of its 1 checkpoints is whole; nothing was changed"):
         open_run(tmp_path).resume(FakePolicy())  # type: ignore[arg-type]
@@ -146,9 +147,9 @@ def test_without_a_whole_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
 def test_stray_files_and_links_are_left_alone(tmp_path: Path) -> None:
     run = open_run(tmp_path)
     for step in range(2):
-        run.log(step, {"loss": 1.0}, {"seconds": 1.0})
+        run.writer.log(step, {"loss": 1.0}, {"seconds": 1.0})
         run.checkpoint(step + 1, FakePolicy())  # type: ignore[arg-type]
-    run.settle()
+    run.checkpoints.settle()
     saved = tmp_path / "checkpoints" / "step_000002"
     saved.rename(tmp_path / "other_disk")
     saved.symlink_to(tmp_path / "other_disk")
@@ -167,7 +168,7 @@ def test_checksums_that_list_nothing_are_no_proof(tmp_path: Path, text: str) -> 
     run = open_run(tmp_path)
     for step in (2, 4):
         run.checkpoint(step, FakePolicy())  # type: ignore[arg-type]
-    run.settle()
+    run.checkpoints.settle()
     (tmp_path / "checkpoints" / "step_000004" / "checksums.json").write_text(text)
     assert open_run(tmp_path).resume(FakePolicy()) == 2  # type: ignore[arg-type]
 
@@ -179,11 +180,11 @@ def test_rows_that_were_changed_or_lost_are_an_error_that_changes_nothing(
 ) -> None:
     run = open_run(tmp_path)
     for step in range(2):
-        run.log(step, {"loss": 1.0}, {"seconds": 1.0})
-        run.log_eval(step, "validation", {"accuracy": {"value": 0.5}}, [])
-        run.log_prompts(step, [[f"p{step}"]], ())
+        run.writer.log(step, {"loss": 1.0}, {"seconds": 1.0})
+        run.writer.log_eval(step, "validation", {"accuracy": {"value": 0.5}}, [])
+        run.writer.log_prompts(step, [[f"p{step}"]], ())
     run.checkpoint(2, FakePolicy())  # type: ignore[arg-type]
-    run.settle()
+    run.checkpoints.settle()
     path = tmp_path / name
     path.write_text(damage + "".join(path.read_text().splitlines(keepends=True)[1:]))
     before = path.read_text()

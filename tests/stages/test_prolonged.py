@@ -31,7 +31,7 @@ from hone.recipe.rules import notices
 from hone.recipe.sections.model import ModelConfig
 from hone.runs import layout
 from hone.runs.layout import which_model
-from hone.runs.writer import Run
+from hone.runs.run import Run
 from hone.stages import loop as rl
 from hone.stages import pipeline
 from hone.stages import reset as resets

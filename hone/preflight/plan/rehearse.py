@@ -1,6 +1,6 @@
 """The longest micro-batch first: what does not fit shows in the first seconds, not after hours.
 
-    rehearse(run, recipe, model, policy, longest_prompt(problems, renderer))    # before the first rollout
+    rehearse(writer, recipe, model, policy, longest_prompt(problems, renderer))    # before the first rollout
     with explained(stage): ...                                                  # running out of memory, in words
 
 A forward and a backward pass without an optimizer step, beside empty tensors as large as the moments will be. The run
@@ -34,7 +34,7 @@ from hone.preflight.plan.trace import forward_backward
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.model import ModelConfig
-from hone.runs.writer import Run
+from hone.runs.writer import RunWriter
 from hone.types import MicroBatch, Sample
 
 FILE = "memory.json"
@@ -54,7 +54,7 @@ REMEDIES = {
 OTHERWISE = "the size of the model: choose a smaller one, or set parallel.shard on more devices"
 
 
-def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, prompt: int, data: int = 0) -> None:
+def rehearse(writer: RunWriter, recipe: Recipe, model: ModelConfig, policy: Policy, prompt: int, data: int = 0) -> None:
     """Of a stage that samples. `prompt`: tokens of its longest prompt; `data`: bytes of its problems. Writes what is
     predicted into the run folder."""
     stage = recipe.model_copy(update={"model": model})
@@ -69,19 +69,21 @@ def rehearse(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, promp
         return  # the engine says which prompt leaves no room
     micro = [batches.longest(one, prompt, answer(one)) for one in settings]
     most = max(range(len(settings)), key=lambda i: len(micro[i].inputs))
-    _predict(run, settings[most], policy, Lengths(prompt, answer(settings[most]), data=data))
+    _predict(writer, settings[most], policy, Lengths(prompt, answer(settings[most]), data=data))
     entropy = any(one.algo.entropy_coef for one in settings)
     go_through(policy, micro[most], settings[most].sampling.temperature, entropy)
 
 
-def rehearse_examples(run: Run, recipe: Recipe, model: ModelConfig, policy: Policy, samples: Sequence[Sample]) -> None:
+def rehearse_examples(
+    writer: RunWriter, recipe: Recipe, model: ModelConfig, policy: Policy, samples: Sequence[Sample]
+) -> None:
     """Of supervised training: the longest examples that can come together in a step."""
     stage = recipe.model_copy(update={"model": model})
     chosen = sorted(samples, key=lambda s: len(s.token_ids))[-stage.sft.examples_per_step :]
     packed = pack(chosen, [1.0] * len(chosen), stage.tokens_per_microbatch, share_prompts=stage.share_prompts)
     prompt = max(s.prompt_len for s in chosen)
     answer = max(len(s.token_ids) - s.prompt_len for s in chosen)
-    _predict(run, stage, policy, Lengths(prompt, answer))
+    _predict(writer, stage, policy, Lengths(prompt, answer))
     go_through(policy, max(packed, key=lambda b: len(b.inputs)), 1.0, entropy=False)
 
 
@@ -104,17 +106,19 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
         torch.cuda.empty_cache()
 
 
-def _predict(run: Run, stage: Recipe, policy: Policy, lengths: Lengths) -> None:
+def _predict(writer: RunWriter, stage: Recipe, policy: Policy, lengths: Lengths) -> None:
     try:
         plan = stage_plan(stage, device=policy.device.type, lengths=lengths)
     except Exception as error:  # whatever a model's code does on the meta device: a run does not need its prediction
         first = (str(error).strip().splitlines() or [""])[0]
-        run.event("memory", f"memory could not be predicted ({type(error).__name__}: {first}); the run goes on without")
+        writer.event(
+            "memory", f"memory could not be predicted ({type(error).__name__}: {first}); the run goes on without"
+        )
         return
     if plan.peak_bytes > plan.total_bytes:
-        run.event("memory", f"more memory is needed than there is: {in_words(plan)}; {remedy(plan)}")
-    if run.world.main:
-        sealed.put(run.folder, FILE, json.dumps(as_row(plan), indent=1))
+        writer.event("memory", f"more memory is needed than there is: {in_words(plan)}; {remedy(plan)}")
+    if writer.world.main:
+        sealed.put(writer.folder, FILE, json.dumps(as_row(plan), indent=1))
 
 
 def as_row(plan: Plan) -> dict[str, Any]:

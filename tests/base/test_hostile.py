@@ -25,7 +25,7 @@ from hone.report.tables import to_csv
 from hone.rollout.prompts import Renderer
 
 ESCAPES = "\x1b[2J\x1b]0;owned\x07 \u202etxt.exe\x9b31m\r\ud800"
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 
 #: Modules that print what models, servers, data files and other programs say.
 PRINTING = [

@@ -17,7 +17,7 @@ from safetensors.numpy import save_file
 
 from hone.base import terminal
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT)}
 MAIN = "import sys; import hone.cli.app as cli; sys.argv = ['hone', '{verb}']; cli.app = lambda **_: {what}; cli.main()"
 

@@ -18,10 +18,9 @@ from typing import Any
 
 import pytest
 
-from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs import lock, owner
 from hone.runs.lock import Held, LockLost
-from hone.runs.writer import Run
+from hone.runs.writer import RunWriter
 
 HOLDER = """
 import sys, time
@@ -118,7 +117,7 @@ def test_a_killed_owner_is_followed_at_once(start: Any, tmp_path: Path, capsys: 
     begin = time.monotonic()
     with lock.held(folder):
         assert time.monotonic() - begin < 2
-        Run.open(folder, {}, CheckpointConfig(), 1)
+        RunWriter.open(folder, {}, 1)
     assert f"process {process.pid}" in capsys.readouterr().err
     (event,) = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
     assert event["kind"] == "lock_taken_over"
@@ -220,8 +219,8 @@ def test_who_has_lost_the_lock_writes_no_more(tmp_path: Path, fast: None, how: s
     """As after the machine was asleep: the next write notices, with or without the thread that renews."""
     folder = tmp_path / "mine"
     with lock.held(folder):
-        run = Run.open(folder, {}, CheckpointConfig(), 1)
-        run.log(0, {"loss": 1.0}, {})
+        writer = RunWriter.open(folder, {}, 1)
+        writer.log(0, {"loss": 1.0}, {})
         rows = (folder / "metrics.jsonl").read_bytes()
         if how == "removed":
             lock.place(folder).unlink()
@@ -231,9 +230,9 @@ def test_who_has_lost_the_lock_writes_no_more(tmp_path: Path, fast: None, how: s
             os.replace(aside, lock.place(folder))
         time.sleep(0.6)  # longer than until a write looks for itself
         with pytest.raises(LockLost, match="node7" if how == "taken over" else "gone"):
-            run.log(1, {"loss": 1.0}, {})
+            writer.log(1, {"loss": 1.0}, {})
         with pytest.raises(LockLost):
-            run.event("kind", "message")
+            writer.event("kind", "message")
         assert (folder / "metrics.jsonl").read_bytes() == rows
     assert lock.place(folder).exists() == (how == "taken over")  # what is another's is not removed
 
