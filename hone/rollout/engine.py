@@ -15,13 +15,18 @@ from hone.types import IntArray, Turn
 if TYPE_CHECKING:
     from hone.learn.policy import Policy
 
-#: Reports an unusual event: (kind, message). `hone.runs.writer.Run.event` is one.
+#: Reports an unusual event: (kind, message). `hone.runs.writer.RunWriter.event` is one.
 Event = Callable[[str, str], None]
+
+
+#: The kind of an event that a run records, and that would only disturb the output of other commands.
+FIRST_USE = "decode_kernel_compiled"
 
 
 def print_event(kind: str, message: str) -> None:
     """The `Event` for calls outside a run."""
-    print(visible(f"{kind}: {message}"), file=sys.stderr)
+    if kind != FIRST_USE:
+        print(visible(f"{kind}: {message}"), file=sys.stderr)
 
 
 class Engine(Protocol):

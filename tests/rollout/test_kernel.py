@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -202,6 +203,18 @@ def test_compiling_it_on_first_use_disturbs_no_output(
         )
     assert capfd.readouterr() == ("", "")
     assert [r.getMessage() for r in caplog.records if "compiling the decode kernel" in r.getMessage()]
+    events: list[tuple[str, str]] = []
+    engine = NativeEngine(model, (5, 9), RolloutConfig(), event=lambda *event: events.append(event))
+    for _ in range(2):
+        engine.generate([np.arange(4)], SamplingConfig(max_tokens=3), samples=2, seed=0)
+    ((kind, message),) = events  # what a run records, once, although another engine has compiled it
+    assert kind == "decode_kernel_compiled"
+    assert re.fullmatch(r"the decode kernel was compiled in \d+\.\d s, once for this machine", message)
+    kernel.load.cache_clear()  # another process, which finds it
+    NativeEngine(model, (5, 9), RolloutConfig(), event=lambda *event: events.append(event)).generate(
+        [np.arange(4)], SamplingConfig(max_tokens=3), samples=2, seed=0
+    )
+    assert len(events) == 1
 
 
 def test_what_it_was_not_compiled_for_is_left_to_pytorch() -> None:

@@ -20,7 +20,7 @@ from hone.model.linear import onednn
 from hone.model.lora import for_sampling
 from hone.model.reduced import Weights, check, reduced
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
-from hone.rollout.engine import Event, print_event
+from hone.rollout.engine import FIRST_USE, Event, print_event
 from hone.rollout.native import kernel
 from hone.rollout.native.core import Core
 from hone.rollout.native.graph import CudaRecorder, Recorder
@@ -40,7 +40,8 @@ class NativeEngine:
     """Implements `hone.rollout.engine.Engine`.
 
     `stop_token_ids`: every token that ends a completion. `decode`: tokens to text, for stop strings. `event` is called
-    if there is no compiler for the kernel, or if the model's decode steps cannot be recorded.
+    if the kernel was compiled at this first use, if there is no compiler for it, or if the model's decode steps cannot
+    be recorded.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class NativeEngine:
         self._version = version
         self._decode = decode
         self._event = event
+        self._told = False  # that the kernel was compiled
 
     @property
     def model(self) -> PreTrainedModel:
@@ -111,7 +113,12 @@ class NativeEngine:
         if not self._config.compiled or self._model.device.type != "cpu" or self._model.dtype != torch.float32:
             return None
         try:
-            return kernel.load()
+            loaded = kernel.load()
+            if loaded.compile_seconds is not None and not self._told:
+                self._told = True
+                took = f"in {loaded.compile_seconds:.1f} s, once for this machine"
+                self._event(FIRST_USE, f"the decode kernel was compiled {took}")
+            return loaded
         except kernel.CannotCompile as reason:
             self._give_up("decode_kernel", f"generation without its compiled kernel, hence slower: {reason}")
             return None

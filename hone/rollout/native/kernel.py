@@ -17,6 +17,7 @@ import platform
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
@@ -42,7 +43,10 @@ class CannotCompile(Exception):
 class Kernel:
     """`decode.cpp`, loaded."""
 
-    def __init__(self, library: Path) -> None:
+    compile_seconds: float | None = None  # if this process has compiled it
+
+    def __init__(self, library: Path, compile_seconds: float | None = None) -> None:
+        self.compile_seconds = compile_seconds
         self._call = ctypes.CDLL(str(library)).hone_decode_attention
         self._call.argtypes = [ctypes.c_void_p] * 12 + [ctypes.c_int64] * 11 + [ctypes.c_float] * 2
         self._call.restype = ctypes.c_int
@@ -105,7 +109,9 @@ def load() -> Kernel:
     key = [SOURCE.read_text(), *command, _run([path, "--version"]), platform.platform(), _cpu()]
     folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hone"
     library = folder / f"decode-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:24]}.so"
+    seconds = None
     if not library.exists():
+        started = time.monotonic()
         _log.info("compiling the decode kernel, once for this machine: some seconds")  # never amid an answer's output
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -113,10 +119,11 @@ def load() -> Kernel:
                 made = Path(aside) / library.name
                 _run([*command, str(SOURCE), "-o", str(made)])
                 made.replace(library)  # whole or not at all: another process may be looking for it
+            seconds = time.monotonic() - started
         except OSError as error:
             raise CannotCompile(f"{folder} cannot be written: {error}") from error
     try:
-        return Kernel(library)
+        return Kernel(library, seconds)
     except OSError as error:
         raise CannotCompile(f"{library} cannot be loaded: {error}") from error
 
