@@ -1,4 +1,7 @@
-"""seal.json: checksums of files that are always replaced as a whole, so that damage is detected."""
+"""seal.json: checksums of files that are always replaced as a whole, so that damage is detected.
+
+{"logs": {file of rows: {"bytes": ..., "sha256": ...}}, "files": {name: [sha256, ...]}, "sha256": of the two}
+"""
 
 from __future__ import annotations
 
@@ -40,27 +43,35 @@ def read(folder: Path) -> dict[str, Any]:
     if not (folder / FILE).exists():
         return {"logs": {}, "files": {}}
     remedy = "restore it from a copy, or remove it to go on without these checks"
-    seal: dict[str, Any] = checksums.read_json(folder / FILE, dict, remedy)
+    seal = checksums.read_json(folder / FILE, dict, remedy)
     if not all(isinstance(seal.get(key), dict) for key in ("logs", "files")):
         raise UserError(f"{folder / FILE} is damaged; {remedy}")
     records_ok = all(isinstance(r, dict) and isinstance(r.get("bytes"), int) for r in seal["logs"].values())
     if not records_ok or not all(isinstance(digests, list) for digests in seal["files"].values()):
         raise UserError(f"{folder / FILE} is damaged; {remedy}")
-    return seal
+    content = {key: seal[key] for key in ("logs", "files")}
+    if seal.get("sha256", _digest(content)) != _digest(content):  # older versions wrote none
+        raise UserError(f"{folder / FILE} is damaged (it differs from its checksum); {remedy}")
+    return content
 
 
 def put(folder: Path, name: str, text: str) -> None:
-    """Replace a file and its checksum. After a kill at any moment the file still matches an accepted checksum."""
+    """Replace a file and its checksum. After a kill or a full disk at any moment the file matches an accepted checksum,
+    or has none yet."""
     seal, new = read(folder), hashlib.sha256(text.encode()).hexdigest()
-    before = seal["files"].get(name, [])[-1:]
-    if before != [new]:
-        seal["files"][name] = [*before, new]
+    accepted = seal["files"].get(name, [])  # more than one: of attempts that were cut
+    if accepted and new not in accepted:
+        seal["files"][name] = [*accepted, new]
         write(folder, seal)
     checksums.put(folder / name, text)
-    if before and before != [new]:
+    if accepted != [new]:
         seal["files"][name] = [new]
         write(folder, seal)
 
 
 def write(folder: Path, seal: Mapping[str, Any]) -> None:
-    checksums.put(folder / FILE, json.dumps(seal, indent=1))
+    checksums.put(folder / FILE, json.dumps({**seal, "sha256": _digest(seal)}, indent=1))
+
+
+def _digest(seal: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(seal).encode()).hexdigest()

@@ -14,6 +14,9 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from pathlib import Path
 
+from hone.base import sealed
+from hone.base.settings import UserError
+
 FILE = "prompt_date.txt"
 
 _EXCHANGED = threading.RLock()  # requests are rendered in several threads
@@ -22,16 +25,25 @@ _DATE: ContextVar[datetime.date | None] = ContextVar("hone_prompt_date", default
 
 
 def pin(folder: Path) -> None:
-    """Store today's date as that of the run in `folder`, unless it has one."""
+    """Store today's date as that of the run in `folder`, unless it has one. Raises UserError if it was lost."""
+    sealed.require_file(folder, FILE)
     if not (folder / FILE).exists():
-        (folder / FILE).write_text(f"{datetime.date.today().isoformat()}\n")
+        sealed.put(folder, FILE, f"{datetime.date.today().isoformat()}\n")
 
 
 def date_of(folder: Path) -> datetime.date | None:
-    """The date of the run in `folder`, or of its pipeline; None if neither has one."""
-    for path in (folder / FILE, folder.parent / FILE):
-        if path.is_file():
-            return datetime.date.fromisoformat(path.read_text().strip())
+    """The date of the run in `folder`, or of its pipeline; None if neither has one. Raises UserError if damaged."""
+    for place in (folder, folder.parent):
+        sealed.require_file(place, FILE)
+        if (place / FILE).is_file():
+            text = (place / FILE).read_text(errors="replace").strip()
+            try:
+                return datetime.date.fromisoformat(text)
+            except ValueError as error:
+                raise UserError(
+                    f"{place / FILE} is damaged (it holds {text[:40]!r}); restore it from a copy, or write the date of "
+                    "the run's start into it, such as 2026-01-31"
+                ) from error
     return None
 
 

@@ -76,6 +76,22 @@ def test_the_date_of_a_run_is_that_of_its_start_also_when_it_goes_on_later(tmp_p
     assert dates.date_of(tmp_path.parent) == datetime.date.today()
 
 
+@pytest.mark.parametrize("damage", ["", "2026-", "2026-03-06\n", None])
+def test_a_date_that_was_lost_or_changed_is_an_error_that_names_its_file(tmp_path: Path, damage: str | None) -> None:
+    dates.pin(tmp_path)
+    if damage is None:
+        (tmp_path / dates.FILE).unlink()
+    else:
+        (tmp_path / dates.FILE).write_text(damage)
+    for call in (dates.pin, dates.date_of):
+        with pytest.raises(UserError, match=r"prompt_date\.txt is damaged"):
+            call(tmp_path)
+    (tmp_path / "seal.json").unlink()  # of an older version
+    if damage in ("", "2026-"):
+        with pytest.raises(UserError, match=r"prompt_date\.txt is damaged .* such as 2026-01-31"):
+            dates.date_of(tmp_path)
+
+
 def test_markers_that_divide_an_answer_stay_and_others_go() -> None:
     special = ("[THINK]", "[/THINK]", "<|channel|>", "<|start|>", "<|image_pad|>")
     made = tokenizer(TURNS, *special)
