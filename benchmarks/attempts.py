@@ -164,6 +164,7 @@ def train(arguments: list[str], observed: bool) -> None:
     except BaseException:
         traceback.print_exc()
     finally:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         with contextlib.suppress(Exception):
             sys.stderr.flush()
         os._exit(code)

@@ -41,7 +41,7 @@ KILLS = ("kill", "kill sampling", "kill writing")
 KINDS = (*KILLS, "damage", "suspended", "SIGTERM", "SIGINT", "second start", "SIGINT twice", "full disk")
 
 #: Exit codes of a process that was sent the signal of a kind. 0: it had just ended.
-CODES = {"SIGTERM": {75, 0}, "SIGINT": {130, 0}, "SIGINT twice": {130, 0}, "full disk": {2, 0}}
+CODES = {"SIGTERM": {75, 0}, "SIGINT": {130, 0}, "SIGINT twice": {130, -signal.SIGINT, 0}, "full disk": {2, 0}}
 
 #: Seconds after which a process must have ended: of a whole run, and of the others when one was killed.
 BOUND = 240.0

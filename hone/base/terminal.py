@@ -150,6 +150,11 @@ def stop_at_once_on_sigterm() -> None:
     signal.signal(signal.SIGTERM, leave)
 
 
+def leave_at_once_on_ctrl_c() -> None:
+    """After a Ctrl-C: another one ends the process without a traceback, whatever it is still closing."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def end_children() -> None:
     """Send SIGTERM to all descendants of this process."""
     if "subprocess" not in sys.modules and "multiprocessing" not in sys.modules:

@@ -51,6 +51,18 @@ LONG = ("train", "eval", "verify")
 
 
 def main() -> None:
+    try:
+        _main()
+    except KeyboardInterrupt:  # before a verb runs, or a second one while it ends
+        terminal.leave_at_once_on_ctrl_c()
+        sys.exit(130)
+    except SystemExit as ended:
+        if ended.code == 130:
+            terminal.leave_at_once_on_ctrl_c()
+        raise
+
+
+def _main() -> None:
     # Read when torch is loaded. Threads that spin for long make a busy machine several times slower; threads that
     # sleep at once take longer to wake than most operations of a small model.
     os.environ.setdefault("GOMP_SPINCOUNT", "10000")

@@ -89,3 +89,15 @@ def test_sigterm_before_anything_runs_is_75(tmp_path: Path) -> None:
     assert process.returncode == 75
     assert time.monotonic() - begun < 20
     assert b"SIGTERM: stopped" in said
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_before_a_verb_runs_is_130_without_a_traceback(times: int) -> None:
+    code = (
+        "import os, signal, sys, hone.cli.app as cli\n"
+        "def app(**_): os.kill(os.getpid(), signal.SIGINT)\n"
+        "cli.app = app\n"
+        f"try: cli.main()\nfinally: [os.kill(os.getpid(), signal.SIGINT) for _ in range({times - 1})]"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == ((130, -signal.SIGINT)[times - 1], "")

@@ -4,6 +4,7 @@ import importlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import types
@@ -98,7 +99,11 @@ def ends_with(error: BaseException):
 
 def test_ctrl_c_is_130(folder, run, monkeypatch):
     stand_in(monkeypatch, "hone.stages.pipeline", run=ends_with(KeyboardInterrupt()))
-    assert run("train", "r.yaml")[0] == 130
+    handler = signal.getsignal(signal.SIGINT)
+    try:
+        assert run("train", "r.yaml")[0] == 130
+    finally:
+        signal.signal(signal.SIGINT, handler)  # of pytest
 
 
 def test_our_own_faults_keep_their_traceback(folder, run, monkeypatch):
