@@ -16,6 +16,7 @@ from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.grade.parse import parse
+from hone.measure.rewarded import rewarded
 from hone.measure.stats import passk, reflection
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.evals import EvalConfig
@@ -28,7 +29,7 @@ from hone.rollout.engine import Engine
 from hone.rollout.local import LocalModel, load_local
 from hone.rollout.prompts import Renderer
 from hone.tasks.base import Task
-from hone.types import VERIFIER_FAILURES, Group, Interval, Problem, Rollout
+from hone.types import Interval, Problem, Rollout
 
 Evaluation = tuple[dict[str, Any], list[dict[str, Any]]]  # the row of evals.jsonl, and its samples
 
@@ -110,21 +111,15 @@ def evaluate(
     return row, records
 
 
-def rewarded(groups: Sequence[Group], whole: bool) -> dict[str, float]:
-    """`reward/mean` (if all parts were computed: `whole`) and `reward/PART`, over the samples that have them."""
-    rewards = [r for group in groups for r in group.rewards if r.verdict not in VERIFIER_FAILURES]
-    names = sorted({name for r in rewards for name in r.parts})
-    mean = {"reward/mean": sum(r.total for r in rewards) / len(rewards)} if whole and rewards else {}
-    each = {name: [r.parts[name] for r in rewards if name in r.parts] for name in names}
-    return {**mean, **{f"reward/{name}": sum(values) / len(values) for name, values in each.items()}}
-
-
 def _said(row: dict[str, Any]) -> str:
     """The main result of an evaluation, for the progress line."""
     if "accuracy" in row:
         a = row["accuracy"]
         return f"accuracy {a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}]"
-    return f"reward {row['reward/mean']:.3f}" if "reward/mean" in row else "not graded (task.grading: none)"
+    if "reward" in row:
+        r = row["reward"]
+        return f"reward {r['value']:.3f} [{r['low']:.3f}, {r['high']:.3f}]"
+    return "not graded (task.grading: none)"
 
 
 def _lengths_said(row: dict[str, Any]) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import cache
 from pathlib import Path
@@ -22,6 +22,7 @@ from hone.base.visible import visible
 from hone.measure import gold
 from hone.measure.evaluate import eval_problems, graded
 from hone.measure.models import AnswerSource, Model, find
+from hone.measure.rewarded import StoredReward
 from hone.measure.stats.measured import Measured, compare, measured
 from hone.measure.stats.perplexity import gold_logprobs, gold_perplexity
 from hone.measure.store import Store, about, gold_nlls
@@ -63,18 +64,23 @@ def cli_eval(
     located = [find(target, stage, task) for target in targets]
     if score_gold:
         gold.check(located, problems)
+    reward = StoredReward.of(stage, task)
     folder = out or Path(recipe.runs) / recipe.name / "evaluations"
-    results, opinions = [], []
+    results, notes = [], []
     for model in located:
         store = Store.open(folder, settings(stage, task, model, seed))
         load = cache(model.load)  # once, and only if something is missing
         draw(store, replace(model, load=load), problems, task, config, seed)
         if score_gold:
             gold.measure(store, load(), problems, stage, config.samples)
-        results.append(finish(store, problems, config, ks))
+        rows = store.chosen([problem.id for problem in problems], config.samples)
+        rewards = {} if reward is None else reward.measure(problems, rows)
+        results.append(finish(store, problems, config, ks, rewards))
+        if reward is not None:
+            notes.append(reward.said(store.settings["label"], rewards))
         if config.judge.url is not None:
-            opinions.append(ask_judge(store, problems, config, task))
-    print(visible("\n".join([said(results, problems, config, seed, ks), *gold.said(results), *opinions])))
+            notes.append(ask_judge(store, problems, config, task))
+    print(visible("\n".join([said(results, problems, config, seed, ks), *gold.said(results), *notes])))
     print(f"samples and summaries: {folder}; figures and tables: hone report {folder}")
     return folder
 
@@ -175,8 +181,14 @@ def block_seed(seed: int, p: int, g: int) -> int:
 # --- results -------------------------------------------------------------------------------------
 
 
-def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Sequence[int]) -> Measured:
-    """Write summary.json of the requested samples."""
+def finish(
+    store: Store,
+    problems: Sequence[Problem],
+    config: EvalConfig,
+    ks: Sequence[int],
+    rewards: Mapping[str, Any] | None = None,
+) -> Measured:
+    """Write summary.json of the requested samples. `rewards`: of `StoredReward.measure`."""
     kinds = {q.id: {"level": q.level, "domain": q.domain, "answer": q.answer} for q in problems}
     scored = gold_nlls(store.folder)
     rows = [
@@ -190,7 +202,7 @@ def finish(store: Store, problems: Sequence[Problem], config: EvalConfig, ks: Se
         "sampling": dict(result.sampling), "seed": result.seed, **(_graded(result, ks) if result.graded else {}),
         "truncation_rate": None if result.truncated is None else float(result.truncated.mean()),
         "response_tokens": float(result.tokens.mean()), "reflection_rate": float(result.reflects.mean()),
-        "verifier_failures": result.failures,
+        "verifier_failures": result.failures, **(rewards or {}),
         "gold_perplexity": {
             name: asdict(gold_perplexity(own)) if (own := gold_logprobs(result, column)) else None
             for column, name in enumerate(("without_reasoning", "after_reasoning"))

@@ -106,6 +106,8 @@ class UserFunction(Part):
         self.takes_all = any(kind == "VAR_KEYWORD" for _, kind, _, _ in looks["parameters"])
         self.signature = recognise(target, looks)
         self.as_messages = self._as_messages(looks)
+        names = [name for name, _ in self.parameters]
+        self.reads_tokens = "completion_ids" in names or (self.takes_all and "completion_ids" in looks["source"])
 
     def _as_messages(self, looks: Mapping[str, Any]) -> bool:
         """TRL passes completions as text or as messages, depending on the data set; infer which from the code."""

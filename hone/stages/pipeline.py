@@ -242,6 +242,7 @@ def evaluations(folder: Path) -> dict[str, dict[str, Any]]:
         "by_level",
         "verdicts",
         "pass_at_k",
+        "reward",
     )
     rows = [row for row in jsonl.read(folder / "evals.jsonl") if row["label"] in ("before", "after")]
     return {
