@@ -143,13 +143,12 @@ def groups_of(turns: list[list[Any]]) -> list[Any]:
 
 
 def hone_update(policy: Any, groups: list[Any], sampling: Any, budget: int) -> tuple[Any, Any]:
-    from functools import partial
 
     from hone.learn.batches import prepare
-    from hone.learn.pack import pack
+    from hone.learn.pack import Packer
     from hone.recipe.sections.algo import AlgoConfig
 
-    batch = prepare(groups, policy, None, AlgoConfig(), sampling, partial(pack, tokens_per_microbatch=budget))
+    batch = prepare(groups, policy, None, AlgoConfig(), sampling, Packer(budget))
     return batch, policy.update(batch.minibatches, AlgoConfig(), 1.0)
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hone.cli.api import sample as sample
     from hone.cli.api import train as train
     from hone.learn.batches import prepare as prepare
-    from hone.learn.pack import pack as pack
+    from hone.learn.pack import Packer as Packer
     from hone.learn.policy import Policy as Policy
     from hone.rewards import make_reward as make_reward
     from hone.rewards.base import reward_groups as reward_groups
@@ -42,7 +42,7 @@ _HOMES = {
     "rollouts": "hone.rollout.collect",
     "reward_groups": "hone.rewards.base",
     "prepare": "hone.learn.batches",
-    "pack": "hone.learn.pack",
+    "Packer": "hone.learn.pack",
 }
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from hone.base.parallel import ParallelConfig
 from hone.base.world import World
 from hone.learn import checkpoint
 from hone.learn.batches import prepare
-from hone.learn.pack import pack
+from hone.learn.pack import Packer
 from hone.learn.policy import Policy
 from hone.model.parallel import cut_as, whole_tensor
 from hone.recipe.sections.algo import AlgoConfig
@@ -35,7 +34,7 @@ def load(case: dict[str, Any], parallel: dict[str, int]) -> Policy:
 
 
 def step(policy: Policy, seed: int) -> None:
-    packer = partial(pack, tokens_per_microbatch=64, share_prompts=True, parts=policy.world.data)
+    packer = Packer(64, parts=policy.world.data)
     batch = prepare(make_groups(REWARDS, seed=seed), policy, None, AlgoConfig(), SAMPLING, packer)
     policy.update(batch.minibatches, AlgoConfig(), SAMPLING.temperature)
 

@@ -17,8 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.base.settings import UserError
-from hone.learn.forward import token_logprobs
-from hone.learn.pack import pack
+from hone.learn.forward import packed_logprobs
+from hone.learn.pack import Packer
 from hone.learn.samples import supervised_sample
 from hone.model import lora
 from hone.model.limits import longest_exact
@@ -126,10 +126,10 @@ def compare(model: torch.nn.Module, limit: int) -> tuple[float, float]:
         prompt = rng.integers(5, 500, prompt_len)
         samples += [supervised_sample(str(n), prompt, rng.integers(5, 500, length)) for length in answers]
     signs = [1.0, -0.5, 2.0, 0.25, 1.0, -1.0][: len(samples)]
-    (batch,) = pack(samples, signs, 1000)
+    (batch,) = Packer(1000)(samples, signs)
     model.zero_grad()
     with update_mode(model):
-        logprobs = token_logprobs(model, batch, 1.0)[1]  # type: ignore[arg-type]
+        logprobs = packed_logprobs(model, batch, 1.0).logprobs  # type: ignore[arg-type]
         (batch.weights * logprobs).sum().backward()
     ours = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     model.zero_grad()
@@ -198,9 +198,9 @@ def test_windows_in_rows_packed_in_any_way(
         prompt = rng.integers(5, 500, prompt_len)
         samples += [supervised_sample(str(n), prompt, rng.integers(5, 500, length)) for length in answers]
     expected = [own_logprobs(windowed, sample).detach() for sample in samples]
-    for batch in pack(samples, [1.0] * len(samples), budget):
+    for batch in Packer(budget)(samples, [1.0] * len(samples)):
         with torch.no_grad():
-            found = token_logprobs(windowed, batch, 1.0)[1]  # type: ignore[arg-type]
+            found = packed_logprobs(windowed, batch, 1.0).logprobs  # type: ignore[arg-type]
         of_each = torch.cat([expected[i] for i in batch.sample_ids])
         torch.testing.assert_close(found, of_each, atol=tolerance(windowed), rtol=0)
 
@@ -249,7 +249,7 @@ def test_the_guard_sees_a_wrong_model_says_the_three_numbers_and_remembers_right
 def test_an_update_computes_without_the_noise_of_train_mode_with_recomputed_activations_too(tmp_path: Path) -> None:
     make("starcoder2", tmp_path)
     rng = np.random.default_rng(0)
-    (batch,) = pack([supervised_sample("p", rng.integers(5, 500, 9), rng.integers(5, 500, 12))], [1.0], 100)
+    (batch,) = Packer(100)([supervised_sample("p", rng.integers(5, 500, 9), rng.integers(5, 500, 12))], [1.0])
     found = []
     for recompute in (False, True):
         model = load_model(ModelConfig(path=str(tmp_path), recompute_activations=recompute))
@@ -257,7 +257,7 @@ def test_an_update_computes_without_the_noise_of_train_mode_with_recomputed_acti
         layer = next(m for m in model.modules() if type(m).__name__ == "Starcoder2MLP")
         layer.register_forward_hook(lambda *_, calls=calls: calls.__setitem__(0, calls[0] + 1))
         with update_mode(model):
-            logprobs = token_logprobs(model, batch, 1.0)[1]
+            logprobs = packed_logprobs(model, batch, 1.0).logprobs
             (-logprobs.sum()).backward()
         assert calls[0] == 1 + recompute, "recomputed once in the backward pass"
         assert not any(m.training for m in model.modules())

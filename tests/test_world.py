@@ -26,7 +26,7 @@ from hone.base.parallel import ParallelConfig
 from hone.base.settings import UserError
 from hone.base.world import ALONE, ProcessLost, World, _store
 from hone.learn import checkpoint
-from hone.learn.pack import deal, empty_batch, pack
+from hone.learn.pack import Packer, deal, empty_batch
 from hone.learn.samples import to_samples
 from hone.learn.state import State
 from hone.model.load import load_model
@@ -335,7 +335,7 @@ def test_a_model_that_cannot_be_cut_says_so(models: dict[str, str]) -> None:
 def test_micro_batches_are_dealt_out_evenly(parts: int, budget: int) -> None:
     """As many to each process, every sample once, about as many tokens."""
     samples = [s for group in make_groups(REWARDS) for s in to_samples(group)]
-    batches = pack(samples, [1.0] * len(samples), budget, parts=parts)
+    batches = Packer(budget, parts=parts)(samples, [1.0] * len(samples))
     assert sorted(i for b in batches for i in b.sample_ids) == list(range(len(samples)))
     hands = deal(batches, parts)
     assert len({len(hand) for hand in hands}) == 1
@@ -349,7 +349,7 @@ def test_micro_batches_are_dealt_out_evenly(parts: int, budget: int) -> None:
 
 def test_an_empty_micro_batch_asks_nothing() -> None:
     samples = [s for group in make_groups([[1.0, 0.0]]) for s in to_samples(group)]
-    full = pack(samples, [1.0, 1.0], 4096, old_logprobs=[s.logprobs[s.trained] for s in samples])[0]
+    full = Packer(4096)(samples, [1.0, 1.0], old_logprobs=[s.logprobs[s.trained] for s in samples])[0]
     empty = empty_batch(full)
     assert len(empty.inputs) == 1
     assert len(empty.targets) == len(empty.weights) == 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from torch.distributed.fsdp import FSDPModule
 from hone.base.parallel import ParallelConfig
 from hone.base.world import World
 from hone.learn.batches import prepare
-from hone.learn.pack import pack
+from hone.learn.pack import Packer
 from hone.learn.policy import Policy
 from hone.model.compiled import decoder_layers
 from hone.recipe.sections.algo import AlgoConfig
@@ -45,7 +44,7 @@ def five_steps(case: dict[str, Any]) -> dict[str, Any]:
         assert decoder_layers(policy.model), "nothing would be compiled"
     if case.get("skips") and world.data_rank == 1:
         skipping(policy)
-    packer = partial(pack, tokens_per_microbatch=case.get("budget", 64), share_prompts=True, parts=world.data)
+    packer = Packer(case.get("budget", 64), parts=world.data)
     found: dict[str, Any] = {"loss": [], "grad_norm": [], "entropy": [], "kl": [], "logprobs": [], "grad_norms": []}
     for step in range(STEPS):
         if step == case.get("reset"):

@@ -15,6 +15,7 @@ import torch
 
 from hone.learn.advantages import PerToken, advantages, gae_advantages, group_rewards
 from hone.learn.kl import kl_estimate
+from hone.learn.pack import Packer
 from hone.learn.policy import Policy, frozen_logprobs
 from hone.learn.reduce import token_weights
 from hone.learn.samples import by_rollout, by_sample, chains, to_samples, with_advantages
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 PerSample = Sequence[FloatArray]  # [S] arrays [Lc], one value per trained token
-Packer = Callable[..., list[MicroBatch]]  # (samples, weights, **per token) -> micro-batches
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ def prepare(
     sampling: SamplingConfig,
     packer: Packer,
 ) -> Batch:
-    """Everything between rewards and the update. `packer` is `hone.learn.pack.pack` with its settings.
+    """Everything between rewards and the update.
 
     Old log-probs are computed only if several updates make them differ from the current ones, and then only for
     samples with a gradient; reference log-probs only if a KL penalty needs them; values only for a value head.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import fields, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -41,14 +41,22 @@ def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
     return hidden
 
 
-def token_logprobs(
-    model: PreTrainedModel, batch: MicroBatch, temperature: float, want_entropy: bool = False
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
-    """Hidden states [N, D], log-probs [N] and entropies [N] (None unless `want_entropy`) of the trained tokens."""
+class Outputs(NamedTuple):
+    """What a forward pass computes for the N trained tokens of a micro-batch."""
 
-    def forward() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+    hidden: torch.Tensor  # [N, D]
+    logprobs: torch.Tensor  # [N]
+    entropy: torch.Tensor | None  # [N]; None if it was not wanted
+
+
+def packed_logprobs(
+    model: PreTrainedModel, batch: MicroBatch, temperature: float, want_entropy: bool = False
+) -> Outputs:
+    """The forward pass of a micro-batch, up to the log-probs of its trained tokens at `temperature`."""
+
+    def forward() -> Outputs:
         hidden = packed_hidden(model, batch)
-        return (hidden, *head_logprobs(model, hidden, batch.targets, temperature, want_entropy))
+        return Outputs(hidden, *head_logprobs(model, hidden, batch.targets, temperature, want_entropy))
 
     return as_forward(model, forward)
 
@@ -74,7 +82,11 @@ def frozen_logprobs(
     model: PreTrainedModel, batches: Iterable[MicroBatch], temperature: float, world: World = ALONE
 ) -> list[np.ndarray]:
     """[N] per micro-batch, without gradient: for old and reference log-probs."""
-    return map_no_grad(model, list(batches), world, lambda batch: token_logprobs(model, batch, temperature)[1].float())
+
+    def forward(batch: MicroBatch) -> torch.Tensor:
+        return packed_logprobs(model, batch, temperature).logprobs.float()
+
+    return map_no_grad(model, list(batches), world, forward)
 
 
 def map_no_grad(

@@ -3,7 +3,7 @@
 All take the same arguments, flat over the N trained tokens of a micro-batch, and return
 `(loss [N], clipped [N])`. `clipped` marks the tokens whose gradient the clipping changed.
 rho = exp(logprobs - old_logprobs); A is the advantage. `old_logprobs=None` is on-policy: rho is 1,
-and its gradient is that of the log-prob. Worked example, clip_low = clip_high = 0.2:
+and its gradient is that of the log-prob. Worked example, `Clip(low=0.2, high=0.2)`:
 
     logprobs = log 0.6, old_logprobs = log 0.4: rho = 1.5
     A = +1: loss = -min(1.5, 1.2) = -1.2, clipped, no gradient
@@ -15,6 +15,7 @@ Losses are not checked for being finite: the trainer counts and skips non-finite
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
 import torch
@@ -26,6 +27,26 @@ class TokenLoss(NamedTuple):
     clipped: Tensor  # [N] bool
 
 
+@dataclass(frozen=True, slots=True)
+class Clip:
+    """Bounds of the ratio rho. Raises ValueError if they cannot be met."""
+
+    low: float  # rho is clipped at 1 - low
+    high: float  # and at 1 + high
+    dual: float | None = None  # of tokens with A < 0, whose loss is at most -dual A
+
+    def __post_init__(self) -> None:
+        for name, bound in (("clip_low", self.low), ("clip_high", self.high)):
+            if not 0.0 <= bound < math.inf:
+                raise ValueError(f"{name} is {bound}, it must be 0 or more")
+        if self.dual is not None and not self.dual > 1.0 + self.high:
+            raise ValueError(f"dual_clip is {self.dual}, it must be above 1 + clip_high = {1.0 + self.high}")
+
+    def __call__(self, ratio: Tensor) -> Tensor:
+        """The ratio, clipped."""
+        return ratio.clamp(1.0 - self.low, 1.0 + self.high)
+
+
 class Loss(Protocol):
     def __call__(
         self,
@@ -33,73 +54,45 @@ class Loss(Protocol):
         old_logprobs: Tensor | None,  # [N], or None: on-policy
         advantages: Tensor,  # [N]
         samples: Tensor,  # [N] int64, which sequence a token belongs to
-        *,
-        clip_low: float,
-        clip_high: float,
-        dual_clip: float | None = None,
+        clip: Clip,
     ) -> TokenLoss: ...
 
 
 def clipped(
-    logprobs: Tensor,
-    old_logprobs: Tensor | None,
-    advantages: Tensor,
-    samples: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
+    logprobs: Tensor, old_logprobs: Tensor | None, advantages: Tensor, samples: Tensor, clip: Clip
 ) -> TokenLoss:
-    """-min(rho A, clip(rho, 1 - clip_low, 1 + clip_high) A); with dual clip c and A < 0 at most -c A.
+    """-min(rho A, clip(rho, 1 - low, 1 + high) A); with dual clip c and A < 0 at most -c A.
 
     PPO arXiv:1707.06347; separate bounds (clip-higher) DAPO arXiv:2503.14476; dual clip arXiv:1912.09729.
     """
-    old = _check(logprobs, old_logprobs, advantages, samples, clip_low, clip_high, dual_clip)
-    return _surrogate(torch.exp(logprobs - old), advantages, clip_low, clip_high, dual_clip)
+    old = _check(logprobs, old_logprobs, advantages, samples)
+    return _surrogate(torch.exp(logprobs - old), advantages, clip)
 
 
-def gspo(
-    logprobs: Tensor,
-    old_logprobs: Tensor | None,
-    advantages: Tensor,
-    samples: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> TokenLoss:
+def gspo(logprobs: Tensor, old_logprobs: Tensor | None, advantages: Tensor, samples: Tensor, clip: Clip) -> TokenLoss:
     """`clipped` with the sequence's ratio s = exp(mean log rho) in place of each token's.
 
     Zheng et al., arXiv:2507.18071, in the form s_t = sg(s) p_t / sg(p_t), so that every token has its own gradient.
     """
-    old = _check(logprobs, old_logprobs, advantages, samples, clip_low, clip_high, dual_clip)
+    old = _check(logprobs, old_logprobs, advantages, samples)
     log_ratio = (logprobs - old).detach()
     count = int(samples.max()) + 1 if len(samples) else 0  # a sequence is never split over micro-batches
     sums = torch.zeros(count, dtype=log_ratio.dtype, device=log_ratio.device).index_add_(0, samples, log_ratio)
     means = sums / torch.bincount(samples, minlength=count).clamp(min=1)
     ratio = torch.exp(means[samples] + logprobs - logprobs.detach())
-    return _surrogate(ratio, advantages, clip_low, clip_high, dual_clip)
+    return _surrogate(ratio, advantages, clip)
 
 
-def cispo(
-    logprobs: Tensor,
-    old_logprobs: Tensor | None,
-    advantages: Tensor,
-    samples: Tensor,
-    *,
-    clip_low: float,
-    clip_high: float,
-    dual_clip: float | None = None,
-) -> TokenLoss:
-    """-sg(clip(rho, 1 - clip_low, 1 + clip_high)) A log p: the weight is clipped, no token loses its gradient.
+def cispo(logprobs: Tensor, old_logprobs: Tensor | None, advantages: Tensor, samples: Tensor, clip: Clip) -> TokenLoss:
+    """-sg(clip(rho, 1 - low, 1 + high)) A log p: the weight is clipped, no token loses its gradient.
 
-    MiniMax-M1, arXiv:2506.13585. The paper leaves the lower side open: clip_low >= 1 does that.
+    MiniMax-M1, arXiv:2506.13585. The paper leaves the lower side open: low >= 1 does that.
     """
-    if dual_clip is not None:
-        raise ValueError(f"cispo has no dual clip (its weights are bounded already), got dual_clip={dual_clip}")
-    old = _check(logprobs, old_logprobs, advantages, samples, clip_low, clip_high, None)
+    if clip.dual is not None:
+        raise ValueError(f"cispo has no dual clip (its weights are bounded already), got dual_clip={clip.dual}")
+    old = _check(logprobs, old_logprobs, advantages, samples)
     ratio = torch.exp(logprobs - old).detach()
-    weight = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    weight = clip(ratio)
     return TokenLoss(-weight * advantages * logprobs, (weight != ratio) & (advantages != 0))
 
 
@@ -141,37 +134,22 @@ def sampler_correction(logprobs: Tensor, sampled_logprobs: Tensor, kind: str, ca
     return ratio.clamp(max=cap) if kind == "tis" else torch.where(ratio <= cap, ratio, torch.zeros_like(ratio))
 
 
-def _surrogate(ratio: Tensor, advantages: Tensor, low: float, high: float, dual: float | None) -> TokenLoss:
-    loss = -torch.minimum(ratio * advantages, ratio.clamp(1.0 - low, 1.0 + high) * advantages)
-    cut = ((advantages > 0) & (ratio > 1.0 + high)) | ((advantages < 0) & (ratio < 1.0 - low))
-    if dual is not None:
-        far = (advantages < 0) & (ratio > dual)
-        loss, cut = torch.where(far, -dual * advantages, loss), cut | far
+def _surrogate(ratio: Tensor, advantages: Tensor, clip: Clip) -> TokenLoss:
+    loss = -torch.minimum(ratio * advantages, clip(ratio) * advantages)
+    cut = ((advantages > 0) & (ratio > 1.0 + clip.high)) | ((advantages < 0) & (ratio < 1.0 - clip.low))
+    if clip.dual is not None:
+        far = (advantages < 0) & (ratio > clip.dual)
+        loss, cut = torch.where(far, -clip.dual * advantages, loss), cut | far
     return TokenLoss(loss, cut.detach())
 
 
-def _check(
-    logprobs: Tensor,
-    old_logprobs: Tensor | None,
-    advantages: Tensor,
-    samples: Tensor,
-    low: float,
-    high: float,
-    dual: float | None,
-) -> Tensor:
+def _check(logprobs: Tensor, old_logprobs: Tensor | None, advantages: Tensor, samples: Tensor) -> Tensor:
     """Check the arguments; returns the old log-probs (on-policy: the current ones), detached."""
-    for name, bound in (("clip_low", low), ("clip_high", high)):
-        if not 0.0 <= bound < math.inf:
-            raise ValueError(f"{name} is {bound}, it must be 0 or more")
-    if dual is not None and not dual > 1.0 + high:
-        raise ValueError(f"dual_clip is {dual}, it must be above 1 + clip_high = {1.0 + high}")
     if logprobs.ndim != 1 or not logprobs.is_floating_point():
         raise ValueError(f"logprobs must be floating point [N], got {logprobs.dtype} {tuple(logprobs.shape)}")
-    data = (
-        {"advantages": advantages} if old_logprobs is None else {"advantages": advantages, "old_logprobs": old_logprobs}
-    )
-    for name, value in {**data, "samples": samples}.items():
-        if value.shape != logprobs.shape:
+    arrays = {"old_logprobs": old_logprobs, "advantages": advantages, "samples": samples}
+    for name, value in arrays.items():
+        if value is not None and value.shape != logprobs.shape:
             raise ValueError(f"{name} has shape {tuple(value.shape)}, logprobs {tuple(logprobs.shape)}")
     if samples.dtype != torch.int64:
         raise ValueError(f"samples must be int64, got {samples.dtype}")

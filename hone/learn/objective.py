@@ -12,7 +12,7 @@ from typing import NamedTuple
 import torch
 
 from hone.learn.kl import kl_estimate
-from hone.learn.losses import LOSSES, sampler_correction
+from hone.learn.losses import LOSSES, Clip, sampler_correction
 from hone.recipe.sections.algo import AlgoConfig
 from hone.types import MicroBatch
 
@@ -36,15 +36,8 @@ def objective(
     If `old_logprobs` is None the update is on-policy: the sampler correction then compares the sampler
     with the current log-probs.
     """
-    policy_loss = LOSSES[algo.loss](
-        logprobs,
-        batch.old_logprobs,
-        batch.advantages,
-        batch.samples,
-        clip_low=algo.clip_low,
-        clip_high=algo.clip_high,
-        dual_clip=algo.dual_clip,
-    )
+    clip = Clip(algo.clip_low, algo.clip_high, algo.dual_clip)
+    policy_loss = LOSSES[algo.loss](logprobs, batch.old_logprobs, batch.advantages, batch.samples, clip)
     old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
     loss = policy_loss.loss
     if algo.correction.kind != "none":
@@ -69,3 +62,10 @@ def objective(
             ]
         ).double()
     return Objective((batch.weights * loss).sum(), sums)
+
+
+def imitation(batch: MicroBatch, logprobs: torch.Tensor, entropy: torch.Tensor) -> Objective:
+    """Weighted cross-entropy, for supervised training."""
+    sums = torch.zeros(len(METRICS), dtype=torch.float64, device=entropy.device)
+    sums[METRICS.index("entropy")] = entropy.detach().sum()
+    return Objective(-(batch.weights * logprobs).sum(), sums)

@@ -3,6 +3,8 @@
 The prompt of a group is laid out once and shared by its completions (`Block`), so that its
 forward and backward passes are computed once. Token t of a sequence is predicted from the hidden
 state of token t-1: `sources` and `targets` of a `MicroBatch` say so, and nothing else shifts.
+
+    batches = Packer(tokens_per_microbatch=8192)(samples, weights)
 """
 
 from __future__ import annotations
@@ -28,37 +30,49 @@ class _Packed:
     members: tuple[int, ...]
 
 
-def pack(
-    samples: Sequence[Sample],
-    weights: Sequence[float],
-    tokens_per_microbatch: int,
-    *,
-    share_prompts: bool = True,
-    parts: int = 1,
-    ids: Sequence[int] | None = None,
-    **per_token: Sequence[FloatArray] | None,
-) -> list[MicroBatch]:
-    """Distribute samples over micro-batches of at most `tokens_per_microbatch` packed tokens.
+@dataclass(frozen=True)
+class Packer:
+    """Distributes samples over micro-batches of at most `tokens_per_microbatch` packed tokens.
 
-    weights: [S] the weight of every trained token of each sample in the loss of the whole batch
-    (`hone.learn.reduce`); they are global, so any division into micro-batches has the same gradient.
-    ids: [S] the ids of the samples in `MicroBatch.sample_ids`; their indices by default.
-    parts: number of processes; the number of micro-batches is a multiple of it if there is enough to divide.
-    per_token: further fields of `MicroBatch`, such as old_logprobs: [S] arrays with one value per trained token.
-    Micro-batches are balanced by tokens. A single sequence longer than the budget gets a
-    micro-batch of its own. Raises ValueError if there are no samples.
+    `share_prompts`: lay out the common prompt of samples once. `parts`: number of processes; the number of
+    micro-batches is a multiple of it if there is enough to divide.
     """
-    if not samples:
-        raise ValueError("pack: no samples")
-    budget = tokens_per_microbatch
-    if parts > 1:  # a smaller budget, so that every process gets a micro-batch
-        prompts = {s.token_ids[: s.prompt_len].tobytes(): s.prompt_len for s in samples} if share_prompts else {}
-        own = [len(s.token_ids) - (s.prompt_len if share_prompts else 0) for s in samples]
-        budget = min(budget, -(-(sum(own) + sum(prompts.values())) // parts))
-    blocks = _shared_blocks(samples, budget) if share_prompts else _plain_blocks(samples, budget)
-    fields = {name: values for name, values in per_token.items() if values is not None}
-    names = range(len(samples)) if ids is None else ids
-    return [_micro_batch(b, samples, weights, names, fields) for b in _balance(blocks, tokens_per_microbatch, parts)]
+
+    tokens_per_microbatch: int
+    share_prompts: bool = True
+    parts: int = 1
+
+    def __call__(
+        self,
+        samples: Sequence[Sample],
+        weights: Sequence[float],
+        ids: Sequence[int] | None = None,
+        **per_token: Sequence[FloatArray] | None,
+    ) -> list[MicroBatch]:
+        """Pack the samples. Micro-batches are balanced by tokens; a sequence longer than the budget has one to itself.
+
+        weights: [S] the weight of every trained token of each sample in the loss of the whole batch
+        (`hone.learn.reduce`); they are global, so any division into micro-batches has the same gradient.
+        ids: [S] the ids of the samples in `MicroBatch.sample_ids`; their indices by default.
+        per_token: further fields of `MicroBatch`, such as old_logprobs: [S] arrays with one value per trained token.
+        Raises ValueError if there are no samples.
+        """
+        if not samples:
+            raise ValueError("pack: no samples")
+        budget = self._block_budget(samples)
+        blocks = _shared_blocks(samples, budget) if self.share_prompts else _plain_blocks(samples, budget)
+        fields = {name: values for name, values in per_token.items() if values is not None}
+        names = range(len(samples)) if ids is None else ids
+        bins = _balance(blocks, self.tokens_per_microbatch, self.parts)
+        return [_micro_batch(bin_, samples, weights, names, fields) for bin_ in bins]
+
+    def _block_budget(self, samples: Sequence[Sample]) -> int:
+        """Tokens of a block at most: few enough for every process to get a micro-batch."""
+        if self.parts == 1:
+            return self.tokens_per_microbatch
+        prompts = {s.token_ids[: s.prompt_len].tobytes(): s.prompt_len for s in samples} if self.share_prompts else {}
+        own = [len(s.token_ids) - (s.prompt_len if self.share_prompts else 0) for s in samples]
+        return min(self.tokens_per_microbatch, -(-(sum(own) + sum(prompts.values())) // self.parts))
 
 
 def _shared_blocks(samples: Sequence[Sample], budget: int) -> list[_Packed]:

@@ -16,11 +16,11 @@ from hone.base import places, streams
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn import state
-from hone.learn.forward import fast_layers, local_batches, map_no_grad, packed_hidden, to_device, token_logprobs
+from hone.learn.forward import fast_layers, local_batches, map_no_grad, packed_hidden, packed_logprobs, to_device
 from hone.learn.forward import frozen_logprobs as frozen_logprobs
 from hone.learn.losses import value_loss
 from hone.learn.master import clip_gradients, collect_gradients, master_weights, publish
-from hone.learn.objective import METRICS, objective
+from hone.learn.objective import Objective, imitation, objective
 from hone.learn.optimizer import check_layers, configure, depths, freeze, new_optimizer, new_value_head, num_layers
 from hone.learn.state import State
 from hone.learn.totals import Totals, merge_stats
@@ -40,8 +40,8 @@ from hone.types import MicroBatch, StepStats
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-#: What to minimise over one micro-batch: (batch, logprobs [N], entropy [N]) -> (loss, sums of METRICS).
-LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+#: What to minimise over one micro-batch, from the log-probs [N] and entropies [N] of its tokens.
+LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], Objective]
 
 
 class Policy:
@@ -231,23 +231,17 @@ class Policy:
 
         Without mini-batches (no group had a reward difference) nothing changes.
         """
-        return merge_stats([self._step(m, partial(objective, algo=algo), temperature) for m in minibatches])
+        loss_fn = partial(objective, algo=algo)
+        return merge_stats([self._step(batches, loss_fn, temperature) for batches in minibatches])
 
     def imitate(self, batches: Sequence[MicroBatch]) -> StepStats:
         """One optimizer step of supervised training: weighted cross-entropy."""
 
-        def loss_fn(
-            batch: MicroBatch, logprobs: torch.Tensor, entropy: torch.Tensor
-        ) -> tuple[torch.Tensor, torch.Tensor]:
-            sums = torch.zeros(len(METRICS), dtype=torch.float64, device=entropy.device)
-            sums[0] = entropy.detach().sum()
-            return -(batch.weights * logprobs).sum(), sums
-
         if self.lora is None or not self.lora.dropout:
-            return self._step(batches, loss_fn, 1.0)
+            return self._step(batches, imitation, 1.0)
         with own_random_numbers(self.device):  # dropout depends only on the seed and the update
             torch.manual_seed(streams.dropout(self.seed, self.updates, self.world.data_rank))
-            return self._step(batches, loss_fn, 1.0)
+            return self._step(batches, imitation, 1.0)
 
     def _step(self, batches: Sequence[MicroBatch], loss_fn: LossFn, temperature: float) -> StepStats:
         """Accumulate the gradient over micro-batches, clip by its global norm, step."""
@@ -255,13 +249,13 @@ class Policy:
         # Around the backward pass too, which may recompute parts of the forward pass.
         with fast_layers(self.model), update_mode(self.model):
             for batch in (to_device(b, self.device) for _, b in local_batches(batches, self.world)):
-                hidden, logprobs, entropy = token_logprobs(self.model, batch, temperature, want_entropy=True)
-                hidden.retain_grad()
-                assert entropy is not None
-                part, sums = loss_fn(batch, logprobs, entropy)
-                value_part = self._value_loss(batch, hidden)
-                (part + value_part).backward()
-                total.add(batch, hidden, logprobs, entropy, part, value_part, sums)
+                outputs = packed_logprobs(self.model, batch, temperature, want_entropy=True)
+                outputs.hidden.retain_grad()
+                assert outputs.entropy is not None
+                part = loss_fn(batch, outputs.logprobs, outputs.entropy)
+                value_part = self._value_loss(batch, outputs.hidden)
+                (part.loss + value_part).backward()
+                total.add(batch, outputs, part, value_part)
         total = total.read().gathered(self.world)
         self._sum_gradients()
         norm = clip_gradients(self.masters, self.parameters, self.optim.grad_clip, self.world)

@@ -9,7 +9,8 @@ import numpy.typing as npt
 import torch
 
 from hone.base.world import World
-from hone.learn.objective import METRICS
+from hone.learn.forward import Outputs
+from hone.learn.objective import METRICS, Objective
 from hone.types import FloatArray, MicroBatch, StepStats
 
 
@@ -25,24 +26,20 @@ class Totals:
         self.grad_norms: dict[int, float] = {}
         self._unread: list[tuple[tuple[int, ...], torch.Tensor]] = []  # per micro-batch: sample ids, all values flat
 
-    def add(
-        self,
-        batch: MicroBatch,
-        hidden: torch.Tensor,  # [N, D], after the backward pass
-        logprobs: torch.Tensor,  # [N]
-        entropy: torch.Tensor,  # [N]
-        loss: torch.Tensor,
-        value_loss: torch.Tensor,
-        sums: torch.Tensor,  # [len(METRICS)]
-    ) -> None:
-        """Add a micro-batch without waiting for the device, which would then stall until the next one: see `read`."""
+    def add(self, batch: MicroBatch, outputs: Outputs, objective: Objective, value_loss: torch.Tensor) -> None:
+        """Add a micro-batch after its backward pass, which has left a gradient in the hidden states.
+
+        Does not wait for the device, which would then stall until the next micro-batch: see `read`.
+        """
+        hidden, logprobs, entropy = outputs
         assert hidden.grad is not None
+        assert entropy is not None
         squares = hidden.grad.float().square().sum(dim=1)  # [N]
         norms = torch.zeros(len(batch.sample_ids), device=squares.device).index_add_(0, batch.samples, squares).sqrt()
         old = logprobs.detach() if batch.old_logprobs is None else batch.old_logprobs
         gaps = torch.where(batch.sampled_logprobs.any(), (old - batch.sampled_logprobs).abs(), 0.0)  # all 0: no sampler
         mismatch = gaps.max() if len(gaps) else gaps.sum()
-        parts = (loss, value_loss, mismatch, sums, norms, batch.samples, logprobs, entropy)
+        parts = (objective.loss, value_loss, mismatch, objective.sums, norms, batch.samples, logprobs, entropy)
         self._unread.append(
             (batch.sample_ids, torch.cat([p.detach().to(norms.device, torch.float64).reshape(-1) for p in parts]))
         )

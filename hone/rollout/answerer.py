@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hone.base.settings import UserError
-from hone.learn.pack import pack
+from hone.learn.pack import Packer
 from hone.learn.policy import frozen_logprobs, split_by_sample
 from hone.model.limits import longest_exact
 from hone.model.load import load_tokenizer
@@ -52,7 +52,7 @@ class LocalAnswerer(Answerer):
             shared = max(1, min((min(_common(encoded[0][0], ids), first) for ids, first in encoded), default=1))
             samples += [_sample(str(n), ids, first, shared) for ids, first in encoded]
             places += [(n, context) for context in different]
-        batches = pack(samples, [0.0] * len(samples), self.tokens_per_microbatch) if samples else []
+        batches = Packer(self.tokens_per_microbatch)(samples, [0.0] * len(samples)) if samples else []
         values_of: dict[tuple[int, str], FloatArray] = {}
         for batch, values in zip(batches, frozen_logprobs(self.model, batches, 1.0), strict=True):
             values_of |= {places[i]: part for i, part in split_by_sample(batch, values)}

@@ -33,8 +33,8 @@ import transformers
 
 from hone.base import streams
 from hone.base.settings import UserError
-from hone.learn.forward import fast_layers, to_device, token_logprobs
-from hone.learn.pack import pack
+from hone.learn.forward import fast_layers, packed_logprobs, to_device
+from hone.learn.pack import Packer
 from hone.learn.samples import supervised_sample
 from hone.learn.totals import split_by_sample
 from hone.model import attention, compiled
@@ -179,9 +179,9 @@ def _packed(model: PreTrainedModel, turns: list[Turn]) -> FloatArray:
         supervised_sample(f"probe {i // ANSWERS}", turn.prompt_ids, turn.completion_ids) for i, turn in enumerate(turns)
     ]
     by_sample: dict[int, FloatArray] = {}
-    for batch in pack(samples, [0.0] * len(samples), tokens_per_microbatch=1 << 30):
+    for batch in Packer(1 << 30)(samples, [0.0] * len(samples)):
         with fast_layers(model), update_mode(model):
-            logprobs = token_logprobs(model, to_device(batch, model.device), 1.0)[1]
+            logprobs = packed_logprobs(model, to_device(batch, model.device), 1.0).logprobs
         by_sample |= dict(split_by_sample(batch, logprobs.detach().float().cpu().numpy()))
     return np.concatenate([by_sample[i] for i in range(len(turns))])
 

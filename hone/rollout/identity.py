@@ -30,7 +30,7 @@ import torch
 
 from hone.base import streams
 from hone.base.settings import UserError
-from hone.learn.pack import pack
+from hone.learn.pack import Packer
 from hone.learn.samples import supervised_sample
 from hone.model.lora import adapter_off, adapter_weights, factor, merged
 from hone.recipe.sections.rollout import IdentityConfig, SamplingConfig
@@ -248,7 +248,7 @@ def probe_sequences(tokenizer: Any) -> list[IntArray]:
 def policy_logprobs(policy: Policy, turns: Sequence[Turn]) -> FloatArray:
     """The policy's own log-probs [N] of the turns' tokens at temperature 1, turn after turn."""
     samples = [supervised_sample(f"probe {i}", turn.prompt_ids, turn.completion_ids) for i, turn in enumerate(turns)]
-    batches = pack(samples, [0.0] * len(samples), tokens_per_microbatch=1 << 30, share_prompts=False)
+    batches = Packer(1 << 30, share_prompts=False)(samples, [0.0] * len(samples))
     by_turn: dict[int, FloatArray] = {}
     for batch, values in zip(batches, policy.logprobs(batches, 1.0), strict=True):
         of = batch.samples.cpu().numpy()

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +18,6 @@ from hone.base import sealed, streams
 from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import World
-from hone.learn.pack import pack
 from hone.learn.policy import Policy
 from hone.learn.reduce import token_weights
 from hone.learn.samples import supervised_sample
@@ -33,6 +31,7 @@ from hone.rollout.exactness import check_policy
 from hone.rollout.prompts import Renderer
 from hone.runs.run import Run
 from hone.stages.guard import guard
+from hone.stages.signals import make_packer
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask
 from hone.tasks.rows.pairs import key_of, read_pairs, split
@@ -79,8 +78,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
         writer.event("data", line)
     parts = ([to_sample(e, renderer) for e in part] for part in (found.train, found.validation))
     samples, held_out = (fitting(part, policy) for part in parts)
-    budget, share = recipe.tokens_per_microbatch, recipe.share_prompts
-    packer = partial(pack, tokens_per_microbatch=budget, share_prompts=share, parts=world.data)
+    packer = make_packer(recipe, world)
 
     first = run.resume(policy)
     rehearse_examples(writer, recipe, model, policy, samples)

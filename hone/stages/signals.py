@@ -8,13 +8,12 @@ A signal turns the groups of a step into the batch that `Policy.update` takes; t
 
 from __future__ import annotations
 
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from hone.base.world import World
-from hone.learn.batches import Batch, Packer, prepare
-from hone.learn.pack import pack
+from hone.learn.batches import Batch, prepare
+from hone.learn.pack import Packer
 from hone.learn.policy import Policy
 from hone.recipe.recipe import Recipe
 from hone.stages.source import Sampled
@@ -81,10 +80,5 @@ def make_signal(recipe: Recipe, folder: Path, policy: Policy) -> Signal:
 
 
 def make_packer(recipe: Recipe, world: World) -> Packer:
-    """`pack` with its settings, for all processes."""
-    return partial(
-        pack,
-        tokens_per_microbatch=recipe.tokens_per_microbatch,
-        share_prompts=recipe.share_prompts,
-        parts=world.data,
-    )
+    """The packer of a stage, for all of its processes."""
+    return Packer(recipe.tokens_per_microbatch, recipe.share_prompts, parts=world.data)

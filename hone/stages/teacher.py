@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from hone.base.settings import UserError
-from hone.learn.batches import Batch, Packer, minibatches, per_sample, updates_of
+from hone.learn.batches import Batch, minibatches, per_sample, updates_of
+from hone.learn.pack import Packer
 from hone.learn.policy import Policy, frozen_logprobs
 from hone.learn.samples import to_samples, with_advantages
 from hone.model.load import load_tokenizer

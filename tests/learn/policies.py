@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from hone.learn.batches import Batch, Packer, minibatches, per_sample, prepare, updates_of
-from hone.learn.pack import pack
+from hone.learn.batches import Batch, minibatches, per_sample, prepare, updates_of
+from hone.learn.pack import Packer
 from hone.learn.policy import Policy, frozen_logprobs
 from hone.learn.totals import split_by_sample
 from hone.recipe.sections.algo import AlgoConfig, ValueConfig
@@ -30,7 +29,7 @@ def load(folder: Path, optim: OptimConfig = OPTIM, value: ValueConfig | None = N
 
 
 def packer(budget: int, share_prompts: bool = True) -> Packer:
-    return partial(pack, tokens_per_microbatch=budget, share_prompts=share_prompts)
+    return Packer(budget, share_prompts)
 
 
 def make_groups(rewards: list[list[float]], seed: int = 0, verdict: Verdict = "wrong") -> list[Group]:

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.learn.losses import LOSSES
+from hone.learn.losses import LOSSES, Clip
 from hone.learn.reduce import REDUCTIONS, token_weights
 
 
@@ -74,9 +74,7 @@ def test_any_split_of_the_batch_gives_the_same_gradient(
             index = torch.tensor(rows)
             owner = torch.tensor([new for new, s in enumerate(chosen) for _ in batch.rows[s]])
             logprobs = -torch.nn.functional.softplus(batch.features[index] @ theta)
-            per_token, _ = LOSSES[loss](
-                logprobs, batch.old[index], batch.advantages[index], owner, clip_low=0.2, clip_high=0.3
-            )
+            per_token, _ = LOSSES[loss](logprobs, batch.old[index], batch.advantages[index], owner, Clip(0.2, 0.3))
             w = torch.tensor([weights[s] for s in chosen for _ in batch.rows[s]], dtype=torch.float32)
             (per_token * w).sum().backward()
         gradients.append(theta.grad)

@@ -16,7 +16,7 @@ import torch
 
 from hone.learn.advantages import group_advantages
 from hone.learn.kl import kl_estimate
-from hone.learn.losses import LOSSES, sampler_correction
+from hone.learn.losses import LOSSES, Clip, sampler_correction
 from hone.learn.reduce import token_weights
 from hone.model.logprobs import head_logprobs
 from hone.recipe.sections.algo import AlgoConfig, KLConfig
@@ -121,11 +121,11 @@ def trl_loss(trainer: Any, data: SimpleNamespace, **settings: Any) -> tuple[torc
 
 
 def our_loss(
-    data: SimpleNamespace, loss: str, reduction: str, kl_coef: float = 0.0, factor: Any = 1.0, **bounds: Any
+    data: SimpleNamespace, loss: str, reduction: str, kl_coef: float = 0.0, factor: Any = 1.0, *, clip: Clip
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     leaf = data.logprobs[data.mask].clone().requires_grad_()
     old = None if data.old is None else data.old[data.mask]
-    per_token, cut = LOSSES[loss](leaf, old, data.advantages[data.samples], data.samples, **bounds)
+    per_token, cut = LOSSES[loss](leaf, old, data.advantages[data.samples], data.samples, clip)
     per_token = factor * per_token + kl_coef * kl_estimate(leaf, data.ref[data.mask], "k3")
     weights = torch.from_numpy(token_weights(LENGTHS, reduction, WIDTH))[data.samples]
     total = (weights * per_token).sum()
@@ -145,22 +145,22 @@ def assert_same(ours: tuple[torch.Tensor, ...], theirs: tuple[torch.Tensor, ...]
 @pytest.mark.parametrize("off_policy", [False, True])
 def test_clipped(grpo_trainer: Any, loss_type: str, reduction: str, off_policy: bool) -> None:
     data = tokens(off_policy)
-    ours = our_loss(data, "clipped", reduction, clip_low=0.2, clip_high=0.28)
+    ours = our_loss(data, "clipped", reduction, clip=Clip(0.2, 0.28))
     assert bool(ours[2].any()) == off_policy
     assert_same(ours, trl_loss(grpo_trainer, data, loss_type=loss_type, epsilon_low=0.2, epsilon_high=0.28))
 
 
 def test_dual_clip(grpo_trainer: Any) -> None:
     data = tokens()
-    ours = our_loss(data, "clipped", "sequence_mean", clip_low=0.2, clip_high=0.2, dual_clip=1.4)
-    plain = our_loss(data, "clipped", "sequence_mean", clip_low=0.2, clip_high=0.2)
+    ours = our_loss(data, "clipped", "sequence_mean", clip=Clip(0.2, 0.2, 1.4))
+    plain = our_loss(data, "clipped", "sequence_mean", clip=Clip(0.2, 0.2))
     assert (ours[2] & ~plain[2]).any()  # it bites
     assert_same(ours, trl_loss(grpo_trainer, data, loss_type="grpo", epsilon_low=0.2, epsilon_high=0.2, delta=1.4))
 
 
 def test_kl_in_the_loss(grpo_trainer: Any) -> None:
     data = tokens()
-    ours = our_loss(data, "clipped", "sequence_mean", kl_coef=0.3, clip_low=0.2, clip_high=0.2)
+    ours = our_loss(data, "clipped", "sequence_mean", kl_coef=0.3, clip=Clip(0.2, 0.2))
     settings = {"loss_type": "grpo", "epsilon_low": 0.2, "epsilon_high": 0.2, "beta": 0.3}
     # TRL's default multiplies the KL term by rho; DeepSeekMath, and we, do not.
     assert_same(ours, trl_loss(grpo_trainer, data, use_bias_correction_kl=False, **settings))
@@ -170,7 +170,7 @@ def test_kl_in_the_loss(grpo_trainer: Any) -> None:
 def test_gspo(grpo_trainer: Any, loss_type: str, reduction: str) -> None:
     # TRL's sequence form against our per-token one: the same loss and, summed over a sample, the same gradient.
     data = tokens()
-    ours = our_loss(data, "gspo", reduction, clip_low=0.1, clip_high=0.1)
+    ours = our_loss(data, "gspo", reduction, clip=Clip(0.1, 0.1))
     assert ours[2].any()
     assert not ours[2].all()
     theirs = trl_loss(
@@ -187,7 +187,7 @@ def test_gspo(grpo_trainer: Any, loss_type: str, reduction: str) -> None:
 def test_cispo(grpo_trainer: Any) -> None:
     # TRL's epsilon_high is the bound of the weight itself, ours its distance from 1; it has no lower bound.
     data = tokens()
-    ours = our_loss(data, "cispo", "token_mean", clip_low=1.0, clip_high=0.25)
+    ours = our_loss(data, "cispo", "token_mean", clip=Clip(1.0, 0.25))
     assert ours[2].any()
     assert_same(ours, trl_loss(grpo_trainer, data, loss_type="cispo", epsilon_high=1.25))
 
@@ -197,7 +197,7 @@ def test_sampler_correction_multiplies_the_loss(grpo_trainer: Any) -> None:
     data = tokens()
     sampled = data.old + 0.4 * torch.randn(data.old.shape, generator=torch.Generator().manual_seed(5)).double()
     weights = sampler_correction(data.old, sampled, "tis", 1.5)
-    ours = our_loss(data, "clipped", "sequence_mean", factor=weights[data.mask], clip_low=0.2, clip_high=0.2)
+    ours = our_loss(data, "clipped", "sequence_mean", factor=weights[data.mask], clip=Clip(0.2, 0.2))
     theirs = trl_loss(
         grpo_trainer,
         data,
@@ -240,7 +240,7 @@ def test_rloo_on_policy_gradient(rloo_trainer: Any) -> None:
     data = tokens(off_policy=False)
     old = (data.logprobs * data.mask).sum(1)
     theirs = trl_loss(rloo_trainer, data, inputs={"old_logps": old})
-    ours = our_loss(data, "clipped", "constant", clip_low=0.2, clip_high=0.2)
+    ours = our_loss(data, "clipped", "constant", clip=Clip(0.2, 0.2))
     torch.testing.assert_close(ours[1] * WIDTH, theirs[1], atol=1e-6, rtol=0)
     assert theirs[1].abs().max() > 1e-3
 
@@ -274,8 +274,7 @@ def test_the_whole_way(grpo_trainer: Any, monkeypatch: pytest.MonkeyPatch) -> No
         batch["old_per_token_logps"][mask],
         batch["advantages"][samples],
         samples,
-        clip_low=0.2,
-        clip_high=0.28,
+        Clip(0.2, 0.28),
     )
     assert 0 < cut.float().mean() < 1
     per_token = per_token + 0.1 * kl_estimate(logprobs, batch["ref_per_token_logps"][mask], "k3")

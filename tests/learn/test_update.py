@@ -16,7 +16,9 @@ from hypothesis import strategies as st
 
 from hone.learn import batches, checkpoint
 from hone.learn.batches import minibatches, per_sample, prepare, updates_of
+from hone.learn.forward import Outputs
 from hone.learn.master import master_weights
+from hone.learn.objective import Objective
 from hone.learn.policy import Policy, split_by_sample
 from hone.learn.totals import Totals
 from hone.recipe.sections.algo import AlgoConfig, CorrectionConfig, KLConfig
@@ -255,7 +257,8 @@ def test_totals_are_those_of_each_micro_batch_read_at_once() -> None:
         hidden.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0], [5.0, 12.0]])
         logprobs = torch.tensor([-1.0, -2.5, -3.0]) - start
         sums = torch.arange(6, dtype=torch.float64)
-        totals.add(batch, hidden, logprobs, torch.ones(3) * start, torch.tensor(0.5), torch.tensor(0.25), sums)
+        outputs = Outputs(hidden, logprobs, torch.ones(3) * start)
+        totals.add(batch, outputs, Objective(torch.tensor(0.5), sums), torch.tensor(0.25))
     assert totals.tokens == 0  # nothing was waited for
     totals.read()
     assert (totals.loss, totals.value_loss, totals.tokens, totals.mismatch) == (1.0, 0.5, 6, 2.5)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from transformers import LlamaConfig, LlamaForCausalLM, Qwen2Config, Qwen2ForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from hone.learn.pack import pack
+from hone.learn.pack import Packer
 from hone.learn.samples import supervised_sample
 from hone.model import attention
 from hone.types import Sample
@@ -57,7 +57,7 @@ def test_equals_one_sequence_at_a_time(name: str, share: bool, budget: int) -> N
     model.zero_grad()
 
     model.set_attn_implementation(attention.NAME)
-    for batch in pack(data, weights, budget, share_prompts=share):
+    for batch in Packer(budget, share)(data, weights):
         hidden = model.model(
             input_ids=batch.inputs[None], position_ids=batch.positions[None], use_cache=False, layout=batch.layout
         ).last_hidden_state[0]

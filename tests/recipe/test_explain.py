@@ -15,7 +15,7 @@ import torch
 from hone.base.settings import ConfigError
 from hone.learn.advantages import gae_advantages, group_advantages
 from hone.learn.kl import kl_estimate
-from hone.learn.losses import LOSSES, value_loss
+from hone.learn.losses import LOSSES, Clip, value_loss
 from hone.learn.objective import objective
 from hone.learn.reduce import token_weights
 from hone.recipe import explain
@@ -228,11 +228,11 @@ def test_the_estimators_printed_are_those_computed(name: str) -> None:
 # --- the clip ---------------------------------------------------------------------------------
 
 
-def weight(loss: str, ratio: float, advantage: float, **bounds: Any) -> float:
+def weight(loss: str, ratio: float, advantage: float, clip: Clip) -> float:
     """The gradient with respect to the log-prob of one token, less the advantage: its ratio, if nothing is clipped."""
     logprobs = torch.tensor([math.log(ratio)], dtype=torch.float64, requires_grad=True)
     one = torch.ones(1, dtype=torch.float64)
-    out = LOSSES[loss](logprobs, 0 * one, advantage * one, torch.zeros(1, dtype=torch.int64), **bounds)
+    out = LOSSES[loss](logprobs, 0 * one, advantage * one, torch.zeros(1, dtype=torch.int64), clip)
     (gradient,) = torch.autograd.grad(out.loss.sum(), logprobs)
     return -float(gradient) / advantage
 
@@ -246,9 +246,9 @@ def test_the_range_printed_is_the_range_in_which_a_ratio_counts(loss: str) -> No
     assert ("sequence" in lines[0]) == (loss == "gspo")
     assert ("weight of a token" in lines[0]) == (loss == "cispo")
     for inside, outside, advantage, end in ((1.27, 1.29, 1.0, 1.28), (0.81, 0.79, -1.0, 0.8)):
-        bounds = {"clip_low": 0.2, "clip_high": 0.28}
-        assert weight(loss, inside, advantage, **bounds) == pytest.approx(inside)
-        assert weight(loss, outside, advantage, **bounds) == pytest.approx(end if loss == "cispo" else 0.0)
+        clip = Clip(0.2, 0.28)
+        assert weight(loss, inside, advantage, clip) == pytest.approx(inside)
+        assert weight(loss, outside, advantage, clip) == pytest.approx(end if loss == "cispo" else 0.0)
 
 
 @pytest.mark.parametrize("loss", ["clipped", "gspo"])
@@ -256,9 +256,9 @@ def test_the_dual_clip_printed_is_where_the_gradient_ends(loss: str) -> None:
     algo = {"loss": loss, "dual_clip": 3.0, "updates_per_rollout": 2}
     line = paragraphs(algo=algo)["clip"][-1]
     assert line.endswith("for A_t > 0 above 1.2; for A_t < 0 below 0.8 or above 3 (dual clip)")
-    bounds = {"clip_low": 0.2, "clip_high": 0.2, "dual_clip": 3.0}
-    assert weight(loss, 2.9, -1.0, **bounds) == pytest.approx(2.9)
-    assert weight(loss, 3.1, -1.0, **bounds) == 0.0
+    clip = Clip(0.2, 0.2, 3.0)
+    assert weight(loss, 2.9, -1.0, clip) == pytest.approx(2.9)
+    assert weight(loss, 3.1, -1.0, clip) == 0.0
 
 
 def test_an_open_lower_side_is_printed_as_one() -> None:
@@ -266,7 +266,7 @@ def test_an_open_lower_side_is_printed_as_one() -> None:
     lines = paragraphs(algo=algo)["clip"]
     assert lines[0].endswith("[0, 1.2]")
     assert lines[-1] == "the clipped term has no gradient for A_t > 0 above 1.2"
-    assert weight("clipped", 1e-3, -1.0, clip_low=1.5, clip_high=0.2) == pytest.approx(1e-3)
+    assert weight("clipped", 1e-3, -1.0, Clip(1.5, 0.2)) == pytest.approx(1e-3)
     assert paragraphs(algo=algo)["note"] == ["algo.clip_low 1.5: no ratio is below 0, so there is no lower bound"]
 
 
@@ -277,7 +277,7 @@ def test_with_one_update_no_clip_acts_and_the_losses_are_one(loss: str) -> None:
     assert any(f"loss {loss} has the same gradient as clipped" in line for line in found["note"]) == (loss != "clipped")
     logprobs = torch.tensor([-0.5, -1.0, -2.0], requires_grad=True)
     advantages = torch.tensor([1.0, -2.0, 0.5])
-    out = LOSSES[loss](logprobs, None, advantages, torch.tensor([0, 0, 1]), clip_low=0.0, clip_high=0.0)
+    out = LOSSES[loss](logprobs, None, advantages, torch.tensor([0, 0, 1]), Clip(0.0, 0.0))
     assert not out.clipped.any()
     torch.testing.assert_close(torch.autograd.grad(out.loss.sum(), logprobs)[0], -advantages)
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.learn.pack import pack
+from hone.learn.pack import Packer
 from hone.recipe.recipe import Recipe
 from hone.rollout.prompts import Renderer
 from hone.tasks.rows.problems import Problems, characters_of
@@ -91,7 +91,7 @@ def longest(stage: Recipe, prompt: int, answer: int) -> MicroBatch:
     given: dict[str, Any] = {}
     if stage.stage != "sft" and stage.algo.kl.coef:
         given["ref_logprobs"] = [np.zeros(int(s.trained.sum()), np.float32) for s in samples]
-    (batch,) = pack(samples, [1.0 / tokens] * len(samples), budget, share_prompts=stage.share_prompts, **given)
+    (batch,) = Packer(budget, stage.share_prompts)(samples, [1.0 / tokens] * len(samples), **given)
     return batch
 
 

@@ -24,7 +24,7 @@ from hone.base import checksums, sealed
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.learn.forward import fast_layers, to_device
-from hone.learn.pack import pack
+from hone.learn.pack import Packer
 from hone.learn.policy import Policy
 from hone.model.limits import longest_exact
 from hone.model.random_state import own_random_numbers
@@ -80,7 +80,7 @@ def rehearse_examples(
     """Of supervised training: the longest examples that can come together in a step."""
     stage = recipe.model_copy(update={"model": model})
     chosen = sorted(samples, key=lambda s: len(s.token_ids))[-stage.sft.examples_per_step :]
-    packed = pack(chosen, [1.0] * len(chosen), stage.tokens_per_microbatch, share_prompts=stage.share_prompts)
+    packed = Packer(stage.tokens_per_microbatch, stage.share_prompts)(chosen, [1.0] * len(chosen))
     prompt = max(s.prompt_len for s in chosen)
     answer = max(len(s.token_ids) - s.prompt_len for s in chosen)
     _predict(writer, stage, policy, Lengths(prompt, answer))

@@ -17,7 +17,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from hone.learn.forward import token_logprobs
+from hone.learn.forward import packed_logprobs
 from hone.model.logprobs import budget_of
 from hone.model.update_mode import update_mode
 from hone.types import MicroBatch
@@ -64,7 +64,7 @@ class Alive(TorchDispatchMode):
 def forward_backward(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: bool) -> None:
     """The forward and backward pass of `Policy`'s step. `entropy`: its gradient too. Gradients are left behind."""
     with update_mode(model):
-        hidden, logprobs, entropies = token_logprobs(model, batch, temperature, want_entropy=True)
+        hidden, logprobs, entropies = packed_logprobs(model, batch, temperature, want_entropy=True)
         hidden.retain_grad()
         assert entropies is not None
         loss = -(batch.weights * logprobs).sum()
