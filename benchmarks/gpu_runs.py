@@ -68,7 +68,7 @@ def checkpoint(bench: Bench) -> None:
     stopped = time.perf_counter() - start
     held = sum(t.nbytes for tensors in snapshot.state.tensors.values() for t in tensors.values())
     bench.record(gib=held / 2**30, stopped_seconds=stopped, copied_bytes_per_s=held / stopped)
-    saved = [master.detach().clone() for master in policy.masters]
+    saved = [master.detach().clone() for master in policy.optimizer.masters]
     hone_update(policy, batch, sampling, 1024)  # the run goes on; what is written is older
     with tempfile.TemporaryDirectory() as folder:
         start = time.perf_counter()
@@ -78,7 +78,7 @@ def checkpoint(bench: Bench) -> None:
         policy.restore(path, checkpoints.read_state(path)["policy"])
         bench.wait()
         bench.record(read_seconds=time.perf_counter() - start)
-    same = all(torch.equal(a, b) for a, b in zip(policy.masters, saved, strict=True))
+    same = all(torch.equal(a, b) for a, b in zip(policy.optimizer.masters, saved, strict=True))
     bench.record(restored_to_the_bit=same)
     assert same, "a weight that was read back is not what it was when the checkpoint was taken"
 

@@ -163,6 +163,7 @@ def random_policy(bench: Bench, size: str, compiled: bool = False) -> tuple[Poli
     from train_step_sides import prompts
     from transformers import AutoModelForCausalLM, Qwen2Config
 
+    from hone.learn.network import LoadedModel
     from hone.learn.policy import Policy
     from hone.model import attention
     from hone.model import compiled as compiling
@@ -190,7 +191,8 @@ def random_policy(bench: Bench, size: str, compiled: bool = False) -> tuple[Poli
     if compiled:
         compiling.request(model)
     tokenizer = train_tokenizer(prompts(16), 512)
-    return Policy(model.to(bench.device), tokenizer, OptimConfig(lr=1e-6), 100), shape_of(config, "bfloat16")
+    loaded = LoadedModel(model.to(bench.device), tokenizer)
+    return Policy(loaded, OptimConfig(lr=1e-6), 100), shape_of(config, "bfloat16")
 
 
 def train(bench: Bench, size: str, compiled: bool = False) -> None:
@@ -205,7 +207,7 @@ def train(bench: Bench, size: str, compiled: bool = False) -> None:
     groups, samples, prompt, answer, budget = UPDATE[bench.toy]
     batch = answered(groups, samples, prompt, answer)
     sampling = SamplingConfig(max_tokens=answer)
-    before = [master.detach().clone() for master in policy.masters[:2]]
+    before = [master.detach().clone() for master in policy.optimizer.masters[:2]]
 
     def update() -> Any:
         _, stats = hone_update(policy, batch, sampling, budget)
@@ -217,8 +219,8 @@ def train(bench: Bench, size: str, compiled: bool = False) -> None:
     start = time.perf_counter()
     stats = update()
     bench.record(first_seconds=time.perf_counter() - start, grad_norm=stats.grad_norm, loss=stats.loss)
-    moved = [float((a.detach() - b).abs().max()) for a, b in zip(policy.masters, before)]
-    bench.record(dtype=str(policy.model.dtype), masters=str(policy.masters[0].dtype), largest_step=max(moved))
+    moved = [float((a.detach() - b).abs().max()) for a, b in zip(policy.optimizer.masters, before)]
+    bench.record(dtype=str(policy.model.dtype), masters=str(policy.optimizer.masters[0].dtype), largest_step=max(moved))
     seconds = bench.best(update, repeats=3)
     forward = forward_flops(shape, groups * prompt, prompt / 2)
     forward += forward_flops(shape, groups * samples * answer, prompt + answer / 2)

@@ -18,7 +18,7 @@ from hone.base.world import World
 from hone.learn import checkpoint
 from hone.learn.batches import prepare
 from hone.learn.pack import Packer
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.model.parallel import cut_as, whole_tensor
 from hone.recipe.sections.algo import AlgoConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
@@ -30,7 +30,7 @@ def load(case: dict[str, Any], parallel: dict[str, int]) -> Policy:
     world = World.from_env(ParallelConfig(**parallel))
     lora = LoraConfig(rank=4, targets=case["lora"]) if case.get("lora") else None
     model = ModelConfig(path=case["model"], dtype=case.get("dtype", "float32"))
-    return Policy.load(model, OptimConfig(lr=1e-3, eps=1e-6), 100, lora=lora, world=world)
+    return Policy.load(model, OptimConfig(lr=1e-3, eps=1e-6), 100, Trainable(lora), world=world)
 
 
 def step(policy: Policy, seed: int) -> None:
@@ -42,7 +42,7 @@ def step(policy: Policy, seed: int) -> None:
 def everything(policy: Policy) -> dict[str, torch.Tensor]:
     """Weights, masters and moments in one piece, by name; the same on every process."""
     found = {name: whole_tensor(p).clone() for name, p in policy.model.named_parameters() if p.requires_grad}
-    for name, master, p in zip(policy.names, policy.masters, policy.parameters, strict=True):
+    for name, master, p in zip(policy.optimizer.names, policy.optimizer.masters, policy.parameters, strict=True):
         for key, value in {"master": master, **policy.optimizer.state[master]}.items():
             found[f"{name}.{key}"] = whole_tensor(cut_as(p, value)).clone() if value.ndim else value.clone()
     return found

@@ -14,7 +14,7 @@ from hone.base.parallel import ParallelConfig
 from hone.base.world import World
 from hone.learn.batches import prepare
 from hone.learn.pack import Packer
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.model.compiled import decoder_layers
 from hone.recipe.sections.algo import AlgoConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
@@ -35,8 +35,7 @@ def five_steps(case: dict[str, Any]) -> dict[str, Any]:
         ModelConfig(path=case["model"], **case.get("settings", {})),
         OptimConfig(lr=1e-3, grad_clip=0.5, eps=1e-6),
         100,
-        algo.value if algo.advantage == "gae" else None,
-        lora=lora,
+        Trainable(lora, value=algo.value if algo.advantage == "gae" else None),
         reference=True,
         world=world,
     )
@@ -48,7 +47,8 @@ def five_steps(case: dict[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {"loss": [], "grad_norm": [], "entropy": [], "kl": [], "logprobs": [], "grad_norms": []}
     for step in range(STEPS):
         if step == case.get("reset"):
-            policy.merge_and_reset(step, policy.optim, LayersConfig(), lora and lora.model_copy(update={"rank": 3}), {})
+            narrower = lora and lora.model_copy(update={"rank": 3})
+            policy.merge_and_reset(step, policy.optimizer.optim, LayersConfig(), narrower, {})
         groups = make_groups(case["rewards"], seed=step)
         batch = prepare(groups, policy, policy.reference, algo, SAMPLING, packer)
         stats = policy.update(batch.minibatches, algo, SAMPLING.temperature)

@@ -14,9 +14,10 @@ import numpy as np
 import torch
 
 from hone.learn.advantages import PerToken, advantages, gae_advantages, group_rewards
+from hone.learn.forward import frozen_logprobs
 from hone.learn.kl import kl_estimate
 from hone.learn.pack import Packer
-from hone.learn.policy import Policy, frozen_logprobs
+from hone.learn.policy import Policy
 from hone.learn.reduce import token_weights
 from hone.learn.samples import by_rollout, by_sample, chains, to_samples, with_advantages
 from hone.learn.totals import split_by_sample

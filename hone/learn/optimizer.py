@@ -1,4 +1,4 @@
-"""Which weights are trained, and at which learning rate: one optimizer group per layer.
+"""The optimizer: which weights are trained, at which learning rate, and their gradients over all processes.
 
 The depth of a parameter is 0 for the embeddings, l for layer l = 1..L, and L + 1 after the layers.
 Frozen layers stay in the optimizer and keep their moments: without a gradient they are not stepped.
@@ -7,12 +7,15 @@ Frozen layers stay in the optimizer and keep their moments: without a gradient t
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from hone.base.settings import UserError
+from hone.base.world import World
+from hone.learn.master import clip_gradients, collect_gradients, master_weights, publish
+from hone.learn.value import ValueHead
 from hone.recipe.sections.optim import LayersConfig, OptimConfig
 
 if TYPE_CHECKING:
@@ -49,29 +52,97 @@ def rate_factor(depth: int, layers: LayersConfig, last: int) -> float:
     return layers.lr_decay ** max(0, last - depth)
 
 
-def new_optimizer(
-    trained: Iterable[tuple[int, torch.Tensor]], head: torch.nn.Linear | None, optim: OptimConfig
-) -> torch.optim.AdamW:
-    """AdamW without any moments. `trained`: (depth, master weight); `head`: PPO's value head, in its own group."""
-    by_depth: dict[int, list[torch.Tensor]] = {}
-    for depth, master in trained:
-        by_depth.setdefault(depth, []).append(master)
-    groups: list[dict[str, Any]] = [{"params": by_depth[depth], "depth": depth} for depth in sorted(by_depth)]
-    if head is not None:
-        groups.append({"params": list(head.parameters()), "depth": None})
-    return torch.optim.AdamW(
-        groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
-    )
+class MasterAdamW(torch.optim.AdamW):
+    """AdamW over the float32 masters of a model's trainable parameters (`hone.learn.master`), and over a value head.
 
+    There is one group per layer, and one for the head. `names`, `parameters` and `masters` go together. `full_lr` of a
+    group is its learning rate before warm-up and decay.
+    """
 
-def configure(
-    optimizer: torch.optim.Optimizer, optim: OptimConfig, layers: LayersConfig, last: int, head_lr: float
-) -> None:
-    """Settings that may change while the moments stay; `full_lr` is the learning rate before warm-up and decay."""
-    for group in optimizer.param_groups:
-        depth = group["depth"]
-        group["full_lr"] = head_lr if depth is None else optim.lr * rate_factor(depth, layers, last)
-        group |= {"betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
+    def __init__(
+        self, model: PreTrainedModel, head: ValueHead | None, optim: OptimConfig, layers: LayersConfig
+    ) -> None:
+        depth = depths(model)
+        named = {name: p for name, p in model.named_parameters() if p.requires_grad}
+        self.model, self.head = model, head
+        self.names, self.parameters = list(named), list(named.values())
+        self.masters = master_weights(self.parameters)
+        self._depths = {p: depth[name] for name, p in named.items()}
+        by_depth: dict[int, list[torch.Tensor]] = {}
+        for place, master in zip(self._depths.values(), self.masters, strict=True):
+            by_depth.setdefault(place, []).append(master)
+        groups: list[dict[str, Any]] = [{"params": by_depth[place], "depth": place} for place in sorted(by_depth)]
+        if head is not None:
+            groups.append({"params": list(head.parameters()), "depth": None})
+        super().__init__(
+            groups, lr=optim.lr, betas=optim.betas, eps=optim.eps, weight_decay=optim.weight_decay, fused=True
+        )
+        self.configure(optim, layers)
+
+    def configure(self, optim: OptimConfig, layers: LayersConfig) -> None:
+        """Set what may change while the moments stay: rates, decay and the layers that are trained."""
+        self.optim, self.layers = optim, layers
+        last = num_layers(self.model)
+        for group in self.param_groups:
+            depth = group["depth"]
+            if depth is not None:
+                group["full_lr"] = optim.lr * rate_factor(depth, layers, last)
+            elif self.head is not None:
+                group["full_lr"] = self.head.config.lr
+            group |= {"betas": optim.betas, "eps": optim.eps, "weight_decay": optim.weight_decay}
+        freeze(self.model, self._depths, layers)
+
+    def renew(self, optim: OptimConfig, layers: LayersConfig) -> None:
+        """Begin again without moments; the masters stay."""
+        self.state.clear()
+        self.configure(optim, layers)
+
+    def stepped(self) -> list[torch.Tensor]:
+        """All tensors that are stepped, in a fixed order: masters by depth, then the value head."""
+        return [p for group in self.param_groups for p in group["params"]]
+
+    def sum_gradients(self, world: World, partial: Collection[str]) -> None:
+        """Sum over all processes, never average: the weights of the loss are those of the whole batch.
+
+        `partial`: names of parameters whose gradients are partial sums on the tensor-parallel processes.
+        """
+        collect_gradients(self.masters, self.parameters)
+        self._fill_gradients(world)
+        grads = {name: m.grad for name, m in zip(self.names, self.masters, strict=True) if m.grad is not None}
+        world.sum(list(grads.values()), "replicate")
+        if world.is_sharded:
+            world.sum([grad for name, grad in grads.items() if name in partial], "tensor")
+        if self.head is not None:
+            head_grads = [p.grad for p in self.head.parameters() if p.grad is not None]
+            world.sum(head_grads, "replicate", "shard")
+
+    def _fill_gradients(self, world: World) -> None:
+        """Fill in zero gradients, so that all processes sum the same list of tensors.
+
+        Experts or skipped parts of a model may have been used only by the samples of one process.
+        """
+        tensors = [*self.masters, *(self.head.parameters() if self.head is not None else ())]
+        gathered = world.gather([[t.grad is not None for t in tensors]], "which weights have a gradient")
+        for t, used in zip(tensors, map(any, zip(*gathered, strict=True)), strict=True):
+            if used and t.grad is None:
+                t.grad = torch.zeros_like(t)
+
+    def clip(self, world: World) -> tuple[float, float]:
+        """Clip to `optim.grad_clip`; returns the norms before, of model and value head.
+
+        The head is clipped separately, so that it does not limit the policy's step.
+        """
+        norm = clip_gradients(self.masters, self.parameters, self.optim.grad_clip, world)
+        if self.head is None:
+            return norm, 0.0
+        return norm, float(torch.nn.utils.clip_grad_norm_(self.head.parameters(), self.optim.grad_clip))
+
+    def apply(self, factor: float) -> None:
+        """Step with the learning rates times `factor`, and round the masters into the model."""
+        for group in self.param_groups:
+            group["lr"] = group["full_lr"] * factor
+        self.step()
+        publish(self.masters, self.parameters)
 
 
 def check_layers(model: PreTrainedModel, layers: LayersConfig) -> None:
@@ -91,11 +162,3 @@ def freeze(model: PreTrainedModel, trained: Mapping[torch.nn.Parameter, int], la
     recomputes = any(getattr(module, "gradient_checkpointing", False) for module in model.modules())
     if recomputes and not model.get_input_embeddings().weight.requires_grad:
         model.enable_input_require_grads()
-
-
-def new_value_head(model: PreTrainedModel) -> torch.nn.Linear:
-    """Hidden states [N, D] -> values [N, 1]; initialised to 0."""
-    head = torch.nn.Linear(model.config.get_text_config().hidden_size, 1, device=model.device)
-    torch.nn.init.zeros_(head.weight)
-    torch.nn.init.zeros_(head.bias)
-    return head

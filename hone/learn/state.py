@@ -101,7 +101,8 @@ def files(policy: Policy) -> dict[str, bytes]:
 
 def _stepped(policy: Policy) -> Iterator[tuple[str, torch.Tensor, torch.Tensor | None]]:
     """(name, stepped tensor, parameter) of every tensor that the optimizer steps; the value head has no parameter."""
-    for name, master, p in zip(policy.names, policy.masters, policy.parameters, strict=True):
+    optimizer = policy.optimizer
+    for name, master, p in zip(optimizer.names, optimizer.masters, optimizer.parameters, strict=True):
         yield name, master, p
     if policy.value_head is not None:
         for name, p in policy.value_head.named_parameters():

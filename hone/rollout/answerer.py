@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hone.base.settings import UserError
+from hone.learn.forward import frozen_logprobs
 from hone.learn.pack import Packer
-from hone.learn.policy import frozen_logprobs, split_by_sample
+from hone.learn.totals import split_by_sample
 from hone.model.limits import longest_exact
 from hone.model.load import load_tokenizer
 from hone.recipe.sections.model import ModelConfig

@@ -18,7 +18,7 @@ from hone.base import sealed, streams
 from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import World
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.learn.reduce import token_weights
 from hone.learn.samples import supervised_sample
 from hone.model.limits import context_limit
@@ -65,9 +65,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             f"sft: {size} examples in {recipe.sft.epochs} epoch(s) are less than one step (sft.examples_per_step "
             f"{count}); give more, or smaller steps"
         )
-    policy = Policy.load(
-        model, recipe.optim, steps, lora=recipe.lora, layers=recipe.layers, seed=recipe.seed, world=world
-    )
+    trainable = Trainable(recipe.lora, recipe.layers, seed=recipe.seed)
+    policy = Policy.load(model, recipe.optim, steps, trainable, world=world)
     check_policy(policy)
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     run = Run.open(folder, recipe, world)

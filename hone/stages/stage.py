@@ -8,7 +8,7 @@ from pathlib import Path
 
 from hone.base.settings import UserError
 from hone.base.world import World
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.model.lora import coverage
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
@@ -94,17 +94,10 @@ def load_policy(phases: Phases[Recipe], model: ModelConfig, curriculum: Curricul
     start, all_phases = phases.at(0, 0), [phases.merged(lines) for lines in phases.sets()]
     for phase in all_phases:
         curriculum.check(phase.curriculum)
-    policy = Policy.load(
-        model,
-        start.optim,
-        start.updates or 0,
-        start.algo.value if start.algo.advantage == "gae" else None,
-        lora=start.lora,
-        layers=start.layers,
-        reference=any(phase.algo.kl.coef for phase in all_phases),
-        seed=start.seed,
-        world=world,
-    )
+    value = start.algo.value if start.algo.advantage == "gae" else None
+    trainable = Trainable(start.lora, start.layers, value, start.seed)
+    reference = any(phase.algo.kl.coef for phase in all_phases)
+    policy = Policy.load(model, start.optim, start.updates or 0, trainable, reference=reference, world=world)
     for phase in all_phases:
         policy.check(phase.layers, phase.lora)
     check_policy(policy)

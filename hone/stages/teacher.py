@@ -17,8 +17,9 @@ import torch
 
 from hone.base.settings import UserError
 from hone.learn.batches import Batch, minibatches, per_sample, updates_of
+from hone.learn.forward import frozen_logprobs
 from hone.learn.pack import Packer
-from hone.learn.policy import Policy, frozen_logprobs
+from hone.learn.policy import Policy
 from hone.learn.samples import to_samples, with_advantages
 from hone.model.load import load_tokenizer
 from hone.model.parallel import spread

@@ -17,7 +17,8 @@ import torch
 from hone.base.settings import UserError
 from hone.learn import checkpoint
 from hone.learn.batches import prepare
-from hone.learn.policy import Policy
+from hone.learn.network import LoadedModel
+from hone.learn.policy import Policy, Trainable
 from hone.model import attention_gpu, compiled
 from hone.model.load import load_model, load_tokenizer
 from hone.model.tiny import create
@@ -53,7 +54,8 @@ def accelerator() -> torch.device:
 
 def policy_on(device: torch.device, folder: Path, lora: LoraConfig | None = None, **model: Any) -> Policy:
     config = ModelConfig(path=str(folder), **model)
-    return Policy(load_model(config, device), load_tokenizer(config), OPTIM, 10, lora=lora, base=str(folder))
+    loaded = LoadedModel(load_model(config, device), load_tokenizer(config), str(folder))
+    return Policy(loaded, OPTIM, 10, Trainable(lora))
 
 
 def updates(policy: Policy, seed: int = 0, budget: int = 60) -> Any:
@@ -64,7 +66,7 @@ def updates(policy: Policy, seed: int = 0, budget: int = 60) -> Any:
 def gradient(policy: Policy) -> torch.Tensor:
     """What the optimizer is given, in float32 on the CPU; no step is taken."""
     got: list[torch.Tensor] = []
-    policy.optimizer.step = lambda *_: got.extend(p.grad.clone() for p in policy._stepped())  # type: ignore
+    policy.optimizer.step = lambda *_: got.extend(p.grad.clone() for p in policy.optimizer.stepped())  # type: ignore
     updates(policy)
     return torch.cat([g.flatten().float().cpu() for g in got])
 
@@ -86,12 +88,12 @@ def test_the_gradient_in_bfloat16_is_near_that_of_float32(folder: Path, accelera
 
 def test_bfloat16_weights_are_the_rounded_masters(folder: Path, accelerator: torch.device) -> None:
     policy = policy_on(accelerator, folder, dtype="bfloat16")
-    before = [master.detach().clone() for master in policy.masters]
+    before = [master.detach().clone() for master in policy.optimizer.masters]
     for seed in range(3):
         assert updates(policy, seed).metrics["skipped"] == 0
-    moved = max(float((a.detach() - b).abs().max()) for a, b in zip(policy.masters, before))
+    moved = max(float((a.detach() - b).abs().max()) for a, b in zip(policy.optimizer.masters, before))
     assert 1e-4 < moved < 4e-4  # three steps of at most the rate each
-    for p, master in zip(policy.parameters, policy.masters, strict=True):
+    for p, master in zip(policy.parameters, policy.optimizer.masters, strict=True):
         assert (p.dtype, master.dtype, p.device.type) == (torch.bfloat16, torch.float32, accelerator.type)
         assert torch.equal(p, master.bfloat16())
 
@@ -165,7 +167,7 @@ def test_a_checkpoint_comes_back_to_the_bit_and_training_goes_on(
     path = checkpoint.save(tmp_path, 1, policy, keep=1)
     again = policy_on(accelerator, folder, dtype=dtype)
     again.restore(path, checkpoint.read_state(path)["policy"])
-    for a, b in zip(again._stepped(), policy._stepped(), strict=True):
+    for a, b in zip(again.optimizer.stepped(), policy.optimizer.stepped(), strict=True):
         assert a.device.type == accelerator.type
         assert torch.equal(a, b)
         for key in ("exp_avg", "exp_avg_sq", "step"):
@@ -173,7 +175,7 @@ def test_a_checkpoint_comes_back_to_the_bit_and_training_goes_on(
             assert again.optimizer.state[a][key].device == policy.optimizer.state[b][key].device
     one, two = updates(policy, seed=1), updates(again, seed=1)
     assert two.loss == pytest.approx(one.loss, rel=1e-3, abs=1e-5)
-    for a, b in zip(again._stepped(), policy._stepped(), strict=True):  # sums may be in another order
+    for a, b in zip(again.optimizer.stepped(), policy.optimizer.stepped(), strict=True):  # sums may be in another order
         torch.testing.assert_close(a, b, atol=2e-5, rtol=0)
 
 
@@ -183,7 +185,7 @@ def test_what_a_checkpoint_holds_is_of_the_moment_it_was_taken(
     """Copies to the host are done when `take` returns: the update that follows does not show in them."""
     policy = policy_on(accelerator, folder, dtype="bfloat16")
     updates(policy)
-    then = [p.detach().clone() for p in policy._stepped()]
+    then = [p.detach().clone() for p in policy.optimizer.stepped()]
     snapshot = checkpoint.take(1, policy, keep=1)
     assert all(t.device == CPU for tensors in snapshot.state.tensors.values() for t in tensors.values())
     writer = checkpoint.Writer()
@@ -193,7 +195,7 @@ def test_what_a_checkpoint_holds_is_of_the_moment_it_was_taken(
     writer.wait()
     (path,) = checkpoint.found(tmp_path)
     policy.restore(path, checkpoint.read_state(path)["policy"])
-    assert all(torch.equal(a, b) for a, b in zip(policy._stepped(), then, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(policy.optimizer.stepped(), then, strict=True))
 
 
 def test_running_out_of_memory_is_explained(accelerator: torch.device, tmp_path: Path) -> None:

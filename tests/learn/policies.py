@@ -10,8 +10,9 @@ import numpy as np
 import torch
 
 from hone.learn.batches import Batch, minibatches, per_sample, prepare, updates_of
+from hone.learn.forward import frozen_logprobs
 from hone.learn.pack import Packer
-from hone.learn.policy import Policy, frozen_logprobs
+from hone.learn.policy import Policy, Trainable
 from hone.learn.totals import split_by_sample
 from hone.recipe.sections.algo import AlgoConfig, ValueConfig
 from hone.recipe.sections.model import ModelConfig, TinyConfig
@@ -25,7 +26,7 @@ SAMPLING = SamplingConfig(max_tokens=16)
 
 
 def load(folder: Path, optim: OptimConfig = OPTIM, value: ValueConfig | None = None, **model: object) -> Policy:
-    return Policy.load(ModelConfig(path=str(folder), **model), optim, 10, value)  # type: ignore[arg-type]
+    return Policy.load(ModelConfig(path=str(folder), **model), optim, 10, Trainable(value=value))  # type: ignore[arg-type]
 
 
 def packer(budget: int, share_prompts: bool = True) -> Packer:
@@ -76,7 +77,7 @@ def gradient(
 def gradient_of(policy: Policy, updates: Sequence[Sequence[MicroBatch]], algo: AlgoConfig) -> np.ndarray:
     """The gradients that the optimizer receives: of the model, then of the value head."""
     got: list[torch.Tensor] = []
-    policy.optimizer.step = lambda *_: got.extend(p.grad.clone() for p in policy._stepped())  # type: ignore[assignment,method-assign,func-returns-value]
+    policy.optimizer.step = lambda *_: got.extend(p.grad.clone() for p in policy.optimizer.stepped())  # type: ignore[assignment,method-assign,func-returns-value]
     policy.update(updates, algo, SAMPLING.temperature)
     return torch.cat([g.flatten() for g in got]).numpy()
 

@@ -96,10 +96,10 @@ def test_what_the_model_says_before_the_update_may_be_nan_too(folder: Path, algo
     with torch.no_grad():
         policy.model.model.norm.weight[0] = float("nan")
     batch = prepare(make_groups(REWARDS), policy, reference, algo, SAMPLING, packer(60))
-    before = [p.clone() for p in policy.masters]
+    before = [p.clone() for p in policy.optimizer.masters]
     stats = policy.update(batch.minibatches, algo, 1.0)
     assert stats.metrics["skipped"] == algo.updates_per_rollout
-    for p, b in zip(policy.masters, before, strict=True):
+    for p, b in zip(policy.optimizer.masters, before, strict=True):
         torch.testing.assert_close(p, b, equal_nan=True, rtol=0, atol=0)
 
 

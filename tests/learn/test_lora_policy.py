@@ -12,8 +12,9 @@ import torch
 from hone.base.settings import UserError
 from hone.learn import checkpoint
 from hone.learn.batches import per_sample, prepare
+from hone.learn.forward import frozen_logprobs
 from hone.learn.optimizer import depths, num_layers, rate_factor
-from hone.learn.policy import Policy, frozen_logprobs
+from hone.learn.policy import Policy, Trainable
 from hone.model import lora
 from hone.recipe.sections.algo import AlgoConfig, ValueConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
@@ -26,7 +27,8 @@ KL = AlgoConfig.model_validate({"kl": {"coef": 0.1}})
 
 def load(folder: Path, adapter: LoraConfig | None = LORA, **more: Any) -> Policy:
     model = ModelConfig(path=str(folder), **more.pop("model", {}))
-    return Policy.load(model, more.pop("optim", OPTIM), 10, more.pop("value", None), lora=adapter, **more)
+    trainable = Trainable(adapter, more.pop("layers", LayersConfig()), more.pop("value", None), more.pop("seed", 0))
+    return Policy.load(model, more.pop("optim", OPTIM), 10, trainable, **more)
 
 
 def step(policy: Policy, seed: int = 0, algo: AlgoConfig = KL) -> Any:
@@ -43,7 +45,7 @@ def logprobs(model: Any, batch: Any) -> np.ndarray:
 def bits(policy: Policy) -> dict[str, torch.Tensor]:
     """Weights, master weights and moments."""
     weights = {name: p.detach().clone() for name, p in policy.model.named_parameters()}
-    for i, p in enumerate(policy._stepped()):
+    for i, p in enumerate(policy.optimizer.stepped()):
         weights[f"{i}.master"] = p.detach().clone()
         weights |= {f"{i}.{key}": value.clone() for key, value in policy.optimizer.state.get(p, {}).items()}
     return weights
@@ -64,7 +66,7 @@ def test_an_update_moves_the_adapter_and_nothing_else(folder: Path) -> None:
     step(policy, 1)
     moved = {name for name, p in policy.model.named_parameters() if not torch.equal(p, before[name])}
     assert moved == {name for name in before if "lora_" in name}
-    assert len(policy._stepped()) == len(moved)
+    assert len(policy.optimizer.stepped()) == len(moved)
     assert len(policy.optimizer.state) == len(moved)
 
 
@@ -125,12 +127,12 @@ def test_low_precision_has_float32_masters_of_the_adapter(folder: Path) -> None:
     """A thousandth of a step of bfloat16 is kept in the master weight, and rounded into the model when it has grown."""
     policy = load(folder, model={"dtype": "bfloat16"}, optim=OptimConfig(lr=1e-5))
     assert {p.dtype for p in policy.parameters} == {torch.bfloat16}
-    assert {m.dtype for m in policy.masters} == {torch.float32}
-    first = [m.clone() for m in policy.masters]
+    assert {m.dtype for m in policy.optimizer.masters} == {torch.float32}
+    first = [m.clone() for m in policy.optimizer.masters]
     step(policy, algo=AlgoConfig())
-    changed = [not torch.equal(a, b) for a, b in zip(first, policy.masters, strict=True)]
+    changed = [not torch.equal(a, b) for a, b in zip(first, policy.optimizer.masters, strict=True)]
     assert sum(changed) >= 14  # B of every layer at least: at first A has no gradient, since B is 0
-    for master, p in zip(policy.masters, policy.parameters, strict=True):
+    for master, p in zip(policy.optimizer.masters, policy.parameters, strict=True):
         assert torch.equal(master.bfloat16(), p)
 
 
@@ -200,11 +202,11 @@ def test_master_weights_survive_a_reset_without_an_adapter(folder: Path) -> None
     """They are the policy: rounded to bfloat16 and back, small steps would be lost."""
     policy = load(folder, None, model={"dtype": "bfloat16"}, optim=OptimConfig(lr=1e-5))
     step(policy, algo=AlgoConfig())
-    masters = [m.clone() for m in policy.masters]
+    masters = [m.clone() for m in policy.optimizer.masters]
     policy.merge_and_reset(1, OptimConfig(lr=1e-5), LayersConfig(), None, {"why": "step"})
-    assert all(torch.equal(a, b) for a, b in zip(masters, policy.masters, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(masters, policy.optimizer.masters, strict=True))
     step(policy, 1, AlgoConfig())
-    change = max(float((a - b).detach().abs().max()) for a, b in zip(masters, policy.masters, strict=True))
+    change = max(float((a - b).detach().abs().max()) for a, b in zip(masters, policy.optimizer.masters, strict=True))
     assert change == pytest.approx(1e-5, rel=0.1), "the gradient was counted twice, or not at all"
 
 

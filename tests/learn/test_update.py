@@ -19,8 +19,8 @@ from hone.learn.batches import minibatches, per_sample, prepare, updates_of
 from hone.learn.forward import Outputs
 from hone.learn.master import master_weights
 from hone.learn.objective import Objective
-from hone.learn.policy import Policy, split_by_sample
-from hone.learn.totals import Totals
+from hone.learn.policy import Policy
+from hone.learn.totals import Totals, split_by_sample
 from hone.recipe.sections.algo import AlgoConfig, CorrectionConfig, KLConfig
 from hone.recipe.sections.optim import OptimConfig
 from hone.types import Block, Group, MicroBatch, Reward
@@ -129,16 +129,16 @@ def test_bfloat16_steps_are_taken_in_float32(folder: Path, tmp_path: Path) -> No
         batch = prepare(make_groups(REWARDS, seed), policy, None, AlgoConfig(), SAMPLING, packer(40))
         policy.update(batch.minibatches, AlgoConfig(), 1.0)
     assert policy.parameters[norm].dtype == torch.bfloat16
-    assert policy.masters[norm].dtype == torch.float32
-    moved = (policy.masters[norm] - 1).abs()
+    assert policy.optimizer.masters[norm].dtype == torch.float32
+    moved = (policy.optimizer.masters[norm] - 1).abs()
     assert 1e-6 < moved.max() < 1e-4
-    torch.testing.assert_close(policy.parameters[norm], policy.masters[norm].bfloat16(), rtol=0, atol=0)
+    torch.testing.assert_close(policy.parameters[norm], policy.optimizer.masters[norm].bfloat16(), rtol=0, atol=0)
     checkpoint.save(tmp_path, 8, policy, keep=1)
     again = load(folder, optim, dtype="bfloat16")
     saved = checkpoint.newest_good(tmp_path, print)
     assert saved is not None
     again.restore(saved, checkpoint.read_state(saved)["policy"])
-    for a, b in zip(again.masters, policy.masters, strict=True):
+    for a, b in zip(again.optimizer.masters, policy.optimizer.masters, strict=True):
         assert torch.equal(a, b)
 
 

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from hone.base.settings import UserError
-from hone.learn.policy import packed_hidden
+from hone.learn.forward import packed_hidden
 from hone.model import lora
 from hone.model.load import load_model, load_tokenizer
 from hone.model.tiny import create

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 from hone.base import checksums
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.model.saving import older_keys, save_model, save_settings
 from hone.model.tiny import create
 from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
@@ -83,7 +83,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_every_folder_that_a_policy_writes_names_the_base_of_its_positions(folder: Path, tmp_path: Path) -> None:
-    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=LoraConfig(rank=2))
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, Trainable(LoraConfig(rank=2)))
     for name in ("export", "export_base", "export_adapter"):
         getattr(policy, name)(tmp_path / name)
         assert json.loads((tmp_path / name / "config.json").read_text())["rope_theta"] == 3e5

@@ -16,7 +16,7 @@ import torch
 
 from hone.base.parallel import ParallelConfig
 from hone.base.settings import UserError
-from hone.learn.policy import to_device
+from hone.learn.forward import to_device
 from hone.model import logprobs
 from hone.model.load import load_model
 from hone.preflight.plan import batch as batches
@@ -351,7 +351,7 @@ def test_the_rehearsal_draws_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     before, weights = torch.get_rng_state(), [p.detach().clone() for p in policy.parameters]
     rehearse.go_through(policy, batches.longest(stage, 20, 12), 1.0, entropy=True)
     assert torch.equal(before, torch.get_rng_state())
-    assert all(p.grad is None for p in (*policy.parameters, *policy.masters))
+    assert all(p.grad is None for p in (*policy.parameters, *policy.optimizer.masters))
     assert not policy.optimizer.state
     assert policy.updates == 0
     assert all(torch.equal(a, b) for a, b in zip(weights, policy.parameters, strict=True))

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.model import tiny
 from hone.model.load import load_model
 from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
@@ -107,7 +107,7 @@ def serve(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
     servers: list[contract.Server] = []
 
     def start(kind: str, lora: LoraConfig | None = None) -> tuple[Policy, Verified, Served, list[tuple[str, str]]]:
-        policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=lora)
+        policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, Trainable(lora))
         model = Served(folder, kind == "vllm")
         server = contract.Server(contract.SGLang if kind == "sglang" else contract.VLLM, model)
         servers.append(server)
@@ -364,7 +364,7 @@ def test_the_native_engine_is_checked_by_sampling_from_it(folder: Path) -> None:
 def test_an_engine_with_rounded_weights_is_compared_with_the_policy_rounded(
     folder: Path, weights: Any, lora: LoraConfig | None
 ) -> None:
-    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=lora)
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, Trainable(lora))
     step(policy, 1e-3)  # B is 0 at first
     config = RolloutConfig(weights=weights)
 

@@ -24,7 +24,7 @@ import torch
 from hone.base import jsonl
 from hone.base.http import Http, ServerLost
 from hone.base.settings import UserError
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.model import tiny
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
@@ -65,7 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def live(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Policy, Verified, list[Any]]]:
     """A policy with an adapter, which is handed over merged, one server for several tests, and its events."""
-    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=LoraConfig(rank=4, alpha=6.0))
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, Trainable(LoraConfig(rank=4, alpha=6.0)))
     events: list[tuple[str, str]] = []
     config = RolloutConfig(engine="sglang", sglang=SETTINGS, max_sequences=32)
     place = tmp_path_factory.mktemp("server")

@@ -23,7 +23,7 @@ from safetensors.torch import load_file, save_file
 
 from hone.base import jsonl
 from hone.base.http import Http, ServerError, free_port
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.model import tiny
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
@@ -142,7 +142,7 @@ def test_many_long_prompts_with_seeds_are_read_whole(folder: Path, tmp_path: Pat
 
 def test_an_adapter_beside_its_base_follows_and_one_wrong_matrix_stops_the_run(folder: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
-    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, lora=LoraConfig(rank=4, alpha=6.0))
+    policy = Policy.load(ModelConfig(path=str(folder)), OptimConfig(), 10, Trainable(LoraConfig(rank=4, alpha=6.0)))
     events: list[tuple[str, str]] = []
     settings = SETTINGS.model_copy(update={"lora": "adapter"})
     engine = engine_for(policy, tmp_path, settings, lambda kind, message: events.append((kind, message)))

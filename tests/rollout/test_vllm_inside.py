@@ -16,7 +16,7 @@ import torch
 
 from hone.base.settings import UserError
 from hone.base.streams import server_prompt
-from hone.learn.policy import Policy
+from hone.learn.policy import Policy, Trainable
 from hone.model import tiny
 from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
 from hone.recipe.sections.optim import OptimConfig
@@ -129,7 +129,7 @@ def test_the_real_one_follows_and_stale_weights_stop_the_run(
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
     sizes = TinyConfig(vocab_size=400, hidden_size=64, layers=2, heads=2, kv_heads=1, mlp_size=128)
     tiny.create(tmp_path / "model", sizes, ["Zoey is a knight. Let me think: 1 + 2 = 3."] * 20, seed=0)
-    policy = Policy.load(ModelConfig(path=str(tmp_path / "model")), OptimConfig(), 10, lora=lora)
+    policy = Policy.load(ModelConfig(path=str(tmp_path / "model")), OptimConfig(), 10, Trainable(lora))
     settings = VLLMConfig(in_process=True, lora="adapter" if lora else "merged", arguments=("--enforce-eager",))
     events: list[Any] = []
     config = RolloutConfig(engine="vllm", vllm=settings, max_sequences=32)

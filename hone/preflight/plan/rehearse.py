@@ -91,7 +91,8 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
     """The pass itself; afterwards everything is as it was."""
     moments: list[torch.Tensor] = []
     if not policy.optimizer.state:  # on a CPU memory that is not written to takes none; there it is only a bound
-        moments = [torch.empty_like(master, requires_grad=False) for master in policy.masters for _ in range(2)]
+        masters = policy.optimizer.masters
+        moments = [torch.empty_like(master, requires_grad=False) for master in masters for _ in range(2)]
     try:
         with (
             own_random_numbers(policy.device),
@@ -99,7 +100,7 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
         ):  # dropout of an adapter, in supervised stages
             forward_backward(policy.model, to_device(batch, policy.device), temperature, entropy)
     finally:
-        for p in (*policy.masters, *policy.parameters):
+        for p in (*policy.optimizer.masters, *policy.parameters):
             p.grad = None
         del moments
     if policy.device.type == "cuda":
