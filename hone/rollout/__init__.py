@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from hone.recipe.sections.rollout import RolloutConfig
 
 if TYPE_CHECKING:
     from hone.learn.policy import Policy
-    from hone.rollout.engine import Engine, Event
+    from hone.rollout.engine import Engine, Event, ModelTraits
     from hone.rollout.identity import Verified
+    from hone.rollout.servers.server import ServerEngine
     from hone.rollout.together import DistributedEngine
 
 
@@ -30,10 +31,10 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
     `folder` holds a server's log and the weights for it. Raises UserError if the engine is not available: no port, no
     interpreter, no server.
     """
+    from hone.rollout.engine import ModelTraits
     from hone.rollout.identity import Verified
 
-    dtype = str(next(policy.model.parameters()).dtype).removeprefix("torch.")
-    vocabulary: int = policy.model.config.get_text_config().vocab_size
+    traits = ModelTraits.of(policy)
     engine: Engine
     if config.engine == "native":
         from hone.rollout.local import native_engine
@@ -42,50 +43,26 @@ def _make(config: RolloutConfig, policy: Policy, folder: Path, event: Event) -> 
     elif config.engine == "vllm" and config.vllm.in_process:
         from hone.rollout.servers.vllm_inside import VLLMInside
 
-        engine = VLLMInside(config.vllm, policy.stop_ids, dtype, config.max_sequences, folder)
-    elif config.engine == "vllm":
-        from hone.rollout.servers.host import host_of_servers
-        from hone.rollout.servers.vllm import VLLMEngine
-
-        engine = VLLMEngine(
-            config.vllm,
-            policy.stop_ids,
-            dtype=dtype,
-            max_sequences=config.max_sequences,
-            folder=folder,
-            event=event,
-            host=host_of_servers(config.vllm),
-            vocabulary=vocabulary,
-        )
+        engine = VLLMInside(config.vllm, traits, config.max_sequences, folder)
     else:
-        from hone.rollout.servers.host import host_of_servers
-        from hone.rollout.servers.sglang import SGLangEngine
-
-        engine = SGLangEngine(
-            config.sglang,
-            policy.stop_ids,
-            dtype=dtype,
-            max_sequences=config.max_sequences,
-            folder=folder,
-            event=event,
-            host=host_of_servers(config.sglang),
-            vocabulary=vocabulary,
-        )
-    return Verified(engine, policy.tokenizer, config.identity, dtype, event)
+        engine = _server(config, traits, folder, event)
+    return Verified(engine, policy.tokenizer, config.identity, traits.dtype, event)
 
 
 def check_server(config: RolloutConfig, folder: Path) -> None:
     """Raises UserError if the server is not available, here or at its url; nothing is started or written."""
+    from hone.rollout.engine import ModelTraits
+
+    _server(config, ModelTraits(), folder, lambda kind, message: None).close()
+
+
+def _server(config: RolloutConfig, traits: ModelTraits, folder: Path, event: Event) -> ServerEngine:
     from hone.rollout.servers.host import host_of_servers
 
-    def quiet(*_: object, **__: object) -> None: ...
-
-    more: dict[str, Any] = {"dtype": "float32", "max_sequences": config.max_sequences, "folder": folder, "event": quiet}
     if config.engine == "vllm":
         from hone.rollout.servers.vllm import VLLMEngine
 
-        VLLMEngine(config.vllm, (), host=host_of_servers(config.vllm), **more).close()
-    else:
-        from hone.rollout.servers.sglang import SGLangEngine
+        return VLLMEngine(config.vllm, traits, config.max_sequences, folder, event, host_of_servers(config.vllm))
+    from hone.rollout.servers.sglang import SGLangEngine
 
-        SGLangEngine(config.sglang, (), host=host_of_servers(config.sglang), **more).close()
+    return SGLangEngine(config.sglang, traits, config.max_sequences, folder, event, host_of_servers(config.sglang))

@@ -65,6 +65,21 @@ class Weights:
     adapter: bool = False  # with `layer.lora_A.weight` and `layer.lora_B.weight` (B times alpha / rank) beside the base
 
 
+@dataclass(frozen=True, slots=True)
+class ModelTraits:
+    """What a server has to be told of the policy's model."""
+
+    stop_ids: tuple[int, ...] = ()  # tokens that end a completion
+    dtype: str = "float32"
+    vocabulary: int | None = None  # number of token ids; None: not known
+
+    @classmethod
+    def of(cls, policy: Policy) -> ModelTraits:
+        dtype = str(policy.model.dtype).removeprefix("torch.")
+        stops = tuple(int(i) for i in policy.stop_ids)
+        return cls(stops, dtype, policy.model.config.get_text_config().vocab_size)
+
+
 def check_tokens(prompts: Sequence[IntArray], vocabulary: int | None) -> None:
     """Raises UserError unless every id of every prompt [P][Lp] is below `vocabulary` (None: not known).
 

@@ -21,7 +21,7 @@ from hone.model.load import load_model
 from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
 from hone.recipe.sections.optim import LayersConfig, OptimConfig
 from hone.recipe.sections.rollout import IdentityConfig, RolloutConfig, SGLangConfig, VLLMConfig
-from hone.rollout.engine import Weights
+from hone.rollout.engine import ModelTraits, Weights
 from hone.rollout.identity import PolicyMismatch, Verified, mean_difference, policy_logprobs, probe_sequences
 from hone.rollout.native.engine import NativeEngine
 from hone.rollout.servers.inside.hone_worker import digest, digests
@@ -121,8 +121,7 @@ def serve(folder: Path, tmp_path: Path) -> Iterator[Callable[..., Any]]:
         config: Any = SGLangConfig if kind == "sglang" else VLLMConfig
         engine: ServerEngine = make(
             config(url=server.url, **({"lora": "adapter"} if lora else {})),
-            policy.stop_ids,
-            dtype="float32",
+            ModelTraits.of(policy),
             max_sequences=8,
             folder=tmp_path,
             event=event,

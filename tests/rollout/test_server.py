@@ -23,6 +23,7 @@ from hone.base.settings import UserError
 from hone.base.streams import server_prompt
 from hone.recipe.sections.model import LoraConfig
 from hone.recipe.sections.rollout import SamplingConfig, ServerConfig, SGLangConfig, VLLMConfig
+from hone.rollout.engine import ModelTraits
 from hone.rollout.servers.host import Host
 from hone.rollout.servers.server import ServerEngine
 from hone.rollout.servers.sglang import SGLangEngine
@@ -74,12 +75,10 @@ def started(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         }
         engine = make(
             config(**given),
-            [contract.STOP],
-            dtype="float32",
+            ModelTraits((contract.STOP,), vocabulary=vocabulary),
             max_sequences=8,
             folder=tmp_path,
             event=lambda kind, message: events.append((kind, message)),
-            vocabulary=vocabulary,
         )
         engines.append(engine)
         return engine, events
@@ -103,8 +102,7 @@ def running(tmp_path: Path) -> Iterator[Callable[..., Any]]:
         events: list[tuple[str, str]] = []
         engine = make(
             config(url=server.url, request_timeout=10.0, start_timeout=5.0, **settings),
-            [contract.STOP],
-            dtype="float32",
+            ModelTraits((contract.STOP,)),
             max_sequences=8,
             folder=tmp_path,
             event=lambda kind, message: events.append((kind, message)),
@@ -588,8 +586,7 @@ def test_a_server_on_another_machine_listens_there_and_says_so(tmp_path: Path) -
         environment = {"PYTHONPATH": PATHS, "STAND_IN": str(tmp_path / "state")}
         return VLLMEngine(
             VLLMConfig(environment=environment, start_timeout=30.0, weights_folder=str(weights)),
-            [contract.STOP],
-            dtype="float32",
+            ModelTraits((contract.STOP,)),
             max_sequences=8,
             folder=tmp_path,
             event=lambda kind, message: events.append((kind, message)),
@@ -623,7 +620,7 @@ def test_a_url_where_nothing_answers_is_an_error_before_anything_starts(running:
     _engine, _server, _ = running("vllm")
     config = VLLMConfig(url=f"http://127.0.0.1:{free_port()}")
     with pytest.raises(UserError, match=r"rollout.vllm.url: no usable server"):
-        VLLMEngine(config, [2], dtype="float32", max_sequences=8, folder=Path(), event=lambda *_: None)
+        VLLMEngine(config, ModelTraits((2,)), max_sequences=8, folder=Path(), event=lambda *_: None)
 
 
 def test_closing_ends_the_server_and_all_it_started_and_removes_the_weights(started: Any, tmp_path: Path) -> None:

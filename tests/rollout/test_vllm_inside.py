@@ -22,6 +22,7 @@ from hone.recipe.sections.model import LoraConfig, ModelConfig, TinyConfig
 from hone.recipe.sections.optim import OptimConfig
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig, VLLMConfig
 from hone.rollout import make_engine
+from hone.rollout.engine import ModelTraits
 from hone.rollout.identity import PolicyMismatch, Verified, policy_logprobs
 from hone.rollout.servers import vllm_inside
 from hone.rollout.servers.vllm import engine_options
@@ -68,7 +69,7 @@ class Stub:
 def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Stub]:
     monkeypatch.setitem(__import__("sys").modules, "vllm", types.SimpleNamespace(SamplingParams=Params))
     monkeypatch.setattr(vllm_inside, "find_spec", lambda name: object())
-    engine, stub = vllm_inside.VLLMInside(VLLMConfig(in_process=True), [2], "float32", 8, tmp_path), Stub()
+    engine, stub = vllm_inside.VLLMInside(VLLMConfig(in_process=True), ModelTraits((2,)), 8, tmp_path), Stub()
     monkeypatch.setattr(engine, "_start", lambda served: stub)
     monkeypatch.setattr(engine, "stop", lambda: None)
     return engine, stub
@@ -106,7 +107,7 @@ def test_settings_of_a_server_and_an_interpreter_without_vllm_are_errors(tmp_pat
         VLLMConfig(in_process=True, python="/usr/bin/python3")
     if not REAL:
         with pytest.raises(UserError, match=r"rollout.vllm.in_process: .* has no vllm; install it there"):
-            vllm_inside.VLLMInside(VLLMConfig(in_process=True), [2], "float32", 8, tmp_path)
+            vllm_inside.VLLMInside(VLLMConfig(in_process=True), ModelTraits((2,)), 8, tmp_path)
 
 
 def test_options_of_the_engine() -> None:

@@ -28,7 +28,7 @@ from hone.model.logprobs import logits_of, output_head
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
 from hone.rollout.native.graph import GraphStep, Recorder
 from hone.rollout.native.kernel import Kernel
-from hone.rollout.native.memory import Budget, padded_prompt, padded_rows
+from hone.rollout.native.memory import padded_prompt, padded_rows
 from hone.rollout.native.requests import Output, Request, Top, Work
 from hone.rollout.native.sampler import likeliest, sample_mix
 from hone.rollout.native.scheduler import Queue, Rows
@@ -53,38 +53,42 @@ class _Watch:
     seen: int = 0  # tokens read so far
 
 
+@dataclass(frozen=True, slots=True)
+class Speedups:
+    """What makes decoding faster on this device."""
+
+    kernel: Kernel | None = None  # computes attention where it fits
+    recorder: Recorder | None = None  # records decode steps
+    gave_up: Callable[[str], None] = print  # called with the reason if steps cannot be recorded
+
+
 class Core:
     """Not thread-safe; runs inside `NativeEngine.open`.
 
-    `decode` turns tokens into text, for requests with stop strings; `version` is the policy version of the turns;
-    `kernel` computes attention where it fits. `recorder` records decode steps; `gave_up` is called with the reason if
-    it cannot. `reserve`: rows that one batch of submitted requests leaves to others.
+    `stops` are the token ids that end a completion; `decode` turns tokens into text, for requests with stop strings;
+    `version` is the policy version of the turns.
     """
 
     def __init__(
         self,
         model: PreTrainedModel,
+        queue: Queue,
         stops: Sequence[int],
-        budget: Budget,
-        max_sequences: int,
-        decode: Decode | None = None,
-        version: int = 0,
-        kernel: Kernel | None = None,
-        recorder: Recorder | None = None,
-        gave_up: Callable[[str], None] = print,
-        reserve: int = 0,
+        decode: Decode | None,
+        version: int,
+        speedups: Speedups,
     ) -> None:
         self._model, self._device = model, next(model.parameters()).device
         self._head = None if model.dtype == torch.float32 else output_head(model)
         self._stop_ids = frozenset(stops)
         self._stops = torch.tensor(list(stops), dtype=torch.int64, device=self._device)
-        self._budget, self._decode_text, self._version = budget, decode, version
+        self._decode_text, self._version = decode, version
         self._pads = linear.keeps_shapes(model)
         self._steps_per_check = 1 if self._device.type == "cpu" else _STEPS_PER_CHECK
         self._requests: dict[int, Request] = {}
         self._pending: dict[int, int] = {}  # request -> samples that wait or occupy a row
         self._submitted = 0
-        self._queue = Queue(budget, max_sequences, reserve)
+        self._queue = queue
         self._arrived = False  # requests were submitted since rows last entered
         self._rows = Rows.enter([], self._requests, self._device)
         self._alive: list[bool] = []  # [B] as of the last check
@@ -94,8 +98,8 @@ class Core:
         self._outputs: list[Output] = []
         self._most_top = 0  # the largest `top_logprobs` of any row
         self._tops: list[tuple[int, Tensor, Tensor]] = []  # since the last check: first row, then `likeliest` of it
-        self._cache = DecodeCache(kernel)
-        self._next = GraphStep(self._forward, recorder, gave_up)
+        self._cache = DecodeCache(speedups.kernel)
+        self._next = GraphStep(self._forward, speedups.recorder, speedups.gave_up)
         # Prefilled prompts with samples waiting: their keys and values, and the logits [V] after them.
         self._read: dict[int, tuple[Prompt, Tensor]] = {}
 
@@ -166,7 +170,7 @@ class Core:
                 f"the model's context of {limit} ({setting}); set sampling.max_tokens to "
                 f"{limit - length} or less, or shorten the prompt"
             )
-        self._budget.check_alone(length, max_tokens, name)
+        self._queue.budget.check_alone(length, max_tokens, name)
 
     def _due(self) -> bool:
         """Whether enough rows have finished to be worth scheduling, or new requests have room."""

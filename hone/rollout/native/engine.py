@@ -22,11 +22,12 @@ from hone.model.reduced import Weights, check, reduced
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.engine import FIRST_USE, Event, print_event
 from hone.rollout.native import kernel
-from hone.rollout.native.core import Core
+from hone.rollout.native.core import Core, Speedups
 from hone.rollout.native.graph import CudaRecorder, Recorder
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Request, Work
+from hone.rollout.native.scheduler import Queue
 from hone.rollout.text import Decode
 from hone.types import IntArray, Turn
 
@@ -92,18 +93,10 @@ class NativeEngine:
         budget = Budget.of(self._model, self._config.kv_cache_gib)
         # Not inference_mode: a rotary embedding that rescales itself would keep inference tensors as buffers.
         with torch.no_grad(), serving(self._model, self._config.weights):
-            core = Core(
-                self._model,
-                self._stops,
-                budget,
-                self._config.max_sequences,
-                self._decode,
-                self._version,
-                self._load_kernel(),
-                self._recorder(),
-                self._no_graphs,
-                reserve=max(1, self._config.max_sequences // 8) if others else 0,
-            )
+            reserve = max(1, self._config.max_sequences // 8) if others else 0
+            queue = Queue(budget, self._config.max_sequences, reserve)
+            speedups = Speedups(self._load_kernel(), self._recorder(), self._no_graphs)
+            core = Core(self._model, queue, self._stops, self._decode, self._version, speedups)
             try:
                 yield core
             finally:

@@ -31,7 +31,7 @@ class Queue:
         self._batches: deque[deque[Work]] = deque()  # never empty ones; the first is next
         self._batch_of: dict[int, int] = {}  # request -> the number of its batch, while it waits or runs
         self._added = 0
-        self._budget = budget
+        self.budget = budget
         self._max_sequences = max_sequences
         self._reserve = min(reserve, max_sequences - 1)
 
@@ -121,14 +121,14 @@ class _Room:
         prompts = len(self._prompts | {request})
         longest = max(self._longest, len(self._requests[request].prompt_ids))
         most = max(self._most, self._requests[request].sampling.max_tokens)
-        if not queue._budget.fits(prompts, longest, self._rows + 1, most):
+        if not queue.budget.fits(prompts, longest, self._rows + 1, most):
             return "no"
         held = self._held[queue._batch_of[request]]
         if not spare or not held:
             return "yes"
         alone = held == self._rows
         if held >= queue._max_sequences - spare or (
-            alone and not queue._budget.fits(prompts + 1, longest, self._rows + 1 + spare, most)
+            alone and not queue.budget.fits(prompts + 1, longest, self._rows + 1 + spare, most)
         ):
             return "share used up"
         return "yes"

@@ -21,7 +21,7 @@ from hone.base import streams
 from hone.base.http import ServerError, ServerHangs, ServerLost, ServerRefused, may_pass
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, ServerConfig
-from hone.rollout.engine import Event, Weights, check_room, check_tokens
+from hone.rollout.engine import Event, ModelTraits, Weights, check_room, check_tokens
 from hone.rollout.servers.host import Host
 from hone.rollout.servers.lifecycle import ServerLifecycle
 from hone.rollout.servers.weight_transfer import WeightTransfer
@@ -45,26 +45,22 @@ class ServerEngine(ServerLifecycle):
     """Implements `hone.rollout.engine.Engine` and `hone.rollout.identity.Scorer`.
 
     `folder`: for the log, and for weights unless the settings name another folder. `host`: where the server is
-    started, unless `url` is set. `vocabulary`: the number of token ids of the model, if known.
+    started, unless `url` is set; by default this machine.
     """
 
     def __init__(
         self,
         config: ServerConfig,
-        stop_ids: Sequence[int],
-        *,
-        dtype: str,
+        traits: ModelTraits,
         max_sequences: int,
         folder: Path,
         event: Event,
         host: Host | None = None,
-        vocabulary: int | None = None,
     ) -> None:
         super().__init__(config, folder, event, Host() if host is None else host)
-        self._stops, self._dtype, self._max_sequences = [int(i) for i in stop_ids], dtype, max_sequences
+        self._traits, self._max_sequences = traits, max_sequences
         weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
         self._transfer = WeightTransfer(weights, adapter=config.serves_adapter)
-        self._vocabulary = vocabulary
         self._generating = threading.Lock()  # weights must not change under an answer
         self._check_possible()
 
@@ -110,7 +106,7 @@ class ServerEngine(ServerLifecycle):
         if samples < 1:
             raise ValueError(f"samples is {samples}: ask for at least one completion per prompt")
         check_room([len(prompt) for prompt in prompts], sampling.max_tokens, self._context)
-        check_tokens(prompts, self._vocabulary)
+        check_tokens(prompts, self._traits.vocabulary)
         with self._generating:
             return self._generate(prompts, sampling, samples, seed, progress, first)
 
@@ -156,7 +152,7 @@ class ServerEngine(ServerLifecycle):
 
         Raises UserError if no restarts remain, or no complete answer comes.
         """
-        check_tokens(sequences, self._vocabulary)
+        check_tokens(sequences, self._traits.vocabulary)
         tries: Counter[int] = Counter()
         while True:
             try:

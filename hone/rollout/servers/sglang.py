@@ -40,7 +40,7 @@ class SGLangEngine(ServerEngine):
             "--model-path": served.model,
             "--host": self._host.address,
             "--port": port,
-            "--dtype": self._dtype,
+            "--dtype": self._traits.dtype,
             "--max-running-requests": self._max_sequences,
             "--sampling-defaults": "openai",  # nothing from the model's generation_config.json
             "--weight-version": self._version,
@@ -83,7 +83,7 @@ class SGLangEngine(ServerEngine):
             **ordinary(sampling),
             "top_k": sampling.top_k or NO_TOP_K,
             "max_new_tokens": sampling.max_tokens,
-            "stop_token_ids": self._stops,
+            "stop_token_ids": list(self._traits.stop_ids),
             "skip_special_tokens": False,
             "no_stop_trim": True,
         }

@@ -66,7 +66,7 @@ class VLLMEngine(ServerEngine):
         command = [self._python(), "-m", "vllm.entrypoints.openai.api_server"]
         command += ["--served-model-name", MODEL, "--host", self._host.address, "--port", str(port)]
         cpu = is_cpu_build(self._host, self._python(), self._environment() | self.config.environment)
-        return command + engine_options(served, self._dtype, self._max_sequences, cpu)
+        return command + engine_options(served, self._traits.dtype, self._max_sequences, cpu)
 
     def _environment(self) -> dict[str, str]:
         return {
@@ -124,7 +124,7 @@ class VLLMEngine(ServerEngine):
             "max_tokens": sampling.max_tokens,
             "top_k": sampling.top_k,
             **ordinary(sampling),
-            "stop_token_ids": self._stops,
+            "stop_token_ids": list(self._traits.stop_ids),
             "logprobs": 0,  # of the token that was drawn
             "return_token_ids": True,
             "skip_special_tokens": False,

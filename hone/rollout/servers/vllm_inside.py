@@ -20,7 +20,7 @@ import numpy as np
 from hone.base import streams
 from hone.base.settings import UserError
 from hone.recipe.sections.rollout import SamplingConfig, VLLMConfig
-from hone.rollout.engine import Weights, check_room
+from hone.rollout.engine import ModelTraits, Weights, check_room
 from hone.rollout.servers.host import Host
 from hone.rollout.servers.server import ordinary
 from hone.rollout.servers.vllm import engine_options, held_weights, is_cpu_build, room
@@ -37,16 +37,13 @@ class VLLMInside:
     Raises UserError if this interpreter has no vLLM.
     """
 
-    def __init__(
-        self, config: VLLMConfig, stop_ids: Sequence[int], dtype: str, max_sequences: int, folder: Path
-    ) -> None:
+    def __init__(self, config: VLLMConfig, traits: ModelTraits, max_sequences: int, folder: Path) -> None:
         if find_spec("vllm") is None:
             raise UserError(
                 f"rollout.vllm.in_process: {sys.executable} has no vllm; install it there, or remove in_process and "
                 "name the interpreter that has it in rollout.vllm.python"
             )
-        self._config, self._stops = config, [int(i) for i in stop_ids]
-        self._dtype, self._max_sequences = dtype, max_sequences
+        self._config, self._traits, self._max_sequences = config, traits, max_sequences
         weights = Path(config.weights_folder).expanduser() if config.weights_folder else folder / "serving"
         self._transfer = WeightTransfer(weights, adapter=config.serves_adapter)
         self._served: ServedWeights | None = None
@@ -95,7 +92,7 @@ class VLLMInside:
             "n": distinct,
             "max_tokens": sampling.max_tokens,
             "top_k": sampling.top_k,
-            "stop_token_ids": self._stops,
+            "stop_token_ids": list(self._traits.stop_ids),
             "stop": list(sampling.stop),
             "include_stop_str_in_output": True,
             "skip_special_tokens": False,
@@ -157,7 +154,7 @@ class VLLMInside:
         from vllm.utils.argparse_utils import FlexibleArgumentParser
 
         cpu = is_cpu_build(host, sys.executable, {})
-        line = [*engine_options(served, self._dtype, self._max_sequences, cpu), *self._config.arguments]
+        line = [*engine_options(served, self._traits.dtype, self._max_sequences, cpu), *self._config.arguments]
         parsed = EngineArgs.add_cli_args(FlexibleArgumentParser()).parse_args(line)
         return LLM.from_engine_args(EngineArgs.from_cli_args(parsed))
 
