@@ -11,7 +11,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, GenerationConfig, PreTrainedModel
 from transformers.utils import logging as hf_logging
 
-from hone.base import checksums, places
+from hone.base import checksums, hub, places
 from hone.base.settings import UserError
 from hone.model import attention, compiled, limits, lora, shards
 from hone.model.logprobs import output_head
@@ -107,6 +107,8 @@ def base_of(adapter: str) -> str:
 
 
 def _loaded(config: ModelConfig, load: Callable[[], Any]) -> Any:
+    if not Path(config.path).expanduser().exists() and not _is_cached(config):
+        hub.require(f"model.path: {config.path}", "give a folder with a checkpoint")
     try:
         return load()
     except pickle.UnpicklingError as error:  # torch does not run code in weights
@@ -124,6 +126,17 @@ def _loaded(config: ModelConfig, load: Callable[[], Any]) -> Any:
     except (OSError, ValueError) as error:  # from transformers: missing file, unknown id, no network
         first = str(error).strip().splitlines()[0]
         raise UserError(f"model.path: {config.path}: {first}; give a folder with a checkpoint, or a hub id") from error
+
+
+def _is_cached(config: ModelConfig) -> bool:
+    """Whether some file of the model is in the hub's cache; what is missing, its client will say."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    try:
+        return isinstance(try_to_load_from_cache(config.path, "config.json", revision=config.revision), str)
+    except HFValidationError:  # not a hub id: the loader says so
+        return True
 
 
 def check_supported(model: PreTrainedModel) -> None:

@@ -313,6 +313,7 @@ def test_splits_of_names(stem, split):
 
 def hub(monkeypatch, answers):
     """A stand-in for the hub: what `load_dataset` returns or raises."""
+    monkeypatch.setattr("hone.base.hub.require", lambda what, remedy: None)
     calls = []
 
     def load_dataset(source, subset):
@@ -321,7 +322,8 @@ def hub(monkeypatch, answers):
             raise answers[source]
         return answers[source]
 
-    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset))
+    config = types.SimpleNamespace(HF_DATASETS_CACHE="none")
+    monkeypatch.setitem(sys.modules, "datasets", types.SimpleNamespace(load_dataset=load_dataset, config=config))
     return calls
 
 

@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from hone.base import hub
 from hone.base.places import locate
 from hone.base.settings import UserError
 from hone.tasks.rows.files import SUFFIXES, open_rows
@@ -84,6 +85,8 @@ def _read_hub(source: str, subset: str | None) -> Rows:
         raise UserError(
             f"source: {source}: no such file or folder here; to read it from the hub: pip install 'hone-rl[data]'"
         ) from None
+    if not _is_cached(source):
+        hub.require(f"source: {source}", "give a file or folder of rows")
     try:
         loaded = load_dataset(source, subset)
     except (OSError, ValueError, RuntimeError) as error:  # not there, no access, no network, a subset is needed
@@ -99,6 +102,13 @@ def _read_hub(source: str, subset: str | None) -> Rows:
             raise UserError(f"source: {source} has the splits {', '.join(map(str, only))}, none of them train or test")
         rows["all"] = [_made(loaded[only[0]])]
     return {split: Joined(parts) for split, parts in rows.items()}
+
+
+def _is_cached(source: str) -> bool:
+    """Whether the package datasets has read this source before: its cache has a folder of that name."""
+    from datasets import config
+
+    return (Path(config.HF_DATASETS_CACHE) / source.replace("/", "___")).is_dir()
 
 
 def _made(split: Any) -> MadeRows:
