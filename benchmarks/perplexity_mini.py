@@ -20,12 +20,12 @@ from typing import Any
 import numpy as np
 
 from hone.base import stats
+from hone.environments.play import Episodes
 from hone.measure.evaluate import eval_problems, load_evaluated
 from hone.measure.two_model import contexts_of, two_model
 from hone.recipe.load import load
 from hone.recipe.recipe import stages
 from hone.rollout.answerer import LocalAnswerer
-from hone.rollout.collect import rollouts
 from hone.tasks import make_task
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -81,7 +81,8 @@ def measure(folder: Path) -> tuple[dict[str, Any], Each]:
         task = make_task(stage.task, stage.seed)
         writer, reader = (load_evaluated(stage, one, task) for one in (path, frozen))
         problems = eval_problems(task, stage.eval)
-        groups = rollouts(problems, writer.renderer, writer.engine, stage.eval.sampling, samples=1, seed=stage.seed)
+        episodes = Episodes(writer.renderer)
+        groups = episodes.sample(problems, writer.engine, stage.eval.sampling, samples=1, seed=stage.seed)
         contexts, config = contexts_of(task, problems, groups, stage.reward.perplexity), stage.reward.perplexity
         answerer = LocalAnswerer(reader.model, reader.renderer)
         row = two_model(problems, contexts, task, answerer, reader.engine, config)

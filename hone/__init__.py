@@ -18,12 +18,14 @@ if TYPE_CHECKING:
     from hone.cli.api import load_run as load_run
     from hone.cli.api import sample as sample
     from hone.cli.api import train as train
+    from hone.environments.base import Environment as Environment
+    from hone.environments.base import Observation as Observation
+    from hone.environments.play import Episodes as Episodes
     from hone.learn.batches import prepare as prepare
     from hone.learn.pack import Packer as Packer
     from hone.learn.policy import Policy as Policy
     from hone.rewards import make_reward as make_reward
     from hone.rewards.base import reward_groups as reward_groups
-    from hone.rollout.collect import rollouts as rollouts
     from hone.rollout.native.engine import NativeEngine as NativeEngine
     from hone.rollout.prompts import Renderer as Renderer
     from hone.tasks import make_task as make_task
@@ -39,7 +41,9 @@ _HOMES = {
     "Renderer": "hone.rollout.prompts",
     "make_task": "hone.tasks",
     "make_reward": "hone.rewards",
-    "rollouts": "hone.rollout.collect",
+    "Episodes": "hone.environments.play",
+    "Environment": "hone.environments.base",
+    "Observation": "hone.environments.base",
     "reward_groups": "hone.rewards.base",
     "prepare": "hone.learn.batches",
     "Packer": "hone.learn.pack",

@@ -32,6 +32,12 @@ Verdict = Literal["correct", "wrong", "malformed", "truncated", "ungraded", "ver
 #: How an episode ended; `environment_*`: by a failure of the environment, not of the model.
 End = Literal["done", "max_turns", "max_tokens", "malformed_call", "environment_error", "environment_timeout"]
 
+#: The verdicts of episodes whose environment failed.
+ENVIRONMENT_FAILURES: dict[str, Verdict] = {
+    "environment_error": "verifier_error",
+    "environment_timeout": "verifier_timeout",
+}
+
 #: Verdicts that say something about the verifier, not about the sample: such a sample is
 #: left out of its group and counted, never scored 0.
 VERIFIER_FAILURES: frozenset[str] = frozenset({"verifier_timeout", "verifier_error"})
@@ -78,6 +84,7 @@ class Step:
     replies: tuple[Mapping[str, Any], ...] = ()  # messages of the environment, tool results included
     reward: float | None = None  # for this turn alone; None: the environment gives none
     error: str | None = None  # why a tool call could not be read
+    parts: Mapping[str, float] = field(default_factory=dict)  # numbers that the environment logs
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +95,11 @@ class Episode:
     steps: tuple[Step, ...] = ()  # [turns], or empty
     reward: float | None = None  # of the episode as a whole, beside those of its steps; None: not given
     note: str | None = None  # why the environment failed, if it did
+    environment: Any = field(default=None, compare=False, repr=False)  # for reward functions, in its own process
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Without the environment, which belongs to one process."""
+        return Episode, (self.end, self.steps, self.reward, self.note)
 
 
 @dataclass(frozen=True, slots=True)
@@ -271,6 +283,7 @@ class Example:
     problem: Problem
     text: str
     style: str = ""
+    turns: tuple[str, ...] = ()  # what to say before, in an environment that replies to each
 
 
 Messages = Sequence[Mapping[str, str]]

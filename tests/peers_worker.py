@@ -46,8 +46,8 @@ class Told:
         self.event, self.rank = event, rank
         event("born", "the same of all")
 
-    def generate(self, prompts: Any, *_: Any, first: int, **__: Any) -> list[list[Any]]:
-        self.event("sampled", f"from {first} on")
+    def generate(self, prompts: Any, *_: Any, stream_ids: Any, **__: Any) -> list[list[Any]]:
+        self.event("sampled", f"from {stream_ids[0]} on")
         return [[f"{self.rank}:{int(prompt[0])}"] for prompt in prompts]
 
     def sync(self, policy: Any, version: int) -> dict[str, float]:

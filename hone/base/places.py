@@ -178,10 +178,18 @@ def references(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield key, value, "data"
         elif key in ("model.path", "teacher", "lora.path", "reward.perplexity.answerer") and value != "tiny":
             yield key, value, "model"
-    for target in (config.get("reward") or {}).get("parts") or {}:
-        place, colon, _ = str(target).rpartition(":")
+    for key, target in _targets(config):
+        place, colon, _ = target.rpartition(":")
         if colon and (place.endswith(".py") or "/" in place):
-            yield f"reward.parts.{target}", place, "code"
+            yield key, place, "code"
+
+
+def _targets(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, target) of the functions and classes that a recipe names."""
+    yield from ((f"reward.parts.{target}", str(target)) for target in (config.get("reward") or {}).get("parts") or {})
+    yield from ((f"tools.{target}", str(target)) for target in config.get("tools") or ())
+    name = (config.get("environment") or {}).get("name") or {}
+    yield from ((f"environment.name.{t}", str(t)) for t in (name.values() if isinstance(name, Mapping) else [name]))
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -15,8 +15,8 @@ each of the four tables below are disjoint, for all seeds together:
 - `TORCH`: seeds of PyTorch's global generator, which on a CPU uses only their lower 32 bits. Disjoint within a run.
 - `TEXT`: `random.Random` of a text that starts with the stream's name. Python hashes the text with SHA-512.
 
-Hashes (`eval_block`, `server_prompt`) meet another stream only by a collision: the chance is that of two random 62-bit
-numbers.
+Hashes (`eval_block`, `server_prompt`, `environment`) meet another stream only by a collision: the chance is that of two
+random 62-bit numbers.
 """
 
 from __future__ import annotations
@@ -43,6 +43,9 @@ RANGES = {
     "refill": range(1, ROUNDS),
     "epoch": range(WORD),
     "problem": range(WORD),
+    "place": range(1 << 20),
+    "sample": range(1 << 20),
+    "turn": range(1 << 20),
     "level": range(1, WORD),
     "probe": range(WORD),
     "reset": range(RESETS + 1),
@@ -89,6 +92,20 @@ def endpoint(seed: int, problem: int = 0, sample: int = 0) -> int:
     """The seed of a request to an endpoint. The first 1009 samples of a problem have seeds that no other problem has,
     among the first two million problems."""
     return (seed + 1009 * problem + sample) % ENDPOINT_SEEDS
+
+
+def turn(problem: int, sample: int, turn: int) -> int:
+    """The stream of a turn within a batch of an engine; those of first turns from a common prompt are below 2**20.
+
+    `problem` and `sample`: places in the batch.
+    """
+    _check(place=problem, sample=sample, turn=turn)
+    return problem | (sample + 1) << 20 | turn << 42
+
+
+def environment(seed: int, problem_id: str) -> int:
+    """A 63-bit seed for the environment of a problem, in a batch that is sampled with `seed`."""
+    return int.from_bytes(hashlib.sha256(f"environment {seed} {problem_id}".encode()).digest()[:8], "little") >> 1
 
 
 # --- NumPy ----------------------------------------------------------------------------------------------------------

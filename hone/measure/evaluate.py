@@ -15,6 +15,7 @@ from hone.base import stats, streams
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
+from hone.environments.play import Episodes
 from hone.grade.parse import parse
 from hone.measure.rewarded import rewarded
 from hone.measure.stats import passk, reflection
@@ -23,11 +24,9 @@ from hone.recipe.sections.evals import EvalConfig
 from hone.rewards.base import Composed, judge_all, reward_groups
 from hone.rewards.judge.client import Judge
 from hone.rewards.judge.part import second_opinion
-from hone.rollout.collect import rollouts
 from hone.rollout.dates import date_for
 from hone.rollout.engine import Engine
 from hone.rollout.local import LocalModel, load_local
-from hone.rollout.prompts import Renderer
 from hone.tasks.base import Task
 from hone.types import Interval, Problem, Rollout
 
@@ -41,12 +40,12 @@ class Evaluator:
         self,
         recipe: Recipe,
         task: Task,
-        renderer: Renderer,
+        episodes: Episodes,
         engine: Engine,
         progress: Track,
         world: World = ALONE,
     ) -> None:
-        self.recipe, self.task, self.renderer, self.engine, self.progress = recipe, task, renderer, engine, progress
+        self.recipe, self.task, self.episodes, self.engine, self.progress = recipe, task, episodes, engine, progress
         self.world = world
 
     def due(self, step: int) -> list[str]:
@@ -64,7 +63,7 @@ class Evaluator:
         row, records = evaluate(
             problems,
             self.task,
-            self.renderer,
+            self.episodes,
             self.engine,
             config,
             seed=streams.answers("evaluation", self.recipe.seed),
@@ -79,7 +78,7 @@ class Evaluator:
 def evaluate(
     problems: Sequence[Problem],
     task: Task,
-    renderer: Renderer,
+    episodes: Episodes,
     engine: Engine,
     config: EvalConfig,
     *,
@@ -94,11 +93,10 @@ def evaluate(
     its mean too; `outcome` alone is the accuracy. A sample whose verifier failed is left out of the accuracy and
     counted in `verdicts`.
     """
-    answers = rollouts(
-        problems, renderer, engine, config.sampling, samples=config.samples, seed=seed, progress=progress
-    )
+    answers = episodes.sample(problems, engine, config.sampling, samples=config.samples, seed=seed, progress=progress)
     items = [(problem, rollout) for problem, group in zip(problems, answers, strict=True) for rollout in group]
     rows = world.gather(graded(task, world.share(items)), "grades")
+    renderer = episodes.renderer
     records = [{"prompt": renderer.prompt_text(problem), **row} for (problem, _), row in zip(items, rows, strict=True)]
     row = summary(records, config)
     if reward is not None and set(reward.parts) != {"outcome"}:

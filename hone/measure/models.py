@@ -17,9 +17,9 @@ from typing import Protocol
 
 from hone.base import checksums
 from hone.base.settings import UserError
+from hone.environments.make import make_episodes
 from hone.measure.evaluate import load_evaluated
 from hone.recipe.recipe import Recipe
-from hone.rollout.collect import rollouts
 from hone.rollout.hosted import Endpoint, HostedModel
 from hone.runs.layout import at_step, is_hub_id, label_of, model_folder
 from hone.tasks.base import Task
@@ -87,6 +87,7 @@ class _Local:
     def __init__(self, stage: Recipe, path: Path, task: Task) -> None:
         self.config = stage.eval.sampling
         self.local = load_evaluated(stage, path, task)
+        self.episodes = make_episodes(stage, self.local.renderer)
 
     def prompt_text(self, problem: Problem) -> str:
         return self.local.renderer.prompt_text(problem)
@@ -95,8 +96,8 @@ class _Local:
         self, block: Sequence[Problem], samples: int, seed: int, missing: set[tuple[str, int]], progress: Progress
     ) -> Iterator[Answer]:
         """Draws the whole block, because the random stream of an answer is keyed by its place in it."""
-        renderer, engine = self.local.renderer, self.local.engine
-        groups = rollouts(block, renderer, engine, self.config, samples=samples, seed=seed, progress=progress)
+        engine = self.local.engine
+        groups = self.episodes.sample(block, engine, self.config, samples=samples, seed=seed, progress=progress)
         for problem, group in zip(block, groups, strict=True):
             yield from ((problem, rollout.index, rollout) for rollout in group)
 

@@ -19,6 +19,7 @@ import numpy as np
 
 from hone.base import stats, streams
 from hone.base.settings import UserError
+from hone.environments.play import Episodes
 from hone.measure.evaluate import eval_problems, load_evaluated
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.recipe.sections.rollout import SamplingConfig
@@ -27,7 +28,6 @@ from hone.rewards.config import PerplexityReward
 from hone.rewards.gold import gold_text
 from hone.rewards.perplexity import context_of, leaks, perplexity, score
 from hone.rollout.answerer import LocalAnswerer
-from hone.rollout.collect import rollouts
 from hone.rollout.engine import Engine
 from hone.rollout.local import LocalModel, load_local
 from hone.rollout.text import decoder
@@ -170,7 +170,7 @@ def evaluate_contexts(
     """Sample contexts from `writer` according to the eval section, then evaluate them with `two_model`."""
     config, seed = stage.reward.perplexity, streams.answers("evaluation", stage.seed)
     sampling, samples = stage.eval.sampling, stage.eval.samples
-    groups = rollouts(problems, writer.renderer, writer.engine, sampling, samples=samples, seed=seed)
+    groups = Episodes(writer.renderer).sample(problems, writer.engine, sampling, samples=samples, seed=seed)
     contexts, answerer = contexts_of(task, problems, groups, config), LocalAnswerer(reader.model, reader.renderer)
     return two_model(problems, contexts, task, answerer, reader.engine, config)
 

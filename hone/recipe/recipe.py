@@ -26,6 +26,7 @@ from hone.base.validate import impossible
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
 from hone.recipe.sections.algo import NEEDS_GROUP, AlgoConfig, ResetConfig, WatchConfig
+from hone.recipe.sections.environment import EnvironmentConfig
 from hone.recipe.sections.evals import EvalConfig
 from hone.recipe.sections.launch import LaunchConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
@@ -77,6 +78,8 @@ class Recipe(Section):
     lora: LoraConfig | None = None  # null: all weights are trained
     layers: LayersConfig = LayersConfig()
     reward: RewardConfig = RewardConfig()
+    environment: EnvironmentConfig = EnvironmentConfig()
+    tools: tuple[str, ...] = ()  # functions that the model can call: path/file.py:function, or calculator
     sampling: SamplingConfig = SamplingConfig()
     rollout: RolloutConfig = RolloutConfig()
     parallel: ParallelConfig = ParallelConfig()
@@ -106,6 +109,16 @@ class Recipe(Section):
         if self.stage in ("sft", "generate"):
             return self.sft.num_steps if self.stage == "sft" else None
         return self.steps * self.algo.updates_per_rollout
+
+    @property
+    def has_turns(self) -> bool:
+        """Whether a rollout may have several turns."""
+        return self.environment.name is not None or bool(self.tools)
+
+    @property
+    def most_tokens(self) -> int:
+        """The most completion tokens of a rollout, over all its turns."""
+        return self.sampling.max_tokens * (self.environment.max_turns if self.has_turns else 1)
 
     @property
     def starts_server(self) -> bool:

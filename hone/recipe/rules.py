@@ -18,6 +18,7 @@ USED_BY: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("reward", "reset", "schedule"), ("rl",)),
     **dict.fromkeys(("algo", "curriculum", "prompts_per_step", "steps"), ("rl", "distil")),
     **dict.fromkeys(("sampling", "rollout", "samples_per_prompt"), _SAMPLED),
+    **dict.fromkeys(("environment", "tools"), _TRAINED),
     **dict.fromkeys(("optim", "lora", "layers", "watch", "checkpoint", "tokens_per_microbatch"), _TRAINED),
     "share_prompts": _TRAINED,
     "sft": ("sft",),

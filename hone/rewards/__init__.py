@@ -14,7 +14,7 @@ from hone.rewards.judge.part import JudgePart
 from hone.rewards.linear_algebra import LinearAlgebra
 from hone.rewards.numeric import BoxedNumeric, GSM8KFlexible, GSM8KStrict, SmallParts
 from hone.rewards.perplexity import Answerer, Perplexity
-from hone.rewards.rules import Countdown, LogicRL, Outcome, Overlong, TaskScore, WellFormed
+from hone.rewards.rules import Countdown, EnvironmentReward, LogicRL, Outcome, Overlong, TaskScore, WellFormed
 from hone.rewards.thinking import Thinking
 from hone.tasks.base import Task
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 REWARDS: dict[str, type[Part]] = {
     "boxed_numeric": BoxedNumeric,
     "countdown": Countdown,
+    "environment": EnvironmentReward,
     "gsm8k_flexible": GSM8KFlexible,
     "gsm8k_strict": GSM8KStrict,
     "judge": JudgePart,

@@ -15,7 +15,7 @@ from hone.base.settings import UserError
 from hone.grade.parse import Parsed, parse
 from hone.rewards.config import RewardConfig
 from hone.tasks.base import Task, grade_all
-from hone.types import VERIFIER_FAILURES, Grade, Group, Problem, Reward, Rollout, Verdict
+from hone.types import ENVIRONMENT_FAILURES, VERIFIER_FAILURES, Grade, Group, Problem, Reward, Rollout, Verdict
 
 #: Largest magnitude of a reward. Beyond it, differences are lost to rounding, and squares (value loss, standard
 #: deviation) overflow single precision.
@@ -97,6 +97,8 @@ def judge_all(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[Judg
 
 
 def _judged(rollout: Rollout, grade: Grade) -> Judged:
+    if failure := ENVIRONMENT_FAILURES.get(rollout.episode.end):  # nothing is known of the answer
+        grade = Grade(failure, note=f"environment: {rollout.episode.note}")
     if grade.verdict == "malformed" and grade.extracted is None and rollout.finish != "stop":
         grade = Grade("truncated")
     return Judged(rollout, parse(rollout.text), grade)

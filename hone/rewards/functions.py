@@ -244,8 +244,9 @@ class UserFunction(Part):
         return {
             **{name: [row.get(name) for row in columns] for name in names},
             "prompts": [[dict(m) for m in p.messages] for p, _ in call] if self.as_messages else prompts,
-            "completions": [[{"role": "assistant", "content": t}] for t in texts] if self.as_messages else texts,
+            "completions": [_messages(r) for _, r in call] if self.as_messages else texts,
             "completion_ids": ids,
+            "environments": [r.episode.environment for _, r in call],
         }
 
     # --- reading ---
@@ -313,6 +314,14 @@ def recognise(target: str, looks: Mapping[str, Any]) -> str:
     which = f"fits {len(fits)} signatures" if fits else "fits no signature"
     parameters = ", ".join(dict.fromkeys(names))
     raise UserError(f"reward {target}: f({parameters}) {which}; name the parameters as in one of\n{kinds}")
+
+
+def _messages(rollout: Rollout) -> list[dict[str, Any]]:
+    """What the model said and was answered, after the prompt."""
+    steps = rollout.episode.steps
+    if not steps:
+        return [{"role": "assistant", "content": rollout.text}]
+    return [dict(message) for step in steps for message in (step.message, *step.replies)]
 
 
 def columns_of(problem: Problem) -> dict[str, Any]:

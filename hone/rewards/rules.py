@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from hone.rewards.base import Judged, Part, Score
-from hone.types import Problem
+from hone.types import Episode, Problem
 
 
 class Outcome(Part):
@@ -61,6 +61,19 @@ class Countdown(Part):
         if one.grade.verdict == "correct":
             return self.config.countdown.correct
         return 0.0 if one.grade.extracted is None else self.config.countdown.wrong
+
+
+class EnvironmentReward(Part):
+    """What the environment gives: the rewards of the turns and of the whole episode, added up."""
+
+    def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
+        return [Score(self._value(one.rollout.episode)) for one in group]
+
+    @staticmethod
+    def _value(episode: Episode) -> float | None:
+        given = [*(step.reward for step in episode.steps), episode.reward]
+        values = [value for value in given if value is not None]
+        return sum(values) if values else None
 
 
 class Overlong(Part):

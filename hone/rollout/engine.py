@@ -38,16 +38,21 @@ class Engine(Protocol):
         samples: int,
         seed: int,
         progress: Callable[[int, int], None] | None = None,
-        first: int = 0,
+        stream_ids: Sequence[int] | None = None,
     ) -> list[list[Turn]]:
         """Sample `samples` completions for each prompt.
 
         Randomness: sample g of prompt p draws from a counter-based stream keyed by
-        (seed, p, g, token position), so a completion does not depend on the rest of the batch.
-        `first` is the number p of the first prompt, if these are part of a larger batch.
+        (seed, stream_ids[p], g, token position), so a completion does not depend on the rest of the batch.
+        `stream_ids` [P]: by default 0, 1, 2, ...
         `progress(done, total)` is called as sequences finish. Returns [P][G] turns.
         Raises UserError for a prompt that leaves no room for a completion.
         """
+        ...
+
+    @property
+    def context(self) -> int | None:
+        """The most tokens of prompt and completion together; None: no limit is known."""
         ...
 
     def sync(self, policy: Policy, version: int) -> object:

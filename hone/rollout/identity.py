@@ -122,10 +122,14 @@ class Verified:
         samples: int,
         seed: int,
         progress: Callable[[int, int], None] | None = None,
-        first: int = 0,
+        stream_ids: Sequence[int] | None = None,
     ) -> list[list[Turn]]:
-        part = {"first": first} if first else {}
+        part = {} if stream_ids is None else {"stream_ids": stream_ids}
         return self._engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress, **part)
+
+    @property
+    def context(self) -> int | None:
+        return self._engine.context
 
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
         """Transfer the weights and compare. Returns metrics of the comparison. Raises PolicyMismatch."""

@@ -276,4 +276,5 @@ def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
         yield template.format(system=system, user=problem.messages[-1]["content"])
         for style in styles:
             assert teacher is not None
-            yield teacher.trace(problem, style, seed=i).text
+            example = teacher.trace(problem, style, seed=i)
+            yield from (*example.turns, example.text)

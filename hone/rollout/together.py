@@ -43,19 +43,21 @@ class DistributedEngine:
         samples: int,
         seed: int,
         progress: Callable[[int, int], None] | None = None,
-        first: int = 0,
+        stream_ids: Sequence[int] | None = None,
     ) -> list[list[Turn]]:
         """See `hone.rollout.engine.Engine`. Every process calls it with the same arguments and gets the same turns."""
 
-        def sample(some: Sequence[IntArray], at: int) -> list[list[Turn]]:
-            own = self._own()
-            return own.generate(some, sampling, samples=samples, seed=seed, progress=progress, first=at)
+        numbers = range(len(prompts)) if stream_ids is None else stream_ids
 
+        def sample(places: Sequence[int]) -> list[list[Turn]]:
+            some, own = [prompts[i] for i in places], [numbers[i] for i in places]
+            return self._own().generate(some, sampling, samples=samples, seed=seed, progress=progress, stream_ids=own)
+
+        every = range(len(prompts))
         if not self._divided:
-            return self._world.on_main(lambda: sample(prompts, first), "the answers of the server", patient=True)
-        own = self._world.share(range(len(prompts)))
-        mine = [prompts[i] for i in own]
-        parts = self._each(lambda: sample(mine, first + own[0]) if own else [], "the answers of the others")
+            return self._world.on_main(lambda: sample(every), "the answers of the server", patient=True)
+        mine = self._world.share(every)
+        parts = self._each(lambda: sample(mine) if mine else [], "the answers of the others")
         return [turns for part in parts for turns in part]
 
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
@@ -64,6 +66,12 @@ class DistributedEngine:
         if self._divided:
             return self._each(lambda: self._own().sync(alone, version), "the check of the weights")[0]
         return self._world.on_main(lambda: self._own().sync(alone, version), "new weights in the server", patient=True)
+
+    @property
+    def context(self) -> int | None:
+        if self._divided:
+            return self._own().context
+        return self._world.on_main(lambda: self._own().context, "the context of the server")
 
     def close(self) -> None:
         """Close the engine of this process."""

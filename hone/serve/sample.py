@@ -25,12 +25,12 @@ from hone.base import jsonl
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.visible import visible
-from hone.rollout.collect import rollouts
+from hone.environments.make import make_episodes
 from hone.rollout.native.core import Core
 from hone.rollout.native.requests import Request
 from hone.rollout.text import ShownText
 from hone.serve.model import ServedModel
-from hone.types import IntArray, Turn
+from hone.types import IntArray, Rollout, Turn
 
 RESERVED = {"index", "sample", "completion", "finish", "tokens", "model"}
 
@@ -40,12 +40,29 @@ def show_problems(model: ServedModel, count: int) -> None:
     if model.task is None:
         raise UserError(f"{model.name} is not a recipe, so it has no problems: give --chat, --prompt or --file")
     chosen = model.task.problems(model.stage.eval.split)[:count]
-    answers = rollouts(chosen, model.renderer, model.engine, model.sampling, samples=1, seed=model.stage.seed)
+    episodes = make_episodes(model.stage, model.renderer)
+    answers = episodes.sample(chosen, model.engine, model.sampling, samples=1, seed=model.stage.seed)
     for problem, (rollout,) in zip(chosen, answers, strict=True):
         grade = model.task.grade(problem, rollout.text)
-        prompt, text = model.renderer.prompt_text(problem), rollout.text.removeprefix(model.renderer.prefix)
-        print(visible(f"--- {problem.id}\n{prompt}{text}"))
-        print(visible(f"=> {grade.verdict}, {rollout.num_tokens} tokens, finished by {rollout.finish}\n"))
+        print(
+            visible(f"--- {problem.id}\n{model.renderer.prompt_text(problem)}{_told(rollout, model.renderer.prefix)}")
+        )
+        turns = f"{len(rollout.turns)} turns ({rollout.episode.end}), " if len(rollout.turns) > 1 else ""
+        print(visible(f"=> {grade.verdict}, {turns}{rollout.num_tokens} tokens, finished by {rollout.finish}\n"))
+
+
+def _told(rollout: Rollout, prefix: str) -> str:
+    """The turns of a rollout, and what the environment replied."""
+    if len(rollout.turns) == 1:
+        return rollout.text.removeprefix(prefix)
+    parts = []
+    for step in rollout.episode.steps:
+        calls = [
+            f"[calls {c['function']['name']} {c['function']['arguments']}]" for c in step.message.get("tool_calls", ())
+        ]
+        parts += ["\n".join([step.message["content"], *calls])]
+        parts += [f"  <{reply['role']}> {reply['content']}" for reply in step.replies]
+    return "\n".join(parts)
 
 
 def answer_one(model: ServedModel, text: str, seed: int) -> None:

@@ -18,6 +18,9 @@ from hone.base import sealed, streams
 from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import World
+from hone.environments.demonstrate import demonstrated
+from hone.environments.make import make_episodes
+from hone.environments.play import Episodes
 from hone.learn.policy import Policy, Trainable
 from hone.learn.reduce import token_weights
 from hone.learn.samples import supervised_sample
@@ -75,7 +78,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
         writer.event("lora", covered)
     for line in found.report:
         writer.event("data", line)
-    parts = ([to_sample(e, renderer) for e in part] for part in (found.train, found.validation))
+    episodes = make_episodes(recipe, renderer)
+    parts = ([s for e in part for s in to_samples(e, episodes)] for part in (found.train, found.validation))
     samples, held_out = (fitting(part, policy) for part in parts)
     packer = make_packer(recipe, world)
 
@@ -170,11 +174,15 @@ def of_dataset(recipe: Recipe, task: Task, source: str) -> Examples:
     return Examples(train, held_out, tuple(lines))
 
 
-def to_sample(example: Example, renderer: Renderer) -> Sample:
-    """Raises UserError for an answer that cannot follow the prompt of this model."""
-    prompt = renderer.prompt_ids(example.problem)
+def to_samples(example: Example, episodes: Episodes) -> list[Sample]:
+    """One sample, or of several turns one for each chain. Raises UserError for an answer that cannot follow the prompt
+    of this model."""
+    renderer = episodes.renderer
     try:
-        return supervised_sample(example.problem.id, prompt, renderer.completion_ids(example.text))
+        if example.turns:
+            return demonstrated(example, episodes)
+        prompt = renderer.prompt_ids(example.problem)
+        return [supervised_sample(example.problem.id, prompt, renderer.completion_ids(example.text))]
     except ValueError as error:
         raise UserError(f"sft: {example.problem.id}: {error}; see prompt.open_think and the chat template") from error
 

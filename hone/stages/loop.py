@@ -43,7 +43,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
         make_source(recipe, stage.sampler, progress.inner) as source,
         closing(stage.engine) as engine,
     ):
-        evaluator = Evaluator(recipe, stage.task, stage.renderer, engine, progress, stage.world)
+        evaluator = Evaluator(recipe, stage.task, stage.sampler.episodes, engine, progress, stage.world)
         for step in range(first, recipe.steps + 1):
             source.settle()
             clock = Clock()

@@ -11,14 +11,14 @@ import numpy as np
 from hone.grade.parse import parse
 from hone.learn.advantages import group_rewards, is_zero_variance
 from hone.learn.batches import Batch
-from hone.learn.samples import to_samples
+from hone.learn.samples import chains, to_samples
 from hone.learn.watch import collapse_warnings
 from hone.measure.stats import reflection
 from hone.rollout.prompts import Renderer
 from hone.runs.writer import RunWriter
 from hone.stages.guard import guard, guard_rewards, no_signal
 from hone.stages.source import Sampled
-from hone.types import NOT_GRADED, VERIFIER_FAILURES, Group, Reward, StepStats, Verdict
+from hone.types import NOT_GRADED, VERIFIER_FAILURES, End, Group, Reward, Rollout, StepStats, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +107,29 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         "length/mean": float(lengths.mean()),
         "length/max": float(lengths.max()),
         "length/truncated": float(np.mean([r.finish == "length" for r in rollouts])),
+        **_episodes(rollouts),
         "zero_variance": float(np.mean([is_zero_variance(group_rewards(g)) for g in groups])),
         "reflection_rate": reflection.rate([r.text for r in rollouts]),
         "duplicate_thinking": reflection.duplicate_rate(first_thoughts),
+    }
+
+
+def _episodes(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Of rollouts with several turns: how many, how they ended, branches, tool calls, and what environments log."""
+    if not any(len(r.turns) > 1 or r.episode.end not in ("done", "max_tokens") for r in rollouts):
+        return {}
+    episodes = [r.episode for r in rollouts]
+    names = sorted({name for e in episodes for step in e.steps for name in step.parts})
+    calls = [sum(len(step.message.get("tool_calls") or ()) for step in e.steps) for e in episodes]
+    return {
+        "episode/turns": float(np.mean([len(r.turns) for r in rollouts])),
+        "episode/branches": float(np.mean([len(chains(r)) - 1 for r in rollouts])),
+        "episode/tool_calls": float(np.mean(calls)),
+        "episode/malformed": float(np.mean([sum(step.error is not None for step in e.steps) for e in episodes])),
+        **{f"episode/end/{end}": float(np.mean([e.end == end for e in episodes])) for end in get_args(End)},
+        **{
+            f"episode/{n}": float(np.mean([sum(s.parts.get(n, 0.0) for s in e.steps) for e in episodes])) for n in names
+        },
     }
 
 

@@ -24,6 +24,7 @@ from hone.base import streams
 from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import World
+from hone.environments.play import Episodes
 from hone.learn.advantages import group_rewards, is_zero_variance
 from hone.learn.policy import Policy
 from hone.recipe.recipe import Recipe
@@ -31,9 +32,7 @@ from hone.recipe.schedule import Phases
 from hone.recipe.sections.rollout import RolloutConfig
 from hone.rewards.base import Composed, reward_groups
 from hone.rewards.config import RewardConfig
-from hone.rollout.collect import rollouts
 from hone.rollout.engine import Engine
-from hone.rollout.prompts import Renderer
 from hone.tasks.curriculum import Curriculum
 from hone.types import Group
 
@@ -77,7 +76,7 @@ class Sampler:
     phases: Phases[Recipe]
     policy: Policy  # whose hard resets decide which settings hold
     curriculum: Curriculum
-    renderer: Renderer
+    episodes: Episodes
     engine: Engine
     make_reward: Callable[[RewardConfig], Composed]
     world: World
@@ -131,9 +130,8 @@ class Sampler:
             problems = self.curriculum.draw_others(step, round, missing, without={g.problem.id for g in before})
         if not problems:  # the curriculum has no others now
             return []
-        answers = rollouts(
+        answers = self.episodes.sample(
             problems,
-            self.renderer,
             self.engine,
             settings.sampling,
             samples=settings.samples_per_prompt,

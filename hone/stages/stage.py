@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hone.base.settings import UserError
 from hone.base.world import World
+from hone.environments.make import make_episodes
 from hone.learn.policy import Policy, Trainable
 from hone.model.lora import coverage
 from hone.recipe.recipe import Recipe
@@ -68,7 +69,8 @@ class Stage:
             # A teacher's log-probs teach, not rewards: they are only recorded.
             return make_reward(settings if recipe.stage == "rl" else RewardConfig(), task, answerer)
 
-        sampler = Sampler(phases, policy, curriculum, renderer, engine, reward, world)
+        episodes = make_episodes(recipe, renderer, world)
+        sampler = Sampler(phases, policy, curriculum, episodes, engine, reward, world)
         sampler.reward_of(start)
         return cls(recipe, phases, world, task, curriculum, policy, renderer, signal, run, engine, sampler)
 

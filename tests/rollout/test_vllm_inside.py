@@ -78,7 +78,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Stub]:
 def test_every_prompt_has_its_seed_and_every_sample_its_place(inside: Any) -> None:
     engine, stub = inside
     engine.sync(types.SimpleNamespace(export=lambda folder: None), 7)
-    groups = engine.generate(PROMPTS, SamplingConfig(max_tokens=4, top_p=0.5), samples=3, seed=5, first=10)
+    groups = engine.generate(PROMPTS, SamplingConfig(max_tokens=4, top_p=0.5), samples=3, seed=5, stream_ids=[10, 11])
     assert [[turn.completion_ids.tolist() for turn in group] for group in groups] == [[[0, 0], [1, 1], [2, 2]]] * 2
     assert groups[1][2].logprobs.tolist() == [-2.0, -2.0]
     assert {turn.policy_version for group in groups for turn in group} == {7}

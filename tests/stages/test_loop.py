@@ -14,7 +14,6 @@ from hone.learn.policy import Policy
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.algo import AlgoConfig
-from hone.stages import source
 from hone.stages.source import Sampler
 from hone.stages.stage import load_frozen
 from hone.tasks.curriculum import Curriculum
@@ -25,7 +24,7 @@ PROBLEMS = [Problem(f"p{i}", "t", ({"role": "user", "content": "?"},), None) for
 
 
 @pytest.fixture
-def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
+def collect() -> Any:
     """`Sampler.sample` where the problem's number decides: rewards differ within a group for multiples of `useful`."""
     seeds: list[int] = []
 
@@ -39,7 +38,6 @@ def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
             differs = int(problem.id[1:]) % useful == 0
             return [Reward(float(differs and g == 0), {}, "wrong") for g in range(len(group))]
 
-        monkeypatch.setattr(source, "rollouts", rollouts)
         recipe = Recipe(
             name="x",
             task=KnightsConfig(name="knights"),
@@ -49,7 +47,8 @@ def collect(monkeypatch: pytest.MonkeyPatch) -> Any:
         )
         other: Any = None
         policy = cast(Policy, SimpleNamespace(resets=[]))
-        sampler = Sampler(Phases(recipe), policy, Curriculum(PROBLEMS, 0), other, other, lambda _: reward, ALONE)
+        episodes: Any = SimpleNamespace(sample=rollouts)
+        sampler = Sampler(Phases(recipe), policy, Curriculum(PROBLEMS, 0), episodes, other, lambda _: reward, ALONE)
         reward.costs = dict  # type: ignore[attr-defined]
         sampled = sampler.sample(step, other)
         return sampled.groups, sampled.replaced, seeds

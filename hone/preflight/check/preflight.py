@@ -28,6 +28,7 @@ from hone.base.settings import UserError
 from hone.model.limits import longest_exact
 from hone.model.load import load_model, load_tokenizer
 from hone.preflight.check import content, probes
+from hone.preflight.check.episodes import played
 from hone.preflight.check.findings import Finding, distinct
 from hone.preflight.plan.batch import longest_prompt
 from hone.preflight.plan.shapes import config_of
@@ -390,6 +391,10 @@ def _exact(subject: Subject) -> Iterator[Finding]:
 
 
 #: The order: what costs least first; a check that loads the model stands last.
+def _episodes(subject: Subject) -> Iterator[Finding]:
+    return played(subject.stage, subject.task, subject.renderer)
+
+
 CHECKS = (
     Check("folder", "recipe", _folder, every=False),
     Check("packages", "recipe", _packages),
@@ -398,6 +403,7 @@ CHECKS = (
     Check("levels", "data", _levels, kinds=("rl", "distil")),
     Check("graded", "data", _graded, kinds=("rl", "distil")),
     Check("length", "tokenizer", _length, kinds=("rl", "distil")),
+    Check("environment", "answers", _episodes, kinds=("rl", "distil")),
     Check("called", "answers", _called, kinds=("rl",)),
     Check("data", "answers", _gold, every=False, blocking=False),
     Check("template", "tokenizer", _template, every=False, blocking=False),

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from hone.base import streams
 from hone.base.settings import UserError
 from hone.base.visible import visible
+from hone.environments.make import make_episodes
 from hone.preflight.check import base
 from hone.preflight.check.findings import Finding, distinct, lines
 from hone.preflight.check.preflight import Subject, preflight
@@ -23,7 +24,6 @@ from hone.recipe.explain_stages import teacher
 from hone.recipe.recipe import Pipeline, Recipe, stages_of
 from hone.rewards import make_reward
 from hone.rewards.base import RewardFn, reward_groups
-from hone.rollout.collect import rollouts
 from hone.rollout.local import native_engine
 from hone.rollout.prompts import Renderer
 from hone.tasks import keeping
@@ -113,7 +113,8 @@ def _base(
     engine = native_engine(model, renderer.tokenizer, stage.rollout)
     chosen = task.problems("train")[:count]
     seed = streams.answers("check", stage.seed)
-    answers = rollouts(chosen, renderer, engine, stage.sampling, samples=stage.samples_per_prompt, seed=seed)
+    episodes = make_episodes(stage, renderer)
+    answers = episodes.sample(chosen, engine, stage.sampling, samples=stage.samples_per_prompt, seed=seed)
     groups = reward_groups(chosen, answers, reward)
     return base.measured(groups), list(base.judge_base(groups, refill=bool(stage.algo.refill_rounds)))
 

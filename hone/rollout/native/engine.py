@@ -16,6 +16,7 @@ import torch
 from transformers import PreTrainedModel
 
 from hone.model import attention
+from hone.model.limits import context_limit
 from hone.model.linear import onednn
 from hone.model.lora import for_sampling
 from hone.model.reduced import Weights, check, reduced
@@ -67,6 +68,11 @@ class NativeEngine:
     @property
     def model(self) -> PreTrainedModel:
         return self._model
+
+    @property
+    def context(self) -> int | None:
+        bound = context_limit(self._model.config)
+        return None if bound is None else bound.tokens
 
     def sync(self, policy: Policy, version: int) -> None:
         """The weights are shared, so there is nothing to copy."""
@@ -135,7 +141,7 @@ class NativeEngine:
         samples: int,
         seed: int,
         progress: Progress | None = None,
-        first: int = 0,
+        stream_ids: Sequence[int] | None = None,
     ) -> list[list[Turn]]:
         """See `hone.rollout.engine.Engine`. Greedy log-probabilities are the model's own: see `sampler`."""
         if samples < 1:
@@ -143,7 +149,8 @@ class NativeEngine:
         done: dict[Work, Turn] = {}
         with self.open() as core:
             # The first requests of a core are numbered like the prompts.
-            core.submit([Request(prompt, sampling, seed, first + i, samples) for i, prompt in enumerate(prompts)])
+            numbers = range(len(prompts)) if stream_ids is None else stream_ids
+            core.submit([Request(p, sampling, seed, n, samples) for p, n in zip(prompts, numbers, strict=True)])
             while core.busy:
                 finished = {(out.request, out.sample): out.turn for out in core.step() if out.turn is not None}
                 done |= finished

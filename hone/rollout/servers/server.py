@@ -96,7 +96,7 @@ class ServerEngine(ServerLifecycle):
         samples: int,
         seed: int,
         progress: Callable[[int, int], None] | None = None,
-        first: int = 0,
+        stream_ids: Sequence[int] | None = None,
     ) -> list[list[Turn]]:
         """See `hone.rollout.engine.Engine`.
 
@@ -108,22 +108,27 @@ class ServerEngine(ServerLifecycle):
         check_room([len(prompt) for prompt in prompts], sampling.max_tokens, self._context)
         check_tokens(prompts, self._traits.vocabulary)
         with self._generating:
-            return self._generate(prompts, sampling, samples, seed, progress, first)
+            numbers = range(len(prompts)) if stream_ids is None else stream_ids
+            seeds = [streams.server_prompt(seed, number) for number in numbers]
+            return self._generate(prompts, sampling, samples, seeds, progress)
+
+    @property
+    def context(self) -> int | None:
+        return self._context
 
     def _generate(
         self,
         prompts: Sequence[IntArray],
         sampling: SamplingConfig,
         samples: int,
-        seed: int,
+        seeds: Sequence[int],
         progress: Callable[[int, int], None] | None,
-        first: int,
     ) -> list[list[Turn]]:
         done: dict[int, list[Turn]] = {}
         tries: Counter[int] = Counter()
 
         def ask(i: int) -> list[Turn]:
-            return self._turns(prompts[i], sampling, samples, streams.server_prompt(seed, first + i))
+            return self._turns(prompts[i], sampling, samples, seeds[i])
 
         while len(done) < len(prompts):
             waiting = [i for i in range(len(prompts)) if i not in done]

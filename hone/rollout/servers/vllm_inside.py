@@ -78,7 +78,7 @@ class VLLMInside:
         samples: int,
         seed: int,
         progress: Callable[[int, int], None] | None = None,
-        first: int = 0,
+        stream_ids: Sequence[int] | None = None,
     ) -> list[list[Turn]]:
         """See `hone.rollout.engine.Engine`, and `hone.rollout.servers.server.ServerEngine.generate` on seeds."""
         from vllm import SamplingParams
@@ -98,11 +98,17 @@ class VLLMInside:
             "skip_special_tokens": False,
             "logprobs": 0,  # of the token that was drawn
         }
-        params = [SamplingParams(**settings, seed=streams.server_prompt(seed, first + i)) for i in range(len(prompts))]
+        numbers = range(len(prompts)) if stream_ids is None else stream_ids
+        params = [SamplingParams(**settings, seed=streams.server_prompt(seed, number)) for number in numbers]
         groups = [self._turns(p, out) * (samples // distinct) for p, out in zip(prompts, self._ask(prompts, params))]
         if progress is not None:
             progress(len(prompts) * samples, len(prompts) * samples)
         return groups
+
+    @property
+    def context(self) -> int | None:
+        length: int = self._llm.model_config.max_model_len
+        return length
 
     def close(self) -> None:
         self.stop()

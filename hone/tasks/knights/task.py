@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
@@ -33,7 +34,17 @@ from hone.tasks.knights.logic import (
     solve,
 )
 from hone.tasks.knights.rows import puzzle_of, roles_said, row_of
-from hone.tasks.knights.text import NAMES, answer_text, brief_quiz, full_quiz, is_brief, read_roles, swapped
+from hone.tasks.knights.text import (
+    NAMES,
+    answer_text,
+    brief_quiz,
+    full_quiz,
+    hidden_quiz,
+    is_brief,
+    question,
+    read_roles,
+    swapped,
+)
 from hone.tasks.knights.trace import Search, careful, careful_steps, hasty
 from hone.tasks.rows.files import read_rows
 from hone.tasks.rows.store import Row
@@ -68,7 +79,8 @@ class KnightsConfig(Section):
     depth: PositiveInt = 2  # levels of a statement; a plain "X is a knight" is one
     width: int = Field(default=2, ge=2)  # most operands of `and` and `or`
     operators: tuple[Operator, ...] = OPERATORS  # each is drawn as often as a plain claim
-    quiz: Literal["full", "brief"] = "full"  # the public wording, or one bare line per person
+    # The public wording; one bare line per person; or the names alone, for `environment: knights_interrogation`.
+    quiz: Literal["full", "brief", "hidden"] = "full"
     search: Search = "depth_first"  # in careful worked answers; exhaustive: longer, with simpler steps
     repeats: bool = False  # training only: a form may occur again with other names and wording
     train_file: str | None = None
@@ -137,11 +149,15 @@ class KnightsTask:
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
         """A worked answer. Raises UserError for an unknown style."""
-        puzzle = puzzle_of_problem(problem)
+        puzzle, hidden = puzzle_of_problem(problem), self.config.quiz == "hidden"
         if style == "careful":
-            return Example(problem, worked(puzzle, self.config.search), style)
+            asked = tuple(map(question, puzzle.names)) if hidden else ()
+            return Example(problem, worked(puzzle, self.config.search), style, asked)
         if style == "hasty":
-            return Example(problem, hasty(puzzle, streams.text("hasty", seed, problem.id)), style)
+            rng = streams.text("hasty", seed, problem.id)
+            text = hasty(puzzle, rng)
+            asked = tuple(map(question, puzzle.names[: rng.randrange(len(puzzle.names))])) if hidden else ()
+            return Example(problem, text, style, asked)
         raise UserError(f"knights: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
 
     # --- where puzzles come from -----------------------------------------------------------
@@ -159,10 +175,17 @@ class KnightsTask:
 
     def _from_file(self, split: Split) -> list[Problem]:
         warn_of_overlap(self._file_forms, split)
-        brief = self.config.quiz == "brief"
+        brief = self.config.quiz != "full"
         rows = self._files[split]
         quizzes = [brief_quiz(p) if brief and not is_brief(quiz, p) else quiz for p, quiz in rows]
-        return [problem_of(p, quiz, self.config.search) for (p, _), quiz in zip(rows, quizzes, strict=True)]
+        return [self._posed(p, quiz) for (p, _), quiz in zip(rows, quizzes, strict=True)]
+
+    def _posed(self, puzzle: Puzzle, quiz: str) -> Problem:
+        problem = problem_of(puzzle, quiz, self.config.search)
+        if self.config.quiz != "hidden":
+            return problem
+        people = {"role": "user", "content": hidden_quiz(puzzle)}
+        return replace(problem, messages=(*problem.messages[:-1], people))
 
     def _generated(self, split: Split) -> list[Problem]:
         people = self.config.people
@@ -196,7 +219,7 @@ class KnightsTask:
             quizzes.add(quiz)
             if not (split == "train" and config.repeats):
                 taken.add(form)
-            problems.append(problem_of(puzzle, quiz, config.search))
+            problems.append(self._posed(puzzle, quiz))
             tries = 0
         return problems
 

@@ -116,6 +116,17 @@ def brief_quiz(puzzle: Puzzle) -> str:
     return " ".join(telling(BRIEF_SAYING, puzzle, person) for person in range(len(puzzle.names)))
 
 
+def hidden_quiz(puzzle: Puzzle) -> str:
+    """The people, without what they say."""
+    *others, last = puzzle.names
+    return f"People: {', '.join(others)} and {last}."
+
+
+def question(name: str) -> str:
+    """What a model says to hear a person's statement."""
+    return f"Ask {name}."
+
+
 def is_brief(quiz: str, puzzle: Puzzle) -> bool:
     """Whether a quiz has the brief wording, with its sentences in any order."""
     told = [telling(BRIEF_SAYING, puzzle, person) for person in range(len(puzzle.names))]

@@ -1,0 +1,69 @@
+"""The interface of an environment: what answers a model between the turns of one rollout.
+
+    class Guess(Environment):                      # environment: guess.py:Guess
+        def reset(self, problem, seed):
+            self.number = random.Random(seed).randint(1, 9)
+
+        def step(self, message):
+            right = message["content"].strip() == str(self.number)
+            reply = {"role": "user", "content": "Yes." if right else "No, guess again."}
+            return Observation((reply,), done=right, reward=float(right))
+
+One instance plays one rollout at a time. Randomness comes from `seed`, so that an interrupted run continues exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+from hone.types import Problem
+
+Message = Mapping[str, Any]  # {"role": "user" | "assistant" | "tool", "content": ...}
+Schema = Mapping[str, Any]  # of a tool, as `transformers.utils.get_json_schema` makes it
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an environment answers to one message."""
+
+    messages: tuple[Message, ...] = ()  # to append to the conversation
+    done: bool = False  # the episode is over
+    reward: float | None = None  # for the turn; None: no reward for single turns
+    parts: Mapping[str, float] = field(default_factory=dict)  # numbers to log, summed over the episode
+
+
+class Environment:
+    """Base class; the steps of several instances run at the same time, in threads."""
+
+    instant: ClassVar[bool] = False  # whether a step takes no time worth a thread
+
+    @property
+    def tools(self) -> Sequence[Schema]:
+        """The tools that the model is told of, asked for after `reset`."""
+        return ()
+
+    def reset(self, problem: Problem, seed: int) -> Sequence[Message] | None:
+        """Begin an episode. Returns the opening messages; None: those of the problem."""
+        return None
+
+    def step(self, message: Message) -> Observation:
+        """Answer the model's message: {"role": "assistant", "content": ..., "tool_calls": [...]}."""
+        raise NotImplementedError
+
+    def reward(self) -> float | None:
+        """The reward of the whole episode, asked for once after its end; None: none beside those of the turns."""
+        return None
+
+    def close(self) -> None:
+        """Free what the episode holds; after a failed step it may not be called."""
+
+
+class SingleTurn(Environment):
+    """Of a task that is answered in one turn: the answer ends the episode."""
+
+    instant = True
+
+    def step(self, message: Message) -> Observation:
+        return Observation(done=True)

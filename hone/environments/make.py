@@ -1,0 +1,77 @@
+"""From the settings of a recipe to its environment and tools."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+from hone.base.places import locate_target
+from hone.base.settings import UserError
+from hone.base.world import ALONE, World
+from hone.environments.base import Environment, SingleTurn
+from hone.environments.calculator import calculator
+from hone.environments.interrogation import KnightsInterrogation
+from hone.environments.play import Episodes
+from hone.environments.sandbox import python
+from hone.environments.tools import Tool, ToolEnvironment
+from hone.environments.trl import TRLEnvironment
+from hone.grade.child import describe, load_target
+from hone.grade.targets import read_target
+from hone.recipe.recipe import Recipe
+from hone.rollout.prompts import Renderer
+
+ENVIRONMENTS: dict[str, type[Environment]] = {"knights_interrogation": KnightsInterrogation}
+TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator, "python": python}
+
+
+def make_episodes(recipe: Recipe, renderer: Renderer, world: World = ALONE) -> Episodes:
+    """What the rollouts of a stage are made with. Raises UserError for an environment or tool that cannot be used."""
+    return Episodes(renderer, environment_of(recipe), recipe.environment, world)
+
+
+def environment_of(recipe: Recipe) -> Callable[[], Environment]:
+    """Makes an environment for one rollout."""
+    tools = tuple(load_tool(target) for target in recipe.tools)
+    name = recipe.environment.name
+    if name is None:
+        return partial(ToolEnvironment, tools) if tools else SingleTurn
+    if isinstance(name, str) and name in ENVIRONMENTS:
+        return _alone(ENVIRONMENTS[name], name, tools)
+    targets: dict[str | None, str] = dict(name.items()) if isinstance(name, dict) else {None: name}
+    classes = {key: _load(target, "environment") for key, target in targets.items()}
+    if len(classes) == 1 and None in classes and _is_own(classes[None]):
+        return _alone(classes[None], str(name), tools)
+    for key, kind in classes.items():
+        if _is_own(kind):
+            raise UserError(f"environment.name.{key}: {targets[key]} stands alone; of several, each is a TRL class")
+        if not callable(getattr(kind, "reset", None)):
+            raise UserError(f"environment {targets[key]}: has no method reset, with which an episode begins")
+    return partial(TRLEnvironment, classes, tools)
+
+
+def load_tool(target: str) -> Tool:
+    """The tool of a recipe. Raises UserError if it cannot be loaded, or its schema is incomplete."""
+    function = TOOLS[target] if target in TOOLS else _load(target, "tool")
+    tool = Tool(function)
+    tool.schema  # noqa: B018  # raises where hints or docstring are incomplete
+    return tool
+
+
+def _alone(kind: type[Environment], name: str, tools: Sequence[Tool]) -> Callable[[], Environment]:
+    if tools:
+        raise UserError(f"tools: the environment {name} has its own; remove the tools")
+    return kind
+
+
+def _is_own(kind: Any) -> bool:
+    return inspect.isclass(kind) and issubclass(kind, Environment)
+
+
+def _load(target: str, what: str) -> Any:
+    source = read_target(target)
+    try:
+        return load_target(locate_target(target), source)
+    except (Exception, SystemExit) as error:  # whatever importing the user's file raises
+        raise UserError(f"{what} {target}: cannot be imported: {describe(error)}") from error

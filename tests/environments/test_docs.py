@@ -1,0 +1,158 @@
+"""The code of docs/environments.md runs as it stands there, and is short."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from hone.environments.make import environment_of, make_episodes
+from hone.environments.play import Episodes
+from hone.recipe.load import load
+from hone.recipe.sections.prompt import PromptConfig
+from hone.recipe.sections.rollout import SamplingConfig
+from hone.rollout.prompts import Renderer
+from hone.types import Problem
+from tests.environments.templates import tokenizer_of
+from tests.environments.test_play import Scripted
+
+TEXT = (Path(__file__).resolve().parents[2] / "docs" / "environments.md").read_text()
+PROBLEM = Problem("p1", "t", ({"role": "user", "content": "Begin."},), None)
+
+
+def block(name: str) -> str:
+    return re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", TEXT, re.DOTALL)[1]
+
+
+@pytest.fixture
+def recipe(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def make(settings: str, source: str = ""):
+        if source:
+            (tmp_path / re.match(r"# (\S+)", source)[1]).write_text(source)
+        (tmp_path / "recipe.yaml").write_text(f"name: x\ntask: countdown\n{settings}")
+        return load("recipe.yaml")
+
+    return make
+
+
+def play(recipe, *said: str):
+    tokenizer = tokenizer_of("Qwen2.5")
+    episodes: Episodes = make_episodes(recipe, Renderer(tokenizer, PromptConfig(), ""))
+    engine = Scripted(tokenizer, lambda p, g, k: said[k])
+    ((rollout,),) = episodes.sample([PROBLEM], engine, SamplingConfig(max_tokens=20), samples=1, seed=0)
+    return rollout
+
+
+def test_a_tool(recipe):
+    source = block("tool")
+    loaded = recipe(block("tool recipe"), source)
+    call = '<tool_call>{"name": "price", "arguments": {"item": "pear"}}</tool_call>'
+    other = '<tool_call>{"name": "calculator", "arguments": {"expression": "(1 + 2) / 6"}}</tool_call>'
+    rollout = play(loaded, call, other, "It costs 4.")
+    assert [step.replies[0]["content"] for step in rollout.episode.steps[:2]] == ["4", "1/2"]
+    assert rollout.text == "It costs 4."
+
+
+def test_an_environment_in_fifteen_lines(recipe):
+    source = block("environment")
+    assert len([line for line in source.splitlines() if line.strip()]) <= 15
+    loaded = recipe(block("environment recipe"), source)
+    environment = environment_of(loaded)()
+    environment.reset(PROBLEM, 3)
+    number = environment.number
+    from hone.base import streams
+
+    environment.reset(PROBLEM, streams.environment(0, PROBLEM.id))
+    right = str(environment.number)
+    wrong = "1" if right != "1" else "2"
+    rollout = play(loaded, wrong, right)
+    assert 1 <= number <= 9
+    assert [step.reward for step in rollout.episode.steps] == [0.0, 1.0]
+    assert rollout.episode.steps[0].replies[0]["content"] in ("Higher.", "Lower.")
+
+
+INCREMENT = '''# increment.py
+import random
+
+
+class IncrementEnv:
+    """Of the shape that TRL documents for `environment_factory`: reset, get_reward, and a method that is a tool."""
+
+    def reset(self, **kwargs) -> str | None:
+        self.counter, self.target = 0, random.randint(1, 6)
+        return f" Increment the counter by {self.target}."
+
+    def get_reward(self) -> float:
+        return float(self.counter == self.target)
+
+    def increment(self, step: int) -> int:
+        """
+        Increments the counter.
+
+        Args:
+            step: How much to add.
+
+        Returns:
+            The new value.
+        """
+        self.counter += step
+        return self.counter
+
+
+class Echo:
+    def reset(self, problem_id: str) -> None:
+        self.of = problem_id
+
+    def echo(self, text: str) -> str:
+        """
+        Repeats.
+
+        Args:
+            text: What to repeat.
+        """
+        return f"{self.of}: {text}"
+'''
+
+
+def test_a_class_for_trl(recipe):
+    loaded = recipe("environment: 'increment.py:IncrementEnv'\nreward: {parts: {environment: 1.0}}\n", INCREMENT)
+    assert loaded.environment.name == "increment.py:IncrementEnv"
+    call = '<tool_call>\n{"name": "increment", "arguments": {"step": 2}}\n</tool_call>'
+    tokenizer = tokenizer_of("Qwen2.5")
+    episodes = make_episodes(loaded, Renderer(tokenizer, PromptConfig(), ""))
+    engine = Scripted(tokenizer, lambda p, g, k: call if k < g else "Done.")
+    (group,) = episodes.sample([PROBLEM], engine, SamplingConfig(max_tokens=60), samples=4, seed=0)
+    targets = {rollout.episode.environment.target for rollout in group}
+    assert len(targets) == 1  # the samples of a problem have one task
+    assert [r.episode.environment.counter for r in group] == [0, 2, 4, 6]
+    assert [r.episode.reward for r in group] == [float(2 * g in targets) for g in range(4)]
+    assert group[1].episode.steps[0].replies[0] == {
+        "role": "tool",
+        "name": "increment",
+        "tool_call_id": "call00000",
+        "content": "2",
+    }
+    assert f"Begin. Increment the counter by {targets.pop()}." in tokenizer.decode(
+        group[0].turns[0].prompt_ids.tolist()
+    )
+
+
+def test_several_classes_for_trl(recipe):
+    names = "{count: 'increment.py:IncrementEnv', repeat: 'increment.py:Echo'}"
+    loaded = recipe(f"environment: {{name: {names}}}\nreward: {{parts: {{environment: 1.0}}}}\n", INCREMENT)
+    problems = [
+        Problem(f"p{i}", "t", PROBLEM.messages, None, extra={"environment": kind})
+        for i, kind in enumerate(("count", "repeat", "other"))
+    ]
+    call = '<tool_call>{"name": "echo", "arguments": {"text": "hm"}}</tool_call>'
+    tokenizer = tokenizer_of("Qwen2.5")
+    episodes = make_episodes(loaded, Renderer(tokenizer, PromptConfig(), ""))
+    engine = Scripted(tokenizer, lambda p, g, k: call if k == 0 else "Done.")
+    groups = episodes.sample(problems, engine, SamplingConfig(max_tokens=60), samples=1, seed=0)
+    (count,), (repeat,), (other,) = groups
+    assert "there is no tool 'echo'; there are increment" in count.episode.steps[0].error
+    assert repeat.episode.steps[0].replies[0]["content"] == "p1: hm"
+    assert repeat.episode.reward is None
+    assert other.episode.end == "environment_error"
+    assert "environment.name has count, repeat" in other.episode.note

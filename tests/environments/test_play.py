@@ -1,0 +1,245 @@
+"""Episodes, played by an engine that says what a script tells it to."""
+
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+
+from hone.base import streams
+from hone.environments.base import Environment, Observation
+from hone.environments.play import Episodes
+from hone.environments.pool import Failed, Pool
+from hone.environments.tools import Tool, ToolEnvironment
+from hone.learn.samples import to_samples
+from hone.recipe.sections.environment import EnvironmentConfig
+from hone.recipe.sections.prompt import PromptConfig
+from hone.recipe.sections.rollout import SamplingConfig
+from hone.rewards.base import Composed, reward_groups
+from hone.rewards.config import RewardConfig
+from hone.rewards.rules import EnvironmentReward
+from hone.rollout.prompts import Renderer
+from hone.types import Grade, Group, Problem, Reward, Turn
+from tests.environments.templates import tokenizer_of
+
+pytest.importorskip("trl", reason="ships the templates")
+PROBLEM = Problem("p1", "t", ({"role": "user", "content": "Guess."},), None)
+
+
+class Scripted:
+    """Says `script(problem, sample, turn)`; remembers every request's stream."""
+
+    context = 4000
+
+    def __init__(self, tokenizer, script: Callable[[int, int, int], str], stop: str = "<|im_end|>") -> None:
+        self.tokenizer, self.script, self.stop = tokenizer, script, stop
+        self.asked: list[int] = []
+
+    def generate(self, prompts, sampling, *, samples, seed, progress=None, stream_ids=None):
+        numbers = range(len(prompts)) if stream_ids is None else stream_ids
+        self.asked += numbers
+        return [[self._turn(p, n, g) for g in range(samples)] for p, n in zip(prompts, numbers, strict=True)]
+
+    def _turn(self, prompt, number: int, sample: int) -> Turn:
+        place = number & 0xFFFFF, (number >> 20 & 0x3FFFFF) - 1 if number >> 20 else sample, number >> 42
+        text = self.script(*place)
+        ids = np.asarray(self.tokenizer.encode(text + self.stop, add_special_tokens=False))
+        return Turn(prompt, ids, np.zeros(len(ids), np.float32), "stop" if self.stop else "length", 3)
+
+
+class Guess(Environment):
+    """The number is 2. A question ends after the right answer, or raises, or hangs."""
+
+    def reset(self, problem, seed):
+        if problem.id == "broken":
+            raise RuntimeError("no board")
+
+    def step(self, message):
+        said = message["content"]
+        if said == "crash":
+            raise RuntimeError("bug")
+        if said == "exit":
+            raise SystemExit(3)
+        if said == "hang":
+            time.sleep(60)
+        if said == "garbage":
+            return "nonsense"
+        if said == "nothing":
+            return Observation()
+        if said == "bad message":
+            return Observation(("text",))
+        right = said == "2"
+        return Observation(({"role": "user", "content": f"{said}: {right}"},), done=right, reward=float(right))
+
+    def reward(self):
+        return 10.0
+
+
+def play(script, *, problems: Sequence[Problem] = (PROBLEM,), samples=1, make=Guess, name="Qwen2.5", **config):
+    tokenizer = tokenizer_of(name)
+    engine = Scripted(tokenizer, script)
+    episodes = Episodes(Renderer(tokenizer, PromptConfig(), ""), make, EnvironmentConfig(**config))
+    sampling = SamplingConfig(max_tokens=20)
+    return engine, episodes.sample(problems, engine, sampling, samples=samples, seed=5)
+
+
+def test_an_episode_goes_on_until_the_environment_says_so():
+    engine, ((rollout,),) = play(lambda p, g, k: "132"[k])
+    assert [step.message["content"] for step in rollout.episode.steps] == ["1", "3", "2"]
+    assert [step.reward for step in rollout.episode.steps] == [0.0, 0.0, 1.0]
+    assert (rollout.episode.end, rollout.episode.reward, rollout.text) == ("done", 10.0, "2")
+    (sample,) = to_samples(Group(PROBLEM, (rollout,), (Reward(0.0, {}, "wrong"),)))
+    text = tokenizer_of("Qwen2.5").decode(sample.token_ids.tolist())
+    assert "assistant\n1<|im_end|>\n<|im_start|>user\n1: False<|im_end|>\n<|im_start|>assistant\n3<|im_end|>" in text
+    assert engine.asked == [0, streams.turn(0, 0, 1), streams.turn(0, 0, 2)]
+
+
+@pytest.mark.parametrize(
+    "said, end, why",
+    [
+        ("crash", "environment_error", "RuntimeError: bug"),
+        ("exit", "environment_error", "SystemExit: 3"),
+        ("garbage", "environment_error", "step returned str"),
+        ("nothing", "environment_error", "no message"),
+        ("bad message", "environment_error", "is no message"),
+        ("hang", "environment_timeout", "no answer within 0.3 s"),
+    ],
+)
+def test_a_failing_environment_ends_its_own_episode_alone(said, end, why):
+    _, ((bad, good),) = play(lambda p, g, k: said if g == 0 else "2", samples=2, timeout=0.3)
+    assert bad.episode.end == end
+    assert why in bad.episode.note
+    assert good.episode.end == "done"
+
+
+def test_an_episode_that_cannot_begin_has_no_turn_and_no_reward():
+    broken = Problem("broken", "t", PROBLEM.messages, None)
+    _, ((bad,), (good,)) = play(lambda p, g, k: "2", problems=(broken, PROBLEM))
+    assert (bad.episode.end, bad.num_tokens, bad.turns[0].policy_version) == ("environment_error", 0, 3)
+    groups = [Group(broken, (bad,), (Reward(0.0, {}, "verifier_error"),))]
+    assert [int(s.trained.sum()) for g in groups for s in to_samples(g)] == [0]
+    assert good.episode.end == "done"
+
+
+def test_the_limits():
+    _, ((rollout,),) = play(lambda p, g, k: "1", max_turns=3)
+    assert (rollout.episode.end, len(rollout.turns)) == ("max_turns", 3)
+    _, ((rollout,),) = play(lambda p, g, k: "1", max_turns=30, max_tokens=400)
+    last = rollout.turns[-1]
+    assert rollout.episode.end == "max_tokens"
+    assert len(last.prompt_ids) + 20 <= 400
+
+
+def test_the_samples_of_a_problem_share_their_first_prompt_and_their_seed():
+    seeds = []
+
+    class Seen(Guess):
+        def reset(self, problem, seed):
+            seeds.append((problem.id, seed))
+
+    other = Problem("p2", "t", PROBLEM.messages, None)
+    engine, _ = play(lambda p, g, k: "2" if k else "1", problems=(PROBLEM, other), samples=2, make=Seen)
+    assert engine.asked[:2] == [0, 1]
+    assert len(set(engine.asked)) == 2 + 4
+    assert len(dict(seeds)) == len(set(seeds)) == 2
+
+
+def calculator_call(expression: str) -> str:
+    return f'<tool_call>\n{{"name": "twice", "arguments": {{"n": {expression}}}}}\n</tool_call>'
+
+
+def twice(n: int) -> int:
+    """Doubles.
+
+    Args:
+        n: A number.
+    """
+    if n > 100:
+        raise ValueError("too large")
+    return 2 * n
+
+
+async def later(n: int) -> str:
+    """Says it later.
+
+    Args:
+        n: A number.
+    """
+    return f"{n} later"
+
+
+def test_tools_answer_calls_and_their_exceptions_are_answers_too():
+    said = [calculator_call("3"), calculator_call("300"), calculator_call('"x"'), "6 it is"]
+    _, ((rollout,),) = play(lambda p, g, k: said[k], make=lambda: ToolEnvironment((Tool(twice), Tool(later))))
+    replies = [step.replies[0]["content"] for step in rollout.episode.steps[:3]]
+    assert replies[:2] == ["6", '{"error": "too large"}']
+    assert "not of type integer" in replies[2]
+    assert rollout.episode.steps[0].replies[0]["role"] == "tool"
+    assert rollout.text == "6 it is"
+    assert rollout.episode.end == "done"
+    prompt = tokenizer_of("Qwen2.5").decode(rollout.turns[0].prompt_ids.tolist())
+    assert '"name": "twice"' in prompt
+    assert '"name": "later"' in prompt
+    assert Tool(later).call({"n": 2}) == "2 later"
+
+
+def test_a_malformed_call_may_end_the_episode():
+    _, ((rollout,),) = play(
+        lambda p, g, k: "<tool_call>", make=lambda: ToolEnvironment((Tool(twice),)), malformed="end"
+    )
+    assert rollout.episode.end == "malformed_call"
+    assert "without" in rollout.episode.steps[0].error
+
+
+class Graded:
+    name, system = "t", ""
+
+    def problems(self, split):
+        return [PROBLEM]
+
+    def grade(self, problem, text):
+        return Grade("correct")
+
+
+def test_rewards_of_the_environment_and_verdicts_of_its_failures():
+    _, groups = play(lambda p, g, k: "crash" if g else "12"[k], samples=2)
+    reward = Composed(Graded(), {"environment": EnvironmentReward(RewardConfig())}, {"environment": 0.5})
+    ((good, bad),) = [group.rewards for group in reward_groups([PROBLEM], groups, reward)]
+    assert (good.total, good.parts["environment"], good.verdict) == (5.5, 11.0, "correct")
+    assert (bad.verdict, bad.note) == ("verifier_error", "environment: RuntimeError: bug")
+
+
+# --- the pool -----------------------------------------------------------------------------------
+
+
+def test_results_come_in_order_from_several_threads():
+    threads = set()
+
+    def call(i):
+        threads.add(threading.get_ident())
+        time.sleep(0.01 * (5 - i))
+        return i
+
+    assert Pool(3, 5.0).run([lambda i=i: call(i) for i in range(5)]) == [0, 1, 2, 3, 4]
+    assert len(threads) == 3
+
+
+def test_of_many_calls_some_hang_some_crash_and_none_is_lost():
+    def call(i):
+        if i % 20 == 0:
+            time.sleep(30)
+        if i % 20 == 10:
+            raise ValueError(f"call {i}")
+        return i
+
+    started = time.monotonic()
+    results = Pool(16, 0.2).run([lambda i=i: call(i) for i in range(1000)])
+    assert time.monotonic() - started < 10
+    for i, result in enumerate(results):
+        if i % 20 == 0:
+            assert result == Failed("timeout", "no answer within 0.2 s")
+        elif i % 20 == 10:
+            assert result == Failed("error", f"ValueError: call {i}")
+        else:
+            assert result == i
