@@ -34,6 +34,7 @@ from hone.model.parallel import check_tensor
 from hone.model.tiny import create
 from hone.recipe.sections.model import ModelConfig, TinyConfig
 from tests.learn.policies import REWARDS, make_groups
+from tests.tiny_families import make
 from tests.world_worker import five_steps
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -176,6 +177,18 @@ def test_every_layout_is_one_process(models: dict[str, str], tmp_path: Path, siz
     if size == 2:
         compiled = {"settings": {"compile": True}, "parallel": {"shard": 2}}
         cases.append({"rewards": REWARDS, "model": models["qwen2"], **compiled})
+    for case, found, expected in run(cases, tmp_path):
+        check_same(found, expected, json.dumps(case))
+
+
+@pytest.mark.slow
+def test_two_processes_are_one_with_windows_sinks_and_caps(models: dict[str, str], tmp_path: Path) -> None:
+    layouts = {"gemma3": ({"shard": 2}, {"tensor": 2}), "gemma2": ({"replicate": 2},), "gpt-oss": ({"shard": 2},)}
+    cases = []
+    for name, parallels in layouts.items():
+        make(name, tmp_path / name)
+        AutoTokenizer.from_pretrained(models["qwen2"]).save_pretrained(tmp_path / name)
+        cases += [{"model": str(tmp_path / name), "rewards": REWARDS, "parallel": layout} for layout in parallels]
     for case, found, expected in run(cases, tmp_path):
         check_same(found, expected, json.dumps(case))
 

@@ -75,6 +75,20 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {}),
     "gemma2 (attention cap)": ("gemma2", {"layer_types": FULL, "final_logit_softcapping": None}),
     "gemma3": ("gemma3_text", {}),
+    "gemma3n": (
+        "gemma3n_text",
+        {
+            "num_hidden_layers": 5,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention", "sliding_attention"] + ["full_attention"] * 2,
+            "hidden_size_per_layer_input": 8,
+            "vocab_size_per_layer_input": 512,
+            "laurel_rank": 8,
+            "activation_sparsity_pattern": [0.5, 0.5, 0.0, 0.0, 0.0],
+        },
+    ),
+    "gemma4": ("gemma4_text", {"hidden_size_per_layer_input": 8, "vocab_size_per_layer_input": 512}),
+    "vaultgemma": ("vaultgemma", {}),
     "phi": ("phi", {}),
     "phi3": ("phi3", {"sliding_window": None}),
     "phi3 (window)": ("phi3", {"sliding_window": 8}),
@@ -162,6 +176,25 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "dots1": ("dots1", {"n_shared_experts": 1, "sliding_window": None}),
     "jetmoe": ("jetmoe", {}),
     "openai-gpt": ("openai-gpt", {}),
+    "afmoe": ("afmoe", {}),
+    "axk1": ("axk1", {"num_key_value_heads": 4}),
+    "cohere2-moe": ("cohere2_moe", {}),
+    "cwm": ("cwm", {}),
+    "exaone-moe": ("exaone_moe", {}),
+    "flex-olmo": ("flex_olmo", {}),
+    "granite-swa": ("granite_swa", {}),
+    "granitemoe-swa": ("granitemoe_swa", {}),
+    "granitemoe-shared": ("granitemoeshared", {}),
+    "hy-v3": ("hy_v3", {}),
+    "hyperclovax": ("hyperclovax", {}),
+    "internlm3": ("internlm3", {}),
+    "jais2": ("jais2", {}),
+    "laguna": ("laguna", {}),
+    "mellum": ("mellum", {}),
+    "mimo-v2-flash": ("mimo_v2_flash", {}),
+    "ministral3": ("ministral3", {}),
+    "solar-open": ("solar_open", {}),
+    "youtu": ("youtu", {"num_key_value_heads": 4}),
     "gpt-neox-japanese": ("gpt_neox_japanese", {}),
 }
 
@@ -181,6 +214,8 @@ def make(name: str, folder: Path) -> None:
         with torch.no_grad():
             for full_name, p in model.named_parameters():
                 _fill(full_name, p)
+                if kind == "gemma4_text" and "q_norm" in full_name:
+                    p.mul_(0.3)  # it does not scale scores: larger ones make a softmax that doubles every rounding
     model.save_pretrained(folder)
 
 

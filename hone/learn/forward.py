@@ -16,7 +16,7 @@ from hone.learn.pack import deal, empty_batch
 from hone.model import attention
 from hone.model.compiled import compiled, is_compiled
 from hone.model.linear import onednn
-from hone.model.logprobs import head_logprobs
+from hone.model.logprobs import backbone, head_logprobs
 from hone.model.parallel import as_forward
 from hone.types import Block, MicroBatch
 
@@ -35,7 +35,7 @@ def packed_hidden(model: PreTrainedModel, batch: MicroBatch) -> torch.Tensor:
     inputs, positions = (F.pad(x, (0, spare))[None] for x in (batch.inputs, batch.positions))
     current = attention.ForwardPass(layout)
     with attention.forward_pass(current):
-        out = model.base_model(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
+        out = backbone(model)(input_ids=inputs, position_ids=positions, use_cache=False, layout=layout)
     attention.check_called(model, current)
     hidden: torch.Tensor = out.last_hidden_state[0][batch.sources]
     return hidden

@@ -4,6 +4,7 @@
 
 Some rotary embeddings change their frequencies for *all* tokens of a forward pass once its longest sequence exceeds a
 bound: in a packed row this would depend on the neighbours, so that bound is a limit.
+Llama 4 scales the queries of some layers by their place in the row, beginning with position `floor_scale` - 1.
 """
 
 from __future__ import annotations
@@ -34,6 +35,8 @@ def context_limit(config: Any) -> Limit | None:
     """The smallest bound on the sequence length, or None if the config has no bound."""
     text = config.get_text_config()
     limits = list(_rope(text))
+    if getattr(text, "attn_temperature_tuning", False) and _size(text, "floor_scale"):
+        limits.append(Limit(text.floor_scale - 1, "floor_scale"))
     positions = getattr(text, "max_position_embeddings", None)
     if isinstance(positions, int):
         limits.append(Limit(positions, "max_position_embeddings"))
@@ -57,6 +60,14 @@ def check_layer_types(config: Any) -> None:
             f"{text.model_type} has layers of type {', '.join(sorted(other))}; hone supports "
             "full attention, sliding windows and chunks: choose a model without"
         )
+
+
+def ignore_places_in_the_row(model: Any) -> None:
+    """Switch off scales that depend on a token's place in its row; up to `context_limit` they are 1 in a row of one
+    sequence."""
+    for module in model.modules():
+        if getattr(module, "attn_temperature_tuning", None) and hasattr(module, "floor_scale"):
+            module.attn_temperature_tuning = False
 
 
 def _size(text: Any, setting: str) -> int | None:

@@ -71,8 +71,9 @@ def onednn_linear(module: nn.Linear, x: Tensor) -> Tensor:
     """x [..., K] -> [..., N], differentiable once."""
     if not torch.is_grad_enabled():
         return _product(x, module.weight, module.bias)
-    out: Tensor = OneDNNLinear.apply(x, module.weight, module.bias)
-    return out
+    # As a matrix: the result is then no view, and models may change it in place (OLMo clips its queries so).
+    out: Tensor = OneDNNLinear.apply(x.reshape(-1, x.shape[-1]), module.weight, module.bias)
+    return out.view(*x.shape[:-1], -1)
 
 
 def _packed_linear(module: nn.Linear) -> Callable[[Tensor], Tensor]:

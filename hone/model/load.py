@@ -45,6 +45,7 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
         return model
     model = _loaded(config, lambda: (_of_checkpoint if shards.is_sharded(config.path) else _pretrained)(config))
     check_supported(model)
+    limits.ignore_places_in_the_row(model)
     if config.recompute_activations:
         try:
             recompute_activations(model)

@@ -115,6 +115,11 @@ def head_logprobs(
     return token_logprobs(hidden, head, targets, temperature, want_entropy, group=group)
 
 
+def backbone(model: Any) -> Any:
+    """The part of a causal model that returns hidden states. Llama 4 does not name it as its class says."""
+    return model.base_model if model.base_model is not model else model.model
+
+
 def output_head(model: Any) -> Head:
     """The output head, with what the config says of its logits. Raises ValueError if it is not a linear layer."""
     text = model.config.get_text_config()

@@ -54,40 +54,77 @@ def attach(model: PreTrainedModel, lora: LoraConfig, seed: int) -> None:
 
 
 def target_names(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list[str]:
-    """The last parts of the names of the targeted linear layers. Raises UserError for a name that does not exist."""
+    """Ends of the names of the targeted linear layers, as peft matches them: `q_proj`, or `mlp.c_proj` where another
+    part has a `c_proj` too.
+
+    `attention`: layers inside attention modules; `mlp`: all others except those of recurrent mixers and routers.
+    Raises UserError for a name that does not exist.
+    """
     linear = _linear(model)
     kinds = sorted({type(m).__name__ for m in model.modules() if type(m).__name__ == "Conv1D"})
     if not linear:
         kind = f" (its layers are {', '.join(kinds)})" if kinds else ""
         raise UserError(f"lora: {type(model).__name__} has no linear layers to adapt{kind}; train without lora")
-    names = sorted({name.rpartition(".")[2] for name in linear})
+    leaves = sorted({name.rpartition(".")[2] for name in linear})
     if targets == "all":
-        return names
+        return _endings(model, list(linear))
     if targets in ("attention", "mlp"):
-        part = {"attention": ("attn", "attention"), "mlp": ("mlp", "feed_forward")}[str(targets)]
-        chosen = sorted({n.rpartition(".")[2] for n in linear if any(p in x for x in n.split(".")[:-1] for p in part)})
+        chosen = [name for name in linear if _part(name) == targets]
         if not chosen:
-            raise UserError(f"lora.targets: this model has no part called {targets}; name layers: {', '.join(names)}")
-        return chosen
+            fused = (
+                f" (its experts, {', '.join(experts)}, are not adapted)" if (experts := fused_experts(model)) else ""
+            )
+            raise UserError(
+                f"lora.targets: this model has no linear layers in its {targets} that can be adapted{fused}; name "
+                f"others: {', '.join(leaves)}"
+            )
+        return _endings(model, chosen)
     for name in targets:
-        if name not in names and name in EXPERTS and fused_experts(model):
+        if name not in leaves and name in EXPERTS and fused_experts(model):
             raise UserError(
                 f"lora.targets: {name} belongs to experts that are fused in one tensor, which hone does not adapt; "
-                f"name others: {', '.join(names)}"
+                f"name others: {', '.join(leaves)}"
             )
-        if name not in names:
-            raise UserError(f"lora.targets: {name} is no linear layer of this model; it has {', '.join(names)}")
+        if not any(f".{full_name}".endswith(f".{name}") for full_name in linear):
+            raise UserError(f"lora.targets: {name} is no linear layer of this model; it has {', '.join(leaves)}")
     return sorted(targets)
 
 
+#: Parts of the names of modules: attention, recurrent mixers, and what sends tokens to experts.
+ATTENTION = ("attn", "attention")
+MIXERS = ("linear_attn", "mamba", "mixer", "conv", "rglru", "ssm")
+ROUTERS = ("router", "gate", "shared_expert_gate")
+
+
+def _part(name: str) -> str:
+    """`attention`, `mixer` or `mlp`: the part of a layer that a linear layer belongs to."""
+    parents = name.split(".")[:-1]
+    if any(part in MIXERS for part in parents):
+        return "mixer"
+    return "attention" if any(kind in part for part in parents for kind in ATTENTION) else "mlp"
+
+
+def _endings(model: PreTrainedModel, chosen: list[str]) -> list[str]:
+    """The shortest ends of these names that no other module's name has."""
+    others = [f".{name}" for name, _ in model.named_modules() if name not in set(chosen)]
+    endings = set()
+    for name in chosen:
+        parts = name.split(".")
+        candidates = (".".join(parts[-count:]) for count in range(1, len(parts) + 1))
+        endings.add(next(end for end in candidates if not any(other.endswith(f".{end}") for other in others)))
+    return sorted(endings)
+
+
 def _linear(model: PreTrainedModel) -> dict[str, nn.Linear]:
-    """Name -> layer that can be adapted: plain linear layers except the output head.
+    """Name -> layer that can be adapted: plain linear layers except the output head and routers.
 
     In a model with fused experts peft maps the names of expert layers to the fused tensors (as in adapters of older
     checkpoints), wherever they occur. So layers with these names are excluded, also dense ones and shared experts.
     """
     head, fused = model.get_output_embeddings(), bool(fused_experts(model))
     named = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m is not head}
+    if any("expert" in name for name, _ in model.named_modules()):
+        named = {name: m for name, m in named.items() if not any(part in ROUTERS for part in name.split("."))}
     return {name: m for name, m in named.items() if not (fused and name.rpartition(".")[2] in EXPERTS)}
 
 

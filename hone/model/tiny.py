@@ -1,6 +1,6 @@
 """`tiny`: a from-scratch model for learning on a CPU, as an ordinary Hugging Face checkpoint.
 
-A small Qwen2 with random weights and a byte-level BPE tokenizer trained on the task's own text.
+A small model (`tiny.architecture`) with random weights and a byte-level BPE tokenizer trained on the task's own text.
 Plain `transformers` loads what `create` writes:
 
     AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
@@ -11,10 +11,18 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
+from transformers import (
+    AutoModelForCausalLM,
+    Gemma3TextConfig,
+    PretrainedConfig,
+    PreTrainedTokenizerFast,
+    Qwen2Config,
+    Qwen2Tokenizer,
+)
 
 from hone.base import checksums
 from hone.model.saving import save_model
@@ -22,6 +30,7 @@ from hone.recipe.sections.model import TinyConfig
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
+WINDOW = 64  # tokens, of the layers that have one
 PUNCTUATION = r"[^\w\s]|\n"
 
 
@@ -71,23 +80,9 @@ def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTo
         tokenizer = texts
     else:
         tokenizer = train_tokenizer(texts, config.vocab_size, config.phrases)
-    hf_config = Qwen2Config(
-        vocab_size=config.vocab_size,
-        hidden_size=config.hidden_size,
-        intermediate_size=config.mlp_size,
-        num_hidden_layers=config.layers,
-        num_attention_heads=config.heads,
-        num_key_value_heads=config.kv_heads,
-        max_position_embeddings=config.max_positions,
-        tie_word_embeddings=True,
-        initializer_range=config.init_std,
-        bos_token_id=None,
-        eos_token_id=tokenizer.eos_token_id,
-        pad_token_id=tokenizer.pad_token_id,
-    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = Qwen2ForCausalLM(hf_config)
+        model = AutoModelForCausalLM.from_config(architecture(config, tokenizer.eos_token_id, tokenizer.pad_token_id))
     _scale_residual_branches(model)
     model.generation_config.do_sample = False
     model.generation_config.eos_token_id = tokenizer.eos_token_id
@@ -97,8 +92,32 @@ def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTo
     checksums.write(folder)
 
 
+def architecture(config: TinyConfig, eos: int | None = None, pad: int | None = None) -> PretrainedConfig:
+    """The Hugging Face config of the model; `eos` and `pad` are token ids."""
+    sizes: dict[str, Any] = {
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.mlp_size,
+        "num_hidden_layers": config.layers,
+        "num_attention_heads": config.heads,
+        "num_key_value_heads": config.kv_heads,
+        "max_position_embeddings": config.max_positions,
+        "tie_word_embeddings": True,
+        "initializer_range": config.init_std,
+        "bos_token_id": None,
+        "eos_token_id": eos,
+        "pad_token_id": pad,
+    }
+    if config.architecture == "gemma3":
+        size = config.hidden_size // config.heads
+        kinds = [("sliding_attention", "full_attention")[layer % 2] for layer in range(config.layers)]
+        sizes |= {"head_dim": size, "query_pre_attn_scalar": size, "layer_types": kinds, "sliding_window": WINDOW}
+        return Gemma3TextConfig(**sizes)
+    return Qwen2Config(**sizes)
+
+
 @torch.no_grad()
-def _scale_residual_branches(model: Qwen2ForCausalLM) -> None:
+def _scale_residual_branches(model: Any) -> None:
     """Scale the initial outputs of attention and MLP by 1/sqrt(2 layers), as in GPT-2."""
     factor = (2 * model.config.num_hidden_layers) ** -0.5
     for layer in model.model.layers:

@@ -8,7 +8,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    GPTBigCodeConfig,
+    GPTBigCodeForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
+    PreTrainedModel,
+)
 
 from hone.base.settings import UserError
 from hone.learn.forward import packed_hidden
@@ -227,6 +234,28 @@ def test_a_new_adapter_depends_on_its_seed_alone(folder: Path) -> None:
 def test_targets_by_name(folder: Path, targets: str, names: str) -> None:
     model = load_model(ModelConfig(path=str(folder)))
     assert " ".join(lora.target_names(model, targets)) == names
+
+
+def test_a_name_that_two_parts_have_means_the_one_that_was_given() -> None:
+    config = GPTBigCodeConfig(n_embd=16, n_layer=2, n_head=2, vocab_size=300)
+    model = GPTBigCodeForCausalLM(config)
+    assert lora.target_names(model, "all") == ["c_attn", "c_fc", "c_proj"]
+    assert lora.target_names(model, "attention") == ["attn.c_proj", "c_attn"]
+    assert lora.target_names(model, "mlp") == ["c_fc", "mlp.c_proj"]
+    lora.attach(model, LoraConfig(rank=2, targets="mlp"), seed=0)
+    adapted = {name for name, module in model.named_modules() if hasattr(module, "lora_A")}
+    assert adapted == {f"transformer.h.{n}.mlp.{leaf}" for n in (0, 1) for leaf in ("c_fc", "c_proj")}
+
+
+def test_routers_and_fused_experts_are_no_targets() -> None:
+    config = HunYuanMoEV1Config(
+        vocab_size=64, hidden_size=32, intermediate_size=16, num_hidden_layers=1, num_attention_heads=2,
+        num_key_value_heads=2, head_dim=16, num_experts=2, moe_topk=1,
+    )  # fmt: skip
+    model = HunYuanMoEV1ForCausalLM(config)
+    assert lora.target_names(model, "all") == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    with pytest.raises(UserError, match=r"no linear layers in its mlp that can be adapted \(its experts, down_proj"):
+        lora.target_names(model, "mlp")
 
 
 def test_targets_that_are_not_there(folder: Path) -> None:

@@ -17,6 +17,7 @@ from hone.model.load import load_model, load_tokenizer, stop_token_ids
 from hone.model.tiny import common_phrases, create, train_tokenizer
 from hone.recipe.sections.model import ModelConfig, TinyConfig
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
+from hone.rollout import exactness
 from hone.rollout.native.engine import NativeEngine
 
 TEXTS = ["Zoey says: Oliver is a knave.\n<think>Suppose Zoey: knight.</think>\n<answer>(1) Zoey is a knight</answer>"]
@@ -91,3 +92,13 @@ def test_every_text_round_trips(text: str) -> None:
 
 
 TOKENIZER = train_tokenizer(TEXTS, 320)
+
+
+def test_a_gemma3_is_exact_and_its_tokenizer_stays_as_it_is(tmp_path: Path) -> None:
+    create(tmp_path, TINY.model_copy(update={"architecture": "gemma3", "layers": 3}), TEXTS, seed=0)
+    model = load_model(ModelConfig(path=str(tmp_path)))
+    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
+    assert (model.config.layer_types, model.config.sliding_window) == (kinds, 64)
+    assert exactness.measure(model).gap < 1e-5
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path)
+    assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]

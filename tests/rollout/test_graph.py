@@ -90,7 +90,8 @@ def _model(kind: str = "qwen2", **more: Any) -> PreTrainedModel:
     return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
 
 
-MODELS = {kind: _model(kind) for kind in ("qwen2", "qwen3")}
+WINDOW = {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
+MODELS = {"qwen2": _model(), "qwen3": _model("qwen3"), "windowed": _model(**WINDOW)}
 
 
 def _engine(model: PreTrainedModel, recorder: object | None, said: list[str] | None = None, **config: Any) -> Any:

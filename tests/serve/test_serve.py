@@ -296,8 +296,7 @@ def test_a_port_that_is_taken_is_said_before_the_model_is_loaded(
         with pytest.raises(UserError, match=rf"127.0.0.1:{port} is taken: give another with --port"):
             serve("no/such/model", [], None, "127.0.0.1", port)
     assert capsys.readouterr().err == ""
-    with pytest.raises(UserError):
-        serve("no/such/model", [], None, "0.0.0.0", 0)
+    listen("0.0.0.0", 0).close()
     assert "can be reached from other machines" in capsys.readouterr().err
 
 

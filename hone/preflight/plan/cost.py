@@ -27,7 +27,7 @@ from hone.model.logprobs import output_head
 from hone.preflight.plan.batch import micro_batches
 from hone.preflight.plan.shapes import meta_model
 from hone.recipe.recipe import Recipe
-from hone.rollout.native.memory import Budget
+from hone.rollout.native.memory import Budget, layer_configs
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -75,13 +75,13 @@ def shape_of(config: PretrainedConfig, dtype: str) -> Shape:
     weights = sum(p.numel() for p in model.parameters())
     embedding: Any = model.get_input_embeddings()
     lookup = embedding.weight
-    size = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    sizes = [getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads for c in layer_configs(text)]
     return Shape(
         weights,
         weights - (0 if lookup is output_head(model).weight else lookup.numel()),
         text.num_hidden_layers,
         text.hidden_size,
-        text.num_attention_heads * size,
+        text.num_attention_heads * max(sizes),
         model.dtype.itemsize,
         Budget.of(model, 1.0).bytes_per_token,
     )

@@ -378,11 +378,9 @@ def _merged(stage: Recipe, whole: PreTrainedModel) -> int:
     """See `hone.model.lora.for_sampling`."""
     if stage.lora is None or whole.dtype != torch.float32:
         return 0
-    names = set(lora.target_names(whole, stage.lora.targets))
+    ends = tuple(f".{name}" for name in lora.target_names(whole, stage.lora.targets))
     return sum(
-        m.weight.nbytes
-        for name, m in whole.named_modules()
-        if isinstance(m, nn.Linear) and name.rpartition(".")[2] in names
+        m.weight.nbytes for name, m in whole.named_modules() if isinstance(m, nn.Linear) and f".{name}".endswith(ends)
     )
 
 

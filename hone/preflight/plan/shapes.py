@@ -11,11 +11,12 @@ import re
 from typing import TYPE_CHECKING, Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.base.settings import UserError
 from hone.model import attention, lora
 from hone.model.load import base_of, check_supported
+from hone.model.tiny import architecture
 from hone.model.update_mode import recompute_activations
 from hone.recipe.sections.model import ModelConfig
 
@@ -70,7 +71,7 @@ def published(path: str) -> PretrainedConfig | None:
 def config_of(model: ModelConfig) -> tuple[PretrainedConfig, str]:
     """The shape, and in words where it comes from. Raises UserError if it is found nowhere."""
     if model.path == "tiny":
-        return _tiny(model), "model.tiny"
+        return architecture(model.tiny), "model.tiny"
     if lora.is_adapter(model.path):
         return config_of(model.at(base_of(model.path)))
     try:
@@ -87,20 +88,6 @@ def config_of(model: ModelConfig) -> tuple[PretrainedConfig, str]:
             f"model.path: {model.path}: its config.json is not on this machine and cannot be fetched, and its shape is "
             f"none of those that hone knows ({', '.join(PUBLISHED)}); give a folder that holds its config.json"
         ) from error
-
-
-def _tiny(model: ModelConfig) -> PretrainedConfig:
-    tiny = model.tiny
-    return Qwen2Config(
-        vocab_size=tiny.vocab_size,
-        hidden_size=tiny.hidden_size,
-        intermediate_size=tiny.mlp_size,
-        num_hidden_layers=tiny.layers,
-        num_attention_heads=tiny.heads,
-        num_key_value_heads=tiny.kv_heads,
-        max_position_embeddings=tiny.max_positions,
-        tie_word_embeddings=True,
-    )
 
 
 def share_of(config: PretrainedConfig, tensor: int) -> PretrainedConfig:

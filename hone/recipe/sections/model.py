@@ -12,8 +12,9 @@ SMALLEST_VOCAB = 300
 
 
 class TinyConfig(Section):
-    """The from-scratch model: a small Qwen2 with a tokenizer trained on task text."""
+    """The from-scratch model, with a tokenizer trained on task text."""
 
+    architecture: Literal["qwen2", "gemma3"] = "qwen2"  # gemma3: every other layer sees 64 tokens (a sliding window)
     vocab_size: int = Field(default=512, ge=SMALLEST_VOCAB)  # 256 bytes, special tokens, tags, and some merges
     phrases: NonNegativeInt = 0  # how many of them are whole phrases, which the model learns to copy sooner
     hidden_size: PositiveInt = 128

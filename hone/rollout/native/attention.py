@@ -115,4 +115,4 @@ def prefill_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequen
             query.split(list(lengths), dim=2), key.split(list(lengths), dim=2), value.split(list(lengths), dim=2)
         )
     ]
-    return torch.cat(parts, dim=2).transpose(1, 2)
+    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()  # as some models view it as [1, T, H * Dv]

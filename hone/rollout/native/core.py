@@ -24,7 +24,7 @@ from transformers import PreTrainedModel
 from hone.base.settings import UserError
 from hone.model import attention, linear
 from hone.model.limits import context_limit
-from hone.model.logprobs import logits_of, output_head
+from hone.model.logprobs import backbone, logits_of, output_head
 from hone.rollout.native.cache import DecodeCache, Prompt, PromptPass
 from hone.rollout.native.graph import GraphStep, Recorder
 from hone.rollout.native.kernel import Kernel
@@ -205,7 +205,7 @@ class Core:
             kept = -keep.start if isinstance(keep, slice) else keep
             logits: Tensor = self._call(self._model, inputs | {"logits_to_keep": kept}).logits
             return logits
-        hidden = self._call(self._model.base_model, inputs).last_hidden_state[:, keep]  # [B, K, D]
+        hidden = self._call(backbone(self._model), inputs).last_hidden_state[:, keep]  # [B, K, D]
         return logits_of(hidden.flatten(0, 1), self._head).unflatten(0, hidden.shape[:2])
 
     def _call(self, module: Any, inputs: dict[str, Any]) -> Any:
@@ -342,7 +342,7 @@ class Core:
         cache = PromptPass(lengths)
         inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache}
         if any(request.echo for request in requests):
-            hidden = self._call(self._model.base_model, inputs).last_hidden_state[0]  # [T, D]
+            hidden = self._call(backbone(self._model), inputs).last_hidden_state[0]  # [T, D]
             lengths = lengths[: len(batch)]
             hidden, tokens = hidden[: sum(lengths)], tokens[: sum(lengths)]
             logits = logits_of(hidden[ends], output_head(self._model))

@@ -37,7 +37,7 @@ class Budget:
     def of(model: PreTrainedModel, gib: float | None) -> Budget:
         """`gib` None: a quarter of the memory of the model's device."""
         config = model.config.get_text_config()
-        each = config.num_hidden_layers * _numbers_per_token(config) * model.dtype.itemsize
+        each = sum(_numbers_per_token(layer) for layer in layer_configs(config)) * model.dtype.itemsize
         total = device_memory(model.device) * _SHARE if gib is None else gib * _GIB
         return Budget(int(total // each), each)
 
@@ -55,6 +55,13 @@ class Budget:
             f"more, and rollout.kv_cache_gib leaves {self.tokens * self.bytes_per_token / _GIB:.3g}: raise it, or "
             "lower sampling.max_tokens"
         )
+
+
+def layer_configs(config: Any) -> list[Any]:
+    """The config as it holds for each layer: in some models, such as Gemma 4, the head size differs."""
+    if getattr(config, "is_heterogeneous", False):
+        return [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
+    return [config] * int(config.num_hidden_layers)
 
 
 def _numbers_per_token(config: Any) -> int:

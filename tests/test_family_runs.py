@@ -1,0 +1,53 @@
+"""Whole runs of `hone train` with architectures that differ from the tiny model's."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from transformers import AutoTokenizer
+
+from hone.base import jsonl
+from hone.model.tiny import create
+from hone.recipe.sections.model import TinyConfig
+from tests.tiny_families import make
+
+RECIPE = """
+name: run
+model: {{path: {folder}/model, dtype: {dtype}}}
+task: {{name: knights, people: [2], quiz: brief, names: 4, train: 60, validation: 10, test: 20, repeats: true}}
+prompt: {{style: raw, system: "", template: "{{user}}\\n"}}
+stage: rl
+steps: 2
+prompts_per_step: 2
+samples_per_prompt: 3
+sampling: {{max_tokens: 16}}
+lora: {lora}
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("family", "dtype", "lora"),
+    [
+        ("qwen3-moe", "float32", "null"),
+        ("qwen3-moe", "bfloat16", "null"),
+        ("gpt-oss", "float32", "{rank: 2}"),
+        ("gemma3", "float32", "{rank: 2}"),
+        ("deepseek-v3", "float32", "null"),
+    ],
+)
+def test_a_run(family: str, dtype: str, lora: str, tmp_path: Path) -> None:
+    create(tmp_path / "tiny", TinyConfig(vocab_size=300), ["Zoey is a knight."] * 3, seed=0)
+    make(family, tmp_path / "model")
+    AutoTokenizer.from_pretrained(tmp_path / "tiny").save_pretrained(tmp_path / "model")
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=tmp_path, dtype=dtype, lora=lora))
+    command = [sys.executable, "-m", "hone", "train", str(tmp_path / "recipe.yaml"), f"runs={tmp_path}/runs"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    rows = jsonl.read(tmp_path / "runs" / "run" / "metrics.jsonl")
+    assert len(rows) == 2
+    # At the first update on a batch the policy is the sampler's.
+    assert max(row["mismatch/max"] for row in rows) < (1e-4 if dtype == "float32" else 0.2)
