@@ -5,7 +5,8 @@
     .venv/bin/python benchmarks/fuzz.py --countdown 2000   # also: countdown against an exhaustive solver
 
 Half of the completions are mutated from right ones, half built from fragments that parsers look for; one in fifty is
-repeated to 100 kB. A limit that was passed is tried again: only what is slow three times counts.
+100 000 characters long, mostly by repetition. A limit that was passed is tried again: only what is slow three times
+counts.
 """
 
 from __future__ import annotations
@@ -71,7 +72,20 @@ FRAGMENTS = (
         "\t",
     ),
     *("1", "12", "1,234.5", "-7", "9" * 30, "1/2", "(", ")", "+", "-", "*", "/", "**", "=", ".", ",", "$", "%", "e9"),
-    *("\u0301", "\u200b", "\u4e2d", "\u0438", "\U0001d7d9", "\uff11", "\u2212", "\ufdfa", "\x00", "\u2028", "\u0130"),
+    *("\u0301", "\u200b", "\u4e2d", "\u0438", "\U0001d7d9", "\uff11", "\u2212", "\ufdfa", "\x00", "\u2028"),
+    # Letters that match [a-z] where case is ignored, and where words are read in any case.
+    *(
+        "\u0130",
+        "\u0131",
+        "\u017f",
+        "\u212a",
+        " Sep 5",
+        "\u017fep ",
+        " 1:03 PM",
+        "x + ",
+        "thirty-\u017fix",
+        " m\u0131les",
+    ),
     *("Assistant:", "<|im_end|>", "\\frac{1}{2}", "\\text{", "'", '"', "\\", "&", "\r\n", "this is thinking process"),
 )
 
@@ -166,8 +180,17 @@ def completions(rng: random.Random, seeds: list[str]) -> Iterator[str]:
             else "".join(rng.choices(FRAGMENTS, k=rng.randint(0, 30)))
         )
         if rng.random() < 0.02 and text:
-            text = (text * (LONG // len(text) + 1))[:LONG]
+            text = varied(rng) if rng.random() < 0.2 else (text * (LONG // len(text) + 1))[:LONG]
         yield text
+
+
+def varied(rng: random.Random) -> str:
+    """A long text in which little occurs twice: numbers one after the other, or the characters of a script."""
+    if rng.random() < 0.5:
+        first = rng.randrange(10**5)
+        return rng.choice((" ", ", ", "\n#### ", "+", " \u2212")).join(map(str, range(first, first + LONG // 6)))[:LONG]
+    first = rng.randrange(0x80, 0xD000)
+    return "".join(chr(rng.randrange(first, min(first + 10_000, 0xD800))) for _ in range(LONG))
 
 
 def mutated(rng: random.Random, text: str) -> str:

@@ -27,7 +27,7 @@ from hone.grade.answers import equivalent
 from hone.grade.maths import Maths
 
 ROOT = Path(__file__).resolve().parent.parent
-PAIRS = ROOT / "tests" / "verify" / "maths_pairs.tsv"
+PAIRS = ROOT / "tests" / "grade" / "maths_pairs.tsv"
 
 Row = dict[str, str]
 

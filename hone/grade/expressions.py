@@ -42,7 +42,8 @@ _OPERAND = rf"-?(?:\d[\d,]{{0,30}}(?:\.\d{{1,30}})?[a-zA-Z]?|[a-zA-Z])(?![A-Za-z
 _PLAIN_FORMULA = rf"(?<![A-Za-z\d_\\.'’]){_OPERAND}(?: ?[-+*/=] ?{_OPERAND}){{1,30}}"
 
 _EXPRESSION = re.compile(
-    rf"(?P<date>{DATE})|(?P<time>{TIME})|(?P<latex>{_LATEX})|(?P<formula>{_PLAIN_FORMULA})|(?P<number>{_NUMBER})",
+    # In any case, [A-Z] matches four other letters too (İ, ı, ſ and the Kelvin sign): none of a formula.
+    rf"(?P<date>{DATE})|(?P<time>{TIME})|(?P<latex>{_LATEX})|(?P<formula>(?-i:{_PLAIN_FORMULA}))|(?P<number>{_NUMBER})",
     re.IGNORECASE,
 )
 _COUNTS = sorted(set(NUMBER_WORDS) - {"one"}, key=len, reverse=True)  # "this one" is not a number

@@ -90,7 +90,8 @@ def read_kind(text: str) -> Kind | None:
     for pattern in _DATES:
         match = pattern.fullmatch(plain)
         if match:
-            month = next(i for i, name in enumerate(_MONTHS, 1) if name.startswith(match["month"][:3].lower()))
+            short = match["month"][:3].casefold()  # "ſep" matches in any case
+            month = next(i for i, name in enumerate(_MONTHS, 1) if name.startswith(short))
             return Date(month, *(int(match[part]) if match[part] else None for part in ("day", "year")))
     return _ratio(text)
 

@@ -15,7 +15,6 @@ with gold answers can be trained; the obvious shortcut is to write the answer in
 from __future__ import annotations
 
 import math
-import re
 import unicodedata
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
@@ -159,7 +158,9 @@ def leaks(context: str, gold: str) -> bool:
     text, plain_gold = _visible(context), _visible(gold)
     value = number(plain_gold)
     if value is not None:
-        return any(number(written) == value for written in set(written_numbers(text)))
+        digits = _significant("".join(plain_gold.split()))
+        candidates = {written for written in written_numbers(text) if _significant(written) == digits}
+        return any(number(written) == value for written in candidates)
     words = plain_gold.split()
     if not words:
         return False
@@ -167,6 +168,14 @@ def leaks(context: str, gold: str) -> bool:
         text, words = text.casefold(), plain_gold.casefold().split()
     plain, needle = " ".join(text.split()), " ".join(words)
     return _stands_in(plain, needle)
+
+
+_NOT_DIGITS = str.maketrans("", "", "$%+-\u2212,.")
+
+
+def _significant(written: str) -> str:
+    """The digits of a number without the zeros at its ends: numbers of equal value have the same."""
+    return written.translate(_NOT_DIGITS).strip("0")
 
 
 def _stands_in(text: str, needle: str) -> bool:
@@ -189,12 +198,7 @@ def _visible(text: str) -> str:
     """
     if text.isascii():
         return text
-    plain = {c: p for c in set(text) if not c.isascii() and (p := _plain(c)) != c}
-    if not plain:
-        return text
-    if 8 * sum(map(text.count, plain)) < len(text):  # a few: `translate` looks up every character
-        return re.sub(f"[{re.escape(''.join(plain))}]", lambda match: plain[match[0]], text)
-    return text.translate({ord(c): p for c, p in plain.items()})
+    return text.translate({ord(c): c if c.isascii() else _plain(c) for c in set(text)})
 
 
 def _plain(character: str) -> str:

@@ -102,6 +102,15 @@ def test_any_text_is_read(text):
         assert extract(text) is not None
 
 
+@pytest.mark.parametrize("text", ["\u0130+\u0130", "so \u017f = \u212a", "on \u017fep 5", "5 of \u017fept, 2\u0131+3"])
+def test_letters_that_match_in_any_case_are_no_letters_of_a_formula(text):
+    """Where case is ignored, [a-z] matches four letters more; reading them once raised StopIteration."""
+    for wrapped in (text, f"The answer is {text}.", f"\\boxed{{{text}}}", f"<answer>{text}</answer>"):
+        extract(wrapped)
+        extract(wrapped, strict=True)
+    assert extract("3 of 5, or \u0130+\u0130") == "5"
+
+
 REPEATED = (
     *("\\boxed{", "}", "#### ", "Answer: ", "the answer is ", "<answer>", "$", "1", "\\(", "\\boxed{2} "),
     *("\\boxed{2}, ", "$5 ", "1,", "10:", "x+", "-", "\\sqrt", "\\frac{", "\n", "and ", "may ", "three "),
