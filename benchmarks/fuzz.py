@@ -190,7 +190,7 @@ def varied(rng: random.Random) -> str:
         first = rng.randrange(10**5)
         return rng.choice((" ", ", ", "\n#### ", "+", " \u2212")).join(map(str, range(first, first + LONG // 6)))[:LONG]
     first = rng.randrange(0x80, 0xD000)
-    return "".join(chr(rng.randrange(first, min(first + 10_000, 0xD800))) for _ in range(LONG))
+    return "".join(chr(rng.randrange(first, min(first + 3000, 0xD800))) for _ in range(LONG))
 
 
 def mutated(rng: random.Random, text: str) -> str:
