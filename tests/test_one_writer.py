@@ -84,6 +84,11 @@ def bits(run: Path) -> dict[str, bytes]:
     return {name: p.read_bytes() for name, p in named.items() if not name.startswith(("checkpoints", "earlier"))}
 
 
+def checked_and_run(loaded: Any, resume: bool = False) -> Path:
+    """As `hone train` and `hone.train` do."""
+    return pipeline.run(loaded, resume, pipeline.checked(loaded, resume))
+
+
 def everything(folder: Path) -> dict[str, bytes]:
     return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
 
@@ -217,13 +222,13 @@ def test_a_start_that_fails_leaves_a_finished_run_where_it_was(
     (copied / "rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 20)
     before = everything(copied / "runs")
     with pytest.raises(UserError, match=message):
-        pipeline.run(recipe(copied, *overrides))
+        checked_and_run(recipe(copied, *overrides))
     assert everything(copied / "runs") == before
 
 
 def test_a_first_start_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="train split"):
-        pipeline.run(recipe(tmp_path, "task.train=0"))
+        checked_and_run(recipe(tmp_path, "task.train=0"))
     assert not (tmp_path / "runs").exists()
 
 

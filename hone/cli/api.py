@@ -110,7 +110,6 @@ def train(
     """
     from hone import launch
     from hone.base import device
-    from hone.preflight.check.preflight import before_training
     from hone.recipe.load import load
     from hone.recipe.recipe import stages
     from hone.stages import pipeline
@@ -124,7 +123,7 @@ def train(
     if not launch.alone(stages(loaded)):
         raise UserError("hone.train runs in this process alone; start several with `hone train` on the command line")
     with keeping():
-        findings = before_training(loaded)
+        findings = pipeline.checked(loaded, resume)
         return TrainedRun(pipeline.run(loaded, resume=resume, findings=findings))
 
 

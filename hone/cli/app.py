@@ -176,24 +176,18 @@ def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool) -> No
     alone = launch.alone(stages(loaded))
     if alone:
         launch.check_restarts(resume)
-    with keeping() as kept:
-        findings: list[dict[str, str]] = []
-        if not silent():  # once for all processes of a run
-            from hone.preflight.check.preflight import before_training
+    from hone.stages import pipeline
 
-            findings = before_training(loaded)
+    with keeping() as kept:
+        findings = [] if silent() else pipeline.checked(loaded, resume)  # once for all processes of a run
         if not alone:
             kept.clear()  # this process only waits for the training processes
             folder, arguments = Path(loaded.runs) / loaded.name, ("train", recipe, *overrides)
 
             def anything_left() -> bool:
-                from hone.stages import pipeline
-
                 return pipeline.prepared(loaded, folder, resume) is not None
 
             raise typer.Exit(launch.start(stages(loaded), folder, arguments, resume, anything_left) or 0)
-        from hone.stages import pipeline
-
         pipeline.run(loaded, resume=resume, findings=findings)
 
 

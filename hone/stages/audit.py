@@ -136,7 +136,8 @@ def _draws(recipe: Recipe, ledger: Rows, metrics: Rows) -> dict[tuple[int, int],
 
 def _examples(recipe: Recipe, folder: Path, steps: int) -> dict[tuple[int, int], list[str]]:
     """What supervised training draws."""
-    from hone.stages.examples import draw, examples
+    from hone.learn.examples import examples
+    from hone.stages.examples import draw
 
     found = examples(recipe, make_task(recipe.task, recipe.seed), folder).train
     count = recipe.sft.examples_per_step

@@ -9,18 +9,18 @@ of problems that are not trained on: of the task's validation split, or of those
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from hone.base import sealed, streams
+from hone.base import streams
 from hone.base.progress import Clock
 from hone.base.settings import UserError
 from hone.base.world import World
 from hone.environments.demonstrate import demonstrated
 from hone.environments.make import make_episodes
 from hone.environments.play import Episodes
+from hone.learn.examples import examples
 from hone.learn.policy import Policy, Trainable
 from hone.learn.reduce import token_weights
 from hone.learn.samples import supervised_sample
@@ -29,28 +29,13 @@ from hone.model.lora import coverage
 from hone.preflight.plan.rehearse import rehearse_examples
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig
-from hone.recipe.stages import beside
 from hone.rollout.exactness import check_policy
 from hone.rollout.prompts import Renderer
 from hone.runs.run import Run
 from hone.stages.guard import guard
 from hone.stages.signals import make_packer
 from hone.tasks import make_task
-from hone.tasks.base import Task, TracedTask
-from hone.tasks.rows.pairs import key_of, read_pairs, split
-from hone.tasks.rows.task import canonical
-from hone.types import Example, MicroBatch, Problem, Sample, Split
-
-HELD_OUT: tuple[Split, ...] = ("validation", "test")
-
-
-@dataclass(frozen=True)
-class Examples:
-    """What is learned, and what is only measured."""
-
-    train: list[Example]
-    validation: list[Example]
-    report: tuple[str, ...] = ()  # what was left out, one line per fact
+from hone.types import Example, MicroBatch, Sample
 
 
 def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
@@ -116,62 +101,6 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
 
 
 # --- examples ---------------------------------------------------------------------------------------------------------
-
-
-def examples(recipe: Recipe, task: Task, folder: Path) -> Examples:
-    """Of the task or of `sft.data`. Raises UserError if there are none."""
-    if recipe.sft.data is not None:
-        return of_dataset(recipe, task, beside(recipe.sft.data, folder, "dataset.jsonl"))
-    if not isinstance(task, TracedTask):
-        raise UserError(
-            f"task {task.name} writes no worked answers to learn from; stage: sft needs a task that does, or sft.data"
-        )
-    validation = task.problems("validation") if recipe.sft.validate_every else ()
-    if recipe.sft.validate_every and not validation:
-        raise UserError(f"sft.validate_every: the validation split of task {task.name} is empty; give it a size, or 0")
-    return Examples(
-        traces(recipe, task, task.problems("train"), recipe.sft.examples, stream="styles"),
-        traces(recipe, task, validation, len(validation), stream="validation styles"),
-    )
-
-
-def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count: int, stream: str) -> list[Example]:
-    """Problems, in turn, each with a trace in a style drawn by its share."""
-    styles = list(recipe.sft.styles)
-    shares = np.asarray([recipe.sft.styles[s] for s in styles])
-    chosen = streams.generator(stream, seed=recipe.seed).choice(len(styles), size=count, p=shares / shares.sum())
-    return [
-        task.trace(problems[i % len(problems)], styles[style], seed=streams.trace(recipe.seed, i))
-        for i, style in enumerate(chosen.tolist())
-    ]
-
-
-def of_dataset(recipe: Recipe, task: Task, source: str) -> Examples:
-    """Its own validation split if it has one, else problems held out from the rest; none that evaluation will ask."""
-    sealed.require_file(Path(source).parent, Path(source).name)  # of an earlier stage
-    found = read_pairs(source)
-    pool, held_out = [*found.get("train", ()), *found.get("all", ())], found.get("validation", [])
-    later = [problem for name in HELD_OUT for problem in task.problems(name)]
-    asked = {form for problem in later for form in (canonical(problem), key_of(problem))}
-    clean = [pair for pair in pool if key_of(pair.problem) not in asked]
-    if not clean:
-        raise UserError(
-            f"sft.data: {source} has no rows to train on; {len(pool)} are in splits that are not trained on"
-        )
-    lines = []
-    if len(clean) < len(pool):
-        more = f"{len(pool) - len(clean)} of {len(pool)} examples left out"
-        lines.append(f"{more}: their questions are in the validation or test split of task {task.name}")
-    if held_out:
-        known = {key_of(pair.problem) for pair in held_out}
-        train = [pair for pair in clean if key_of(pair.problem) not in known]
-    else:
-        train, held_out = split(clean, recipe.sft.validation)
-    problems = [len({key_of(pair.problem) for pair in part}) for part in (train, held_out)]
-    lines.append(
-        f"{len(train)} examples of {problems[0]} problems to train on, {len(held_out)} of {problems[1]} held out"
-    )
-    return Examples(train, held_out, tuple(lines))
 
 
 def to_samples(example: Example, episodes: Episodes) -> list[Sample]:

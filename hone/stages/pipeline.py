@@ -15,13 +15,14 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from hone.base import checksums, jsonl, sealed, streams
 from hone.base.aside import reopen, set_aside
 from hone.base.stop import Interrupted, Preempted
 from hone.base.world import ALONE, World
 from hone.model import tiny
+from hone.preflight.check.preflight import before_training
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.recipe import Pipeline, Recipe, resolved, stages_of
 from hone.recipe.stages import MODELLESS, beside
@@ -33,11 +34,7 @@ from hone.runs.sinks import check_installed, copying
 from hone.stages import examples as sft
 from hone.stages import generate as distil
 from hone.stages import loop as rl
-from hone.stages.ready import ready
-from hone.stages.resume import Todo, fill_defaults, outlook
-
-if TYPE_CHECKING:
-    pass
+from hone.stages.resume import Todo, complete_stages, fill_defaults, outlook
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}
 
@@ -71,6 +68,17 @@ def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapp
     return folder
 
 
+def checked(recipe: Recipe | Pipeline, resume: bool = False) -> list[dict[str, str]]:
+    """The findings of the preflight, which stands before `run` and touches nothing.
+
+    With `resume` the stages that are complete are passed over, except for the last, which may go on.
+    Raises UserError for what makes the run impossible.
+    """
+    stages = stages_of(recipe)
+    done = len(complete_stages(stages, Path(recipe.runs) / recipe.name)) if resume else 0
+    return before_training(recipe, min(done, len(stages) - 1))
+
+
 def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Path, world: World) -> None:
     """One stage of the run in `folder`."""
     # A stage that comes first, or alone, has the base of the whole run.
@@ -85,7 +93,7 @@ def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Pat
 def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
     """Make the run folder ready: how many stages are done already, or None if the run is finished.
 
-    Whatever can be refused is refused before anything is touched.
+    Settings with which it cannot go on are refused before anything is touched, as `checked` does with the rest.
     """
     todo = prepared(recipe, folder, resume)
     if todo is None:
@@ -116,14 +124,12 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
 def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | None:
     """What there is to do in a run folder, which is only looked at; None if the run is finished, which is said.
 
-    Raises UserError for what can be known to fail, and for settings with which a run cannot go on.
+    Raises UserError for settings with which a run cannot go on.
     """
     todo = outlook(stages_of(recipe), folder) if resume else Todo(0)
     if todo is None:
         print(f"{folder} is finished; more steps (steps=...) extend it. Without --resume it is set aside and trained "
               "anew", file=sys.stderr)  # fmt: skip
-    else:
-        ready(recipe, folder, todo.done)
     return todo
 
 

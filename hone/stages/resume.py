@@ -44,6 +44,11 @@ def complete(stage: Recipe, folder: Path) -> bool:
     return (folder / (DATASET if stage.stage == "generate" else "model")).exists()
 
 
+def complete_stages(stages: Stages, folder: Path) -> list[tuple[Recipe, Path]]:
+    """The first stages, as many as are complete in the folder of a run."""
+    return list(takewhile(lambda s: complete(s[0], folder / s[1]), stages))
+
+
 def outlook(stages: Stages, folder: Path) -> Todo | None:
     """What there is to do, None if nothing is. Nothing is touched.
 
@@ -51,7 +56,7 @@ def outlook(stages: Stages, folder: Path) -> Todo | None:
     """
     if (folder / "results.json").exists():  # without it the last stage is looked at, and it is written again
         sealed.require_file(folder, "results.json")
-    done = list(takewhile(lambda s: complete(s[0], folder / s[1]), stages))
+    done = complete_stages(stages, folder)
     for stage, sub in done[:-1] if len(done) == len(stages) else done:
         check_unchanged(stage, folder / sub)
     if len(done) < len(stages):

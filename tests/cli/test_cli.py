@@ -29,8 +29,6 @@ def folder(tmp_path, monkeypatch):
 
 @pytest.fixture
 def run(monkeypatch, capsys):
-    stand_in(monkeypatch, "hone.preflight.check.preflight", before_training=lambda recipe: [])
-
     def run(*arguments: str) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["hone", *arguments])
         with pytest.raises(SystemExit) as ended:
@@ -49,6 +47,10 @@ def stand_in(monkeypatch, module: str, **functions) -> None:
     monkeypatch.setattr(importlib.import_module(parent), name, fake, raising=False)
 
 
+def stand_in_pipeline(monkeypatch, run) -> None:
+    stand_in(monkeypatch, "hone.stages.pipeline", checked=lambda recipe, resume: [], run=run)
+
+
 # --- train -----------------------------------------------------------------------------------------------------------
 
 
@@ -62,11 +64,7 @@ def stand_in(monkeypatch, module: str, **functions) -> None:
 )
 def test_train_hands_over_the_recipe(folder, run, monkeypatch, arguments, expected):
     calls = []
-    stand_in(
-        monkeypatch,
-        "hone.stages.pipeline",
-        run=lambda recipe, resume, findings: calls.append(("run", recipe.steps, resume)),
-    )
+    stand_in_pipeline(monkeypatch, lambda recipe, resume, findings: calls.append(("run", recipe.steps, resume)))
     stand_in(
         monkeypatch, "hone.preflight.check.run", dry_run=lambda recipe: calls.append(("dry_run", recipe.steps)) or 0
     )
@@ -75,7 +73,7 @@ def test_train_hands_over_the_recipe(folder, run, monkeypatch, arguments, expect
 
 
 def test_a_wrong_recipe_is_one_line_and_starts_nothing(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.stages.pipeline", run=None)  # calling it would raise
+    stand_in_pipeline(monkeypatch, None)  # calling it would raise
     assert run("train", "r.yaml", "stpes=7") == (
         2,
         "",
@@ -84,7 +82,7 @@ def test_a_wrong_recipe_is_one_line_and_starts_nothing(folder, run, monkeypatch)
 
 
 def test_notices_go_to_stderr(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.stages.pipeline", run=lambda recipe, resume, findings: None)
+    stand_in_pipeline(monkeypatch, lambda recipe, resume, findings: None)
     code, out, error = run("train", "r.yaml", "algo.updates_per_rollout=1")
     assert (code, out) == (0, "")
     assert error.startswith("note: algo.updates_per_rollout is 1")
@@ -98,7 +96,7 @@ def ends_with(error: BaseException):
 
 
 def test_ctrl_c_is_130(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.stages.pipeline", run=ends_with(KeyboardInterrupt()))
+    stand_in_pipeline(monkeypatch, ends_with(KeyboardInterrupt()))
     handler = signal.getsignal(signal.SIGINT)
     try:
         assert run("train", "r.yaml")[0] == 130
@@ -107,7 +105,7 @@ def test_ctrl_c_is_130(folder, run, monkeypatch):
 
 
 def test_our_own_faults_keep_their_traceback(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.stages.pipeline", run=ends_with(ZeroDivisionError("ours")))
+    stand_in_pipeline(monkeypatch, ends_with(ZeroDivisionError("ours")))
     with pytest.raises(ZeroDivisionError, match="ours"):
         run("train", "r.yaml")
 
@@ -202,7 +200,7 @@ def test_config_show_prints_every_value(folder, run):
 
 
 def test_explain_prints_every_stage_and_starts_nothing(folder, run, monkeypatch):
-    stand_in(monkeypatch, "hone.stages.pipeline", run=None)  # calling it would raise
+    stand_in_pipeline(monkeypatch, None)  # calling it would raise
     code, out, error = run("explain", "r.yaml", "algo.clip_high=0.28", "algo.correction.cap=3.0")
     assert (code, error) == (0, "")
     assert out.startswith("stage x: reinforcement learning, 100 steps\n")

@@ -11,6 +11,8 @@ from hone.base import jsonl
 from hone.base.settings import UserError
 from hone.cli.app import app
 from hone.preflight.check import preflight
+from hone.recipe.load import load
+from hone.stages import pipeline
 from hone.tasks import keeping, make_task
 from hone.tasks.knights.task import KnightsConfig
 
@@ -70,10 +72,13 @@ VERBS = {"train": ["train"], "dry run": ["train", "--dry-run"], "check": ["check
         ("task.test=0", "the test split is empty; give it a size"),
         ("curriculum.kind=adaptive", "the training problems have one level only; use uniform"),
         ("sampling.max_tokens=2040", "are more than the 2048 positions of the model; set sampling.max_tokens to"),
+        ("rollout.engine=vllm rollout.vllm.url=http://127.0.0.1:9", "no usable server"),
+        ("stage=sft sft.data=nowhere.jsonl", "nowhere.jsonl"),
+        ("stage=distil teacher=no/where", "no/where"),
     ],
 )
 def test_what_a_run_cannot_do_is_said_by_all_three(folder, verb, override, message):
-    code, said = outcome(VERBS[verb], override)
+    code, said = outcome(VERBS[verb], *override.split())
     assert message in " ".join(said.split())
     assert code == (2 if verb == "train" else 1)
     assert not Path("runs").exists()
@@ -97,6 +102,23 @@ def test_a_faulty_reward_is_found_before_anything_starts(folder, verb, function,
     assert message in said
     assert code == 2
     assert not Path("runs").exists()
+
+
+def test_on_resume_the_stages_that_are_complete_are_passed_over(folder):
+    stages = "stages:\n- {name: warmup, stage: sft, sft: {data: nowhere.jsonl}}\n- name: rl\n  stage: rl\n"
+    head, own = RECIPE.split("prompts_per_step")
+    Path("two.yaml").write_text(
+        head + stages + "".join(f"  {line}\n" for line in f"prompts_per_step{own}".splitlines())
+    )
+    Path("runs/small/warmup/model").mkdir(parents=True)
+    with pytest.raises(UserError, match=r"examples: nowhere\.jsonl"):
+        pipeline.checked(load("two.yaml"))
+    findings = pipeline.checked(load("two.yaml"), resume=True)
+    assert [finding["level"] for finding in findings if finding["name"] == "examples"] == []
+
+
+def test_each_check_stands_in_the_list_once():
+    assert len({check.name for check in preflight.CHECKS}) == len({check.run for check in preflight.CHECKS}) == 16
 
 
 def test_an_earlier_run_stays_where_it_is(folder):

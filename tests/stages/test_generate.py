@@ -13,6 +13,7 @@ import pytest
 
 from hone.base import jsonl
 from hone.base.settings import ConfigError, UserError
+from hone.learn.examples import examples, of_dataset
 from hone.preflight.check.run import dry_run
 from hone.recipe.explain import explain
 from hone.recipe.load import load
@@ -323,7 +324,7 @@ def test_training_data_never_holds_what_is_evaluated(tmp_path: Path) -> None:
         {"prompt": p.messages[-1]["content"], "completion": "0"} for s in ("train", "test") for p in task.problems(s)
     ]
     jsonl.write(tmp_path / "data.jsonl", rows)
-    found = sft.of_dataset(recipe, task, str(tmp_path / "data.jsonl"))
+    found = of_dataset(recipe, task, str(tmp_path / "data.jsonl"))
     asked = {p.messages[-1]["content"] for p in task.problems("test")}
     trained = {e.problem.messages[-1]["content"] for e in found.train}
     assert trained
@@ -344,7 +345,7 @@ def test_validation_of_traces(whole: Path, tmp_path: Path) -> None:
     recipe = load(write_recipe(tmp_path), ["stages.teacher.sft.validate_every=25", "stages.teacher.sft.examples=480"])
     stage = recipe.stages[0].model_copy(update={"runs": str(tmp_path)})
     task = make_task(stage.task, stage.seed)
-    found = sft.examples(stage, task, tmp_path)
+    found = examples(stage, task, tmp_path)
     assert [e.problem.id for e in found.validation] == [p.id for p in task.problems("validation")]
     run = pipeline.run(stage)
     rows = jsonl.read(run / "metrics.jsonl")

@@ -19,7 +19,7 @@ from hone.recipe.recipe import Recipe
 from hone.recipe.sections.rollout import RolloutConfig
 from hone.rollout.native import NativeEngine
 from hone.stages import audit as runs
-from hone.stages import pipeline, ready, stage
+from hone.stages import pipeline, stage
 from hone.stages.source import Prefetch, Sampled, Sampler
 
 RECIPE = """
@@ -75,7 +75,6 @@ def ahead(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
         return made[-1]
 
     monkeypatch.setattr(stage, "make_engine", make)
-    monkeypatch.setattr(ready, "check_server", lambda *_: None)
 
     def run(*overrides: str, resume: bool = False) -> tuple[Served, list[dict[str, Any]]]:
         folder = pipeline.run(load("recipe.yaml", overrides), resume=resume)

@@ -19,7 +19,8 @@ from hone.base.visible import visible
 from hone.environments.make import make_episodes
 from hone.preflight.check import base
 from hone.preflight.check.findings import Finding, distinct, lines
-from hone.preflight.check.preflight import Subject, preflight
+from hone.preflight.check.preflight import preflight
+from hone.preflight.check.subject import Subject
 from hone.recipe.explain_stages import teacher
 from hone.recipe.recipe import Pipeline, Recipe, stages_of
 from hone.rewards import make_reward
