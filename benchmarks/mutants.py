@@ -31,7 +31,7 @@ SECONDS = 3600  # for one module
 
 #: Module below hone/ -> the tests beside it.
 MODULES: dict[str, tuple[str, ...]] = {
-    "learn/advantages": ("tests/learn/test_advantages.py",),
+    "learn/advantages": ("tests/learn/test_advantages.py", "tests/learn/test_value.py"),
     "learn/losses": ("tests/learn/test_losses.py", "tests/learn/test_value.py"),
     "learn/kl": ("tests/learn/test_kl.py",),
     "learn/reduce": ("tests/learn/test_reduce.py",),
@@ -64,6 +64,8 @@ EQUIVALENT: dict[str, str] = {
     r"0 < sampling.top_k <= scores": "keeping all of them, in another order",
     r"samples.max\(\)\) \+ 2|len\(samples\) else 1": "a sum more, which no token reads",
     r"bincount\(samples, \)": "as long as the largest sample, which is the last",
+    r"strict=(None|False)\b|\bzip\(.*, \)": "a guard against lengths that differ, which were checked before",
+    r"(asarray|array|sum|zeros|astype)\(.*(dtype=None|, None|, |\bNone)\)": "float64 anyway, or float32 in the end",
 }
 
 CONFIG = """\

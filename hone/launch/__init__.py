@@ -43,7 +43,8 @@ def start(
     """Start the processes that the recipe configures, and wait for their end. `arguments`: of hone, without --resume.
 
     `anything_left` returns False if the run is finished, and raises UserError if it cannot succeed. It is called before
-    anything is written. The run folder is locked from then until the end; the workers share the lock.
+    anything is written. The run folder is locked from then until the end; workers that this process waits for share
+    the lock.
 
     Returns the exit code, or None if this process trains itself (see `alone`). Raises UserError if the processes cannot
     be started.
@@ -69,7 +70,8 @@ def start(
         from hone.launch import ray as way  # type: ignore[no-redef]
     else:
         from hone.launch import local as way  # type: ignore[no-redef]
-    with lock.held(folder, share=True):
+    # A job of Slurm outlives this process, whose environment sbatch hands on to it: it locks the run folder itself.
+    with lock.held(folder, share=config.kind != "slurm"):
         if not anything_left():
             return 0
         way.check(job)

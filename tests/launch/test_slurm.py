@@ -19,10 +19,14 @@ from pathlib import Path
 
 import pytest
 
+from hone import launch
 from hone.base.settings import UserError
 from hone.launch import slurm
 from hone.launch.job import Job
+from hone.recipe.load import load
+from hone.recipe.recipe import stages
 from hone.recipe.sections.launch import LaunchConfig, SlurmConfig
+from hone.runs import lock
 
 pytestmark = pytest.mark.skipif(not shutil.which("bash"), reason="the batch file is for bash")
 
@@ -285,3 +289,18 @@ def test_it_is_submitted(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
         UserError, match=r"sbatch refuses runs/mine/slurm.sbatch: .*: gpu. On a cluster without GPUs, .*slurm.gpus=0"
     ):
         slurm.run(job())
+
+
+def test_a_job_does_not_inherit_the_lock_of_the_process_that_submits_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """sbatch hands its environment on to the job, which begins when that process has ended and its lock is gone."""
+    (folder / "bin" / "sbatch").write_text("#!/bin/bash\nenv > submitted\necho Submitted batch job 77\n")
+    (folder / "bin" / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+    (folder / "r.yaml").write_text("name: sent\ntask: {name: knights, people: [2], train: 3}\n")
+    recipe = load("r.yaml", ["launch=slurm", "launch.slurm.gpus=0", "parallel.replicate=2"])
+    run = folder / "runs" / "sent"
+    assert launch.start(stages(recipe), run, ("train", "r.yaml"), False, lambda: lock.owner_of(run) is not None) == 0
+    assert lock.owner_of(run) is None
+    assert lock.SHARED not in (folder / "submitted").read_text()

@@ -121,6 +121,34 @@ def test_kl_in_the_reward_of_a_group_method() -> None:
     np.testing.assert_allclose(np.concatenate(result[0]), [0.3, 0.3, -0.3], atol=1e-6)
 
 
+def test_kl_in_the_loss_is_none_in_the_reward() -> None:
+    algo = AlgoConfig(advantage="dr_grpo", kl=KLConfig(coef=0.1, place="loss"))
+    result = group_advantages([np.array([1.0, 0.0])], [[2, 1]], algo, kl=[[np.array([1.0, 2.0]), np.array([-1.0])]])
+    np.testing.assert_allclose(np.concatenate(result[0]), [0.5, 0.5, -0.5])
+
+
+def test_kl_is_no_reason_to_learn_from_equal_rewards() -> None:
+    # The first group has equal rewards: 0, not +-0.7 from the penalties alone. The second, with coef 0.1: 0.9, -0.2,
+    # -0.3, mean 0.1333333, deviations 0.7666667, -0.3333333, -0.4333333, unbiased std 0.6658328.
+    algo = AlgoConfig(kl=KLConfig(coef=0.1, place="reward"))
+    rewards = [np.array([1.0, 1.0, NAN]), np.array([1.0, 0.0, 0.0])]
+    kl = [[np.array([k]) for k in group] for group in ([1.0, 2.0, 3.0], [1.0, 2.0, 3.0])]
+    result = group_advantages(rewards, [[1, 1, 1]] * 2, algo, kl=kl)
+    assert np.concatenate(result[0]).tolist() == [0.0, 0.0, 0.0]
+    np.testing.assert_allclose(np.concatenate(result[1]), [1.151440, -0.500626, -0.650814], atol=3e-6)
+
+
+def test_groups_bring_their_kl_and_their_sums_along() -> None:
+    algo = AlgoConfig(advantage="dr_grpo", kl=KLConfig(coef=0.1, place="reward"))
+    result = advantages([make_group([1.0, 0.0], [2, 1])], algo, [[np.array([1.0, 2.0]), np.array([-1.0])]])
+    np.testing.assert_allclose(np.concatenate(result[0]), [0.3, 0.3, -0.3], atol=1e-6)
+    calls: list[np.ndarray] = []
+    algo = AlgoConfig(advantage="reinforce_pp")
+    result = advantages([make_group([1.0, 0.0], [2, 1])], algo, None, lambda x: (calls.append(x), x)[1])
+    assert [x.shape for x in calls] == [(2,), (1,)]
+    assert {x.dtype for group in result for x in group} == {np.dtype(np.float32)}
+
+
 def test_kl_in_the_reward_needs_kl() -> None:
     algo = AlgoConfig(kl=KLConfig(coef=0.1, place="reward"))
     with pytest.raises(ValueError, match="reference log-probs"):
@@ -131,8 +159,14 @@ def test_gae_by_hand() -> None:
     # gamma 0.5, lambda 0.5, rewards [0, 1], values [0.4, 0.2]:
     # delta_1 = 1 - 0.2 = 0.8;  delta_0 = 0 + 0.5 * 0.2 - 0.4 = -0.3;  A_0 = -0.3 + 0.25 * 0.8 = -0.1
     np.testing.assert_allclose(gae(np.array([0.0, 1]), np.array([0.4, 0.2]), 0.5, 0.5), [-0.1, 0.8])
+    # Without a future, gamma 0: reward - value.
+    np.testing.assert_allclose(gae(np.array([0.0, 1]), np.array([0.4, 0.2]), 0.0, 0.0), [-0.4, 0.8])
     with pytest.raises(ValueError, match=r"lam is 1\.5"):
         gae(np.zeros(1), np.zeros(1), 1.0, 1.5)
+    with pytest.raises(ValueError, match=r"gae: gamma is -0\.5"):
+        gae(np.zeros(1), np.zeros(1), -0.5, 1.0)
+    with pytest.raises(ValueError, match=r"rewards \(3,\) and values \(2,\) must be the same"):
+        gae(np.zeros(3), np.zeros(2), 1.0, 1.0)
 
 
 def test_gae_with_lambda_one_is_return_minus_value() -> None:
@@ -231,7 +265,21 @@ def test_whitening_over_two_ranks_is_whitening_over_all() -> None:
 def test_an_empty_rank_takes_part_in_the_sums() -> None:
     calls: list[np.ndarray] = []
     group_advantages([], [], AlgoConfig(advantage="reinforce_pp"), global_sum=lambda x: (calls.append(x), x)[1])
-    assert len(calls) == 2
+    assert [x.tolist() for x in calls] == [[0.0, 0.0], [0.0]]
+
+
+def test_whitening_by_hand() -> None:
+    # [0, 2e-6]: mean 1e-6, std 1e-6, so +-1e-6 / (1e-6 + 1e-6). One value is its own mean.
+    np.testing.assert_allclose(whiten(np.array([0.0, 2e-6])), [-0.5, 0.5])
+    assert whiten(np.array([5.0])).tolist() == [0.0]
+
+
+@pytest.mark.filterwarnings("error")
+def test_nothing_is_centred_without_a_warning() -> None:
+    assert dr_grpo(np.zeros(0)).shape == rloo(np.zeros(0)).shape == (0,)
+    algo = AlgoConfig(advantage="reinforce_pp_baseline")
+    result = group_advantages([np.array([NAN, NAN]), np.array([1.0, 0.0])], [[1, 1], [1, 1]], algo)
+    np.testing.assert_allclose(np.concatenate([*result[0], *result[1]]), [0, 0, 1, -1], atol=3e-6)
 
 
 @pytest.mark.parametrize("name", [*GROUP_LEVEL])
@@ -247,6 +295,8 @@ def test_zero_variance() -> None:
     assert is_zero_variance(np.array([1.0, 1.0, 1.0]))
     assert is_zero_variance(np.array([1.0, NAN]))
     assert not is_zero_variance(np.array([1.0, 0.0, NAN]))
+    assert is_zero_variance(np.array([0.0, 0.9e-8]))
+    assert not is_zero_variance(np.array([0.0, 1e-8]))
 
 
 def test_inputs_are_checked() -> None:

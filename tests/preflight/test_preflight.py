@@ -48,6 +48,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("recipe.yaml").write_text(RECIPE)
     Path("mine.py").write_text(FUNCTIONS)
+    Path("odd.jsonl").write_text('{"other": 1}\n')
     return tmp_path
 
 
@@ -70,10 +71,11 @@ VERBS = {"train": ["train"], "dry run": ["train", "--dry-run"], "check": ["check
         ("runs=mine.py", "mine.py is a file, and the run folder would be"),
         ("rollout.engine=sglang", "has no sglang; install it there"),
         ("task.test=0", "the test split is empty; give it a size"),
+        ("task.train=0", "the train split is empty; give it a size, e.g. task.train=1000"),
         ("curriculum.kind=adaptive", "the training problems have one level only; use uniform"),
         ("sampling.max_tokens=2040", "are more than the 2048 positions of the model; set sampling.max_tokens to"),
         ("rollout.engine=vllm rollout.vllm.url=http://127.0.0.1:9", "no usable server"),
-        ("stage=sft sft.data=nowhere.jsonl", "nowhere.jsonl"),
+        ("stage=sft sft.data=odd.jsonl", "odd.jsonl"),
         ("stage=distil teacher=no/where", "no/where"),
     ],
 )
@@ -105,13 +107,13 @@ def test_a_faulty_reward_is_found_before_anything_starts(folder, verb, function,
 
 
 def test_on_resume_the_stages_that_are_complete_are_passed_over(folder):
-    stages = "stages:\n- {name: warmup, stage: sft, sft: {data: nowhere.jsonl}}\n- name: rl\n  stage: rl\n"
+    stages = "stages:\n- {name: warmup, stage: sft, sft: {data: odd.jsonl}}\n- name: rl\n  stage: rl\n"
     head, own = RECIPE.split("prompts_per_step")
     Path("two.yaml").write_text(
         head + stages + "".join(f"  {line}\n" for line in f"prompts_per_step{own}".splitlines())
     )
     Path("runs/small/warmup/model").mkdir(parents=True)
-    with pytest.raises(UserError, match=r"examples: nowhere\.jsonl"):
+    with pytest.raises(UserError, match=r"examples: .*odd\.jsonl"):
         pipeline.checked(load("two.yaml"))
     findings = pipeline.checked(load("two.yaml"), resume=True)
     assert [finding["level"] for finding in findings if finding["name"] == "examples"] == []

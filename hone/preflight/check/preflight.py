@@ -83,6 +83,8 @@ def _preflight(recipe: Recipe | Pipeline, main: Subject | None, done: int, secon
     blocking: list[Finding] = []
     for check in CHECKS:
         for subject in subjects:
+            if not check.blocking and not subject.task.problems("train"):
+                continue  # `splits` says so; there is nothing to look at
             if subject.stage.stage in check.kinds and (check.every or subject is main):
                 found = list(check.run(subject))
                 findings += found
