@@ -10,7 +10,7 @@ and the parts for a loop of your own: see docs/python.md. A name is imported whe
 
 from typing import TYPE_CHECKING, Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 if TYPE_CHECKING:
     from hone.cli.api import TrainedRun as TrainedRun

@@ -36,3 +36,17 @@ def test_the_commands_of_the_tutorials(tmp_path: Path) -> None:
                 (tmp_path / match[1]).write_text(text, encoding="utf-8")
     summary = (tmp_path / "runs" / "puzzles" / "metrics.jsonl").read_text().splitlines()
     assert len(summary) == 30
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1500)
+def test_the_notebook_runs_from_top_to_bottom(tmp_path: Path) -> None:
+    import nbformat
+    from nbclient import NotebookClient
+
+    notebook = nbformat.read(TUTORIALS / "notebook.ipynb", as_version=4)
+    nbformat.validate(notebook)
+    client = NotebookClient(notebook, timeout=1400, resources={"metadata": {"path": str(tmp_path)}})
+    client.execute()
+    printed = "".join(output.get("text", "") for cell in notebook.cells for output in cell.get("outputs", ()))
+    assert "6 steps, right and short" in printed
