@@ -116,6 +116,8 @@ def _required(wheel: Path) -> Iterator[metadata.Distribution]:
 def test_everything_is_inside(installed: Installed) -> None:
     names = set(zipfile.ZipFile(installed.wheel).namelist())
     assert {"hone/py.typed", "hone/rollout/native/decode.cpp", "hone/recipes/demo/recipe.yaml"} <= names
+    page = {"index.html", "app.js", "frame.css", "uPlot.js", "uPlot.LICENSE"}
+    assert {f"hone/report/live/static/{name}" for name in page} <= names
     tracked = {
         str(p.relative_to(ROOT)) for p in (ROOT / "hone").rglob("*") if p.is_file() and "__pycache__" not in p.parts
     }

@@ -8,6 +8,7 @@ with 75. A traceback is a bug in hone.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 from pathlib import Path
@@ -19,6 +20,7 @@ import hone
 from hone.base import terminal
 from hone.base.visible import visible
 from hone.cli.data import STYLE, Overrides, data
+from hone.cli.runs import runs
 
 if TYPE_CHECKING:
     from hone.recipe.recipe import Pipeline, Recipe
@@ -31,7 +33,6 @@ app = typer.Typer(
 config = typer.Typer(help="Show recipes.", **STYLE)  # type: ignore[arg-type]
 app.add_typer(data, name="data")
 app.add_typer(config, name="config")
-runs = typer.Typer(help="List, check and clean up runs.", **STYLE)  # type: ignore[arg-type]
 app.add_typer(runs, name="runs")
 
 Target = Annotated[
@@ -147,6 +148,7 @@ def train(
     reward: RewardOption = None,
     steps: StepsOption = None,
     device: DeviceOption = None,
+    view: Annotated[bool, typer.Option("--view", help="Show the run in a browser while it trains.")] = False,
 ) -> None:
     """Run all stages of a recipe and write its run folder.
 
@@ -156,10 +158,10 @@ def train(
     from hone.cli.start import Choices, train_arguments
 
     target, settings = train_arguments(recipe, overrides or (), Choices(model, data, reward, steps, device))
-    _train(target, settings, resume, dry_run)
+    _train(target, settings, resume, dry_run, view)
 
 
-def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool) -> None:
+def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool, view: bool) -> None:
     from hone import launch
     from hone.launch.job import follow_parent, silent
     from hone.recipe.recipe import stages
@@ -178,11 +180,16 @@ def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool) -> No
         launch.check_restarts(resume)
     from hone.stages import pipeline
 
-    with keeping() as kept:
+    with keeping() as kept, contextlib.ExitStack() as page:
         findings = [] if silent() else pipeline.checked(loaded, resume)  # once for all processes of a run
+        folder = Path(loaded.runs) / loaded.name
+        if view and not silent():
+            from hone.report.live.server import beside
+
+            page.enter_context(beside(folder))
         if not alone:
             kept.clear()  # this process only waits for the training processes
-            folder, arguments = Path(loaded.runs) / loaded.name, ("train", recipe, *overrides)
+            arguments = ("train", recipe, *overrides)
 
             def anything_left() -> bool:
                 return pipeline.prepared(loaded, folder, resume) is not None
@@ -381,6 +388,22 @@ def serve(
 
 
 @app.command()
+def view(
+    path: Annotated[
+        Path, typer.Argument(metavar="[RUN | FOLDER]", help="A run, which need not exist yet, or a folder of runs.")
+    ] = Path("runs"),
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8100,
+    host: Annotated[
+        str, typer.Option(help="The default is reachable from this machine only; others need the printed token.")
+    ] = "127.0.0.1",
+) -> None:
+    """Show runs in a browser, before, during and after training: charts, every answer, and why it got its reward."""
+    from hone.report.live.server import view as serve_page
+
+    serve_page(path, host, port)
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[Path], typer.Argument(metavar="RUN...", help="Run folders, or a folder written by hone eval.")
@@ -417,39 +440,6 @@ def export(
     from hone.stages.audit import export as write
 
     print(write(run, out, adapter))
-
-
-@runs.command("check")
-def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
-    """Check that each prompt was trained on once and that rows and files are intact. Exit code 1 if not."""
-    from hone.stages.audit import check as examine
-
-    lines, faults = examine(run)
-    print("\n".join(lines))
-    raise typer.Exit(1 if faults else 0)
-
-
-Shelf = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder that contains the runs.")]
-
-
-@runs.command("list")
-def runs_list(folder: Shelf = Path("runs")) -> None:
-    """List the runs of a folder: state, stage, step, age, size, latest validation."""
-    from hone.runs.listing import show
-
-    show(folder)
-
-
-@runs.command("prune")
-def runs_prune(
-    folder: Shelf = Path("runs"),
-    yes: Annotated[bool, typer.Option("--yes", help="Remove the files; without it, only list them.")] = False,
-) -> None:
-    """Remove runs that were set aside, and files that finished runs no longer need. Active runs stay untouched."""
-    from hone.runs.listing import prune
-
-    for line in prune(folder, yes):
-        print(line)
 
 
 @config.command("show")

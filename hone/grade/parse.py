@@ -29,16 +29,29 @@ def parse(text: str) -> Parsed:
     The last complete `<answer>...</answer>` counts, wherever it is. A thinking block without an
     opening tag starts with the text; one without a closing tag is None.
     """
+    answer, thinking = answer_span(text), thinking_span(text)
+    well_formed = answer is not None and thinking is not None and 0 <= text.find("<think>") < thinking[1]
+    return Parsed(
+        None if thinking is None else text[slice(*thinking)].strip(),
+        None if answer is None else text[slice(*answer)].strip(),
+        well_formed and _once_in_order(text),
+    )
+
+
+def answer_span(text: str) -> tuple[int, int] | None:
+    """(start, end) of the answer's content in characters, blanks included; None without a complete block."""
     opened = text.rfind("<answer>", 0, max(0, text.rfind("</answer>")))
-    answer = None
-    if opened >= 0:
-        opened += len("<answer>")
-        answer = text[opened : text.index("</answer>", opened)].strip()
+    if opened < 0:
+        return None
+    opened += len("<answer>")
+    return opened, text.index("</answer>", opened)
+
+
+def thinking_span(text: str) -> tuple[int, int] | None:
+    """(start, end) of the thinking's content in characters, blanks included; None if it is not closed."""
     start = text.find("<think>")
     end = text.find("</think>", max(0, start))
-    thinking = text[start + len("<think>") if start >= 0 else 0 : end].strip() if end >= 0 else None
-    well_formed = answer is not None and 0 <= start < end and _once_in_order(text)
-    return Parsed(thinking, answer, well_formed)
+    return (start + len("<think>") if start >= 0 else 0, end) if end >= 0 else None
 
 
 def completion(thinking: str, answer: str) -> str:

@@ -15,9 +15,19 @@ from pathlib import Path
 from typing import Any
 
 from hone.base.settings import UserError
-from hone.runs import seal
+from hone.runs import layout, seal
 
 Row = dict[str, Any]
+
+#: Kinds of events that ask for a look, and those that happen in every run; the others are worth a line.
+WARNINGS = frozenset(
+    {
+        *("warning", "error", "non_finite", "collapse", "grad_spike", "update_skipped", "verifier", "no_signal"),
+        *("worker_failed", "worker_lost", "launcher_lost", "checkpoint_damaged", "rows_damaged", "sink_failed"),
+        *("refill_bound", "file_changed"),
+    }
+)
+ROUTINE = frozenset({"checkpoint", "zero_variance", "finished", "memory"})
 
 #: Damaged files that are named one by one.
 MOST_NAMED = 10
@@ -99,12 +109,7 @@ class StageRecord:
         return path if path.is_file() and path.is_relative_to(self.folder.resolve()) else None
 
     def rollout_files(self) -> list[tuple[int, Path]]:
-        files = []
-        for path in (self.folder / "rollouts").glob("step_*.jsonl"):
-            digits = path.stem.removeprefix("step_")
-            if digits.isdigit():
-                files.append((int(digits), path))
-        return sorted(files)
+        return layout.rollout_files(self.folder)
 
 
 @dataclass

@@ -35,9 +35,14 @@ def _variables(*groups: dict[str, str]) -> str:
     return "".join(f"--{name}:{value};" for group in groups for name, value in group.items())
 
 
-CSS = (
+#: The colours as variables of a page, for the report and for the live page.
+COLOURS = (
     f":root{{color-scheme:light dark;{_variables(LIGHT, _LIGHT_PAPER)}}}\n"
     f"@media screen and (prefers-color-scheme:dark){{:root{{{_variables(DARK, _DARK_PAPER)}}}}}\n"
+)
+
+CSS = (
+    COLOURS
     + "".join(f".c-{name} b{{color:var(--{name})}}\n" for name in LIGHT)
     + """
 *{box-sizing:border-box}

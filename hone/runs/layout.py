@@ -1,7 +1,10 @@
-"""The layout of a run folder: the paths of its models, checkpoints, resets and requests.
+"""The layout of a run folder: the paths of its models, checkpoints, rollouts, resets and requests.
 
 at_step("runs/demo/rl@20")          # the folder of that checkpoint; @best: the best on the validation split
 model_folder(Path("runs/demo"))     # the newest model of the last stage that has one
+rollout_files(Path("runs/demo/rl")) # [(0, .../rollouts/step_000000.jsonl), ...]
+
+Importing it loads no torch: the live page and the listing of runs read folders with it.
 """
 
 from __future__ import annotations
@@ -13,12 +16,12 @@ from pathlib import Path
 
 from hone.base import checksums, jsonl, places
 from hone.base.settings import UserError
-from hone.learn.checkpoint import found, step_of
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.runs import seal
 from hone.runs.retention import best_validated
 
 REQUEST = "reset.request"
+_ROLLOUTS = re.compile(r"step_(\d+)\.jsonl")
 
 
 def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:
@@ -72,6 +75,8 @@ def at_step(target: str) -> Path:
     run, _, which = target.rpartition("@")
     if path.exists() or not run or "/" in which:
         return path
+    from hone.learn.checkpoint import found, step_of
+
     folder = Path(run).expanduser()
     trained = [sub for sub in seal.stage_folders(folder) if found(sub / "checkpoints")]
     saved = {step_of(p): p for sub in trained[-1:] for p in found(sub / "checkpoints")}
@@ -106,6 +111,32 @@ def label_of(path: Path) -> str:
     parent = Path(*parts[:-1])
     pipeline = (parent / "stages.json").is_file()
     return (f"{parent.name}/{parts[-1]}" if pipeline else parts[-1]) + step
+
+
+def rollouts_name(step: int) -> str:
+    """Every sample of a step as text, one row each: see `hone.runs.tokens`. The name is relative to the stage."""
+    return f"rollouts/step_{step:06d}.jsonl"
+
+
+def tokens_name(step: int) -> str:
+    """The tokens of the same samples, in the same order."""
+    return f"tokens/step_{step:06d}.safetensors"
+
+
+def rollout_files(stage: Path) -> list[tuple[int, Path]]:
+    """(step, file) of the steps that have rollouts, in order."""
+    names = ((_ROLLOUTS.fullmatch(path.name), path) for path in (stage / "rollouts").glob("step_*.jsonl"))
+    return sorted((int(name[1]), path) for name, path in names if name)
+
+
+def inside(folder: Path, name: str) -> Path | None:
+    """The file of this name in a folder; None if it is not there, or lies outside because of a link or of `..`."""
+    path = folder / name
+    try:
+        resolved = path.resolve(strict=True)
+    except (OSError, RuntimeError):  # absent, or a loop of links
+        return None
+    return path if resolved.is_relative_to(folder.resolve()) and resolved.is_file() else None
 
 
 def reset_folder(run: Path, number: int) -> Path:

@@ -35,6 +35,7 @@ from hone.base.world import ALONE, World
 from hone.runs import lock, seal
 from hone.runs.changes import changes
 from hone.runs.history import History, reach
+from hone.runs.layout import rollouts_name, tokens_name
 from hone.runs.ledger import row_of
 from hone.runs.manifest import manifest, user_files
 from hone.runs.tokens import rollout_rows, write_tokens
@@ -138,7 +139,7 @@ class RunWriter:
         """
         if not self.world.main:
             return
-        texts, tokens = f"rollouts/step_{step:06d}.jsonl", f"tokens/step_{step:06d}.safetensors"
+        texts, tokens = rollouts_name(step), tokens_name(step)
         self._write_rows(texts, rollout_rows(groups, prompts, samples))
         write_tokens(self.path(tokens), samples, stats, piece)
         for name in (texts, tokens):

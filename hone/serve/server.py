@@ -33,6 +33,8 @@ def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: 
     from hone.serve.model import load_served
 
     listener = listen(host, port)
+    if not allowed_hosts(host):
+        print(f"note: {host} can be reached from other machines, and there is no password", file=sys.stderr)
     model = load_served(target, overrides, checkpoint)
     with EngineThread(model.engine) as thread:
         app = make_app(model, thread, allowed_hosts(host))
@@ -80,10 +82,6 @@ def settings(app: Any) -> uvicorn.Config:
 
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Port 0: any free port."""
-    from hone.serve.guard import allowed_hosts
-
-    if not allowed_hosts(host):
-        print(f"note: {host} can be reached from other machines, and there is no password", file=sys.stderr)
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     listener = socket.socket(family, socket.SOCK_STREAM)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -21,7 +21,7 @@ from hone.learn import checkpoint
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.runs import card, seal
-from hone.runs.layout import at_step, model_folder
+from hone.runs.layout import at_step, model_folder, rollouts_name
 from hone.tasks import make_task
 from hone.tasks.curriculum import Curriculum
 
@@ -151,9 +151,9 @@ def _unlike_rollouts(folder: Path, ledger: Rows, samples: int) -> Iterator[str]:
     for row in ledger:
         by_step[row["step"]].update(row["problems"])
     for step, wanted in by_step.items():
-        rows = jsonl.read(folder / "rollouts" / f"step_{step:06d}.jsonl")
+        rows = jsonl.read(folder / rollouts_name(step))
         if Counter(row["problem_id"] for row in rows) != Counter({n: count * samples for n, count in wanted.items()}):
-            yield f"rollouts/step_{step:06d}.jsonl: not the {samples} answers to each of the ledger's problems"
+            yield f"{rollouts_name(step)}: not the {samples} answers to each of the ledger's problems"
 
 
 # --- export -----------------------------------------------------------------------------------------------------------

@@ -1,0 +1,253 @@
+"""The runs that a page shows: which there are, how they stand, and the index of each stage.
+
+    library = Library.at(Path("runs"))          # a folder of runs; or one run: Path("runs/demo")
+    library.summaries()                         # the list of runs
+    library.stage("demo", "rl").browser         # the rollouts of a stage, indexed in the background while it is viewed
+
+Nothing is written to a run. Paths are resolved and must lie inside the run that they belong to.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from hone.base.settings import UserError
+from hone.base.visible import visible
+from hone.report.live.index import RolloutIndex, Row, index_file
+from hone.report.live.query import Browser
+from hone.report.live.tail import read_from
+from hone.report.live.views import number
+from hone.report.read import ROUTINE, WARNINGS
+from hone.runs import listing
+from hone.runs.layout import inside
+
+#: Seconds between two looks at a stage that is being viewed, and how long after the last request it counts as viewed.
+EVERY, VIEWED = 2.0, 30.0
+#: Files of rows that a page may ask for.
+ROW_FILES = ("metrics", "timings", "evals", "events", "costs")
+#: Points of a spark line, and steps over which the rate is measured.
+SPARK, RATE_STEPS = 60, 10
+#: The only stage of a run without stages is called this in addresses.
+ONLY = "-"
+
+
+class Series:
+    """The rows of one file that grows, reduced to some columns, and its last row."""
+
+    def __init__(self, folder: Path, file: str, names: tuple[str, ...]) -> None:
+        self.folder, self.file, self.names = folder, file, names
+        self.columns: dict[str, list[Any]] = {name: [] for name in names}
+        self.last: Row = {}
+        self._offset = self._mark = 0
+
+    def refresh(self) -> None:
+        while True:
+            piece = read_from(self.folder, self.file, self._offset, self._mark)
+            if piece.again:
+                self.columns, self.last = {name: [] for name in self.names}, {}
+            for row in piece.rows:
+                for name, column in self.columns.items():
+                    column.append(row.get(name))
+                self.last = row
+            self._offset, self._mark = piece.offset, piece.mark
+            if not piece.more:
+                return
+
+
+class StageFolder:
+    """One stage: its settings and rows, and its rollouts, which are indexed in a thread while it is viewed."""
+
+    def __init__(self, name: str, folder: Path, kind: str = "") -> None:
+        self.name, self.folder, self._kind = name, folder, kind
+        self.metrics = Series(folder, "metrics.jsonl", ("step", "reward/mean", "accuracy", "loss"))
+        self.timings = Series(folder, "timings.jsonl", ("seconds",))
+        self.evals = Series(folder, "evals.jsonl", ("label", "step", "accuracy"))
+        self._browser: Browser | None = None
+        self._asked = 0.0
+        self._thread: threading.Thread | None = None
+        self._lock = threading.Lock()
+        self.trouble = ""  # why the rollouts could not be indexed
+
+    @property
+    def config(self) -> Row:
+        return read_object(self.folder, "config.resolved.json")
+
+    @property
+    def weights(self) -> dict[str, float]:
+        """The parts of the reward and their weights."""
+        reward = self.config.get("reward")
+        parts = reward.get("parts") if isinstance(reward, dict) else None
+        numbers = parts.items() if isinstance(parts, dict) else ()
+        return {str(name): float(value) for name, value in numbers if isinstance(value, (int, float))}
+
+    @property
+    def browser(self) -> Browser:
+        """The rollouts; asking for them keeps the index up to date for a while."""
+        with self._lock:
+            self._asked = time.monotonic()
+            if self._browser is None:
+                self._browser = Browser(RolloutIndex(self.folder, index_file(self.folder)))
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._index, args=(self._browser.index,), daemon=True)
+                self._thread.start()
+            return self._browser
+
+    def _index(self, index: RolloutIndex) -> None:
+        while time.monotonic() - self._asked < VIEWED:
+            try:
+                index.refresh()
+                self.trouble = ""
+            except OSError as error:  # a disk that cannot be read now may be read later; the page says so
+                self.trouble = f"the rollouts cannot be read: {error}"
+            time.sleep(EVERY)
+
+    def summary(self) -> Row:
+        for series in (self.metrics, self.timings, self.evals):
+            series.refresh()
+        config, steps = self.config, self.metrics.columns["step"]
+        kind = str(config.get("stage") or self._kind or "?")
+        planned = config.get("steps") if kind in ("rl", "distil") else None
+        done = steps[-1] + 1 if steps and isinstance(steps[-1], int) else 0
+        label = "reward/mean" if kind in ("rl", "distil") else "loss"
+        return {
+            "name": self.name,
+            "kind": kind,
+            "started": (self.folder / "manifest.json").is_file(),
+            "finished": (self.folder / "model").is_dir(),
+            "done": done,
+            "planned": planned if isinstance(planned, int) else None,
+            "seconds_left": self._seconds_left(planned, done),
+            "spark": {"name": label, "values": _thinned(self.metrics.columns[label])},
+            "reward": self.metrics.last.get("reward/mean"),
+            "validation": self._validation(),
+            "rollouts": (self.folder / "rollouts").is_dir(),
+        }
+
+    def _seconds_left(self, planned: object, done: int) -> float | None:
+        recent = [s for s in self.timings.columns["seconds"][-RATE_STEPS:] if isinstance(s, (int, float))]
+        if not isinstance(planned, int) or not recent:
+            return None
+        return round(max(0, planned - done) * sum(recent) / len(recent), 1)
+
+    def _validation(self) -> Row | None:
+        columns = zip(self.evals.columns["label"], self.evals.columns["step"], self.evals.columns["accuracy"])
+        rows = [(step, accuracy) for label, step, accuracy in columns if label in ("validation", "after", "before")]
+        return {"step": rows[-1][0], **rows[-1][1]} if rows and isinstance(rows[-1][1], dict) else None
+
+
+class Library:
+    """The runs of a folder, or a single one, which need not exist yet."""
+
+    def __init__(self, root: Path, only: str | None = None) -> None:
+        self.root, self.only = root, only
+        self._stages: dict[Path, StageFolder] = {}
+        self._lock = threading.Lock()
+
+    @classmethod
+    def at(cls, path: Path) -> Library:
+        """A folder of runs, or a run, which `hone train` may create later. Raises UserError for a file."""
+        path = path.expanduser().resolve()
+        if path.exists() and not path.is_dir():
+            raise UserError(f"{path} is a file; give a run folder, or the folder that contains the runs")
+        if listing.is_run(path) or not path.exists():
+            return cls(path.parent, path.name)
+        return cls(path)
+
+    def runs(self) -> dict[str, Path]:
+        """Run folders by the name that is shown."""
+        if self.only is not None:
+            return {visible(self.only): self.root / self.only}
+        return {visible(path.name): path for path in listing.runs_in(self.root)}
+
+    def stages(self, run: str) -> list[StageFolder]:
+        """The stages of a run in order. Raises UserError if there is no such run."""
+        folder = self.runs().get(run)
+        if folder is None:
+            raise UserError(f"no run {run} in {self.root}")
+        found = [(ONLY, folder, "")]
+        listed = read_objects(folder, "stages.json")
+        if listed:
+            found = [(str(row.get("name")), folder / str(row.get("folder")), str(row.get("kind"))) for row in listed]
+        own = [one for one in found if one[1].resolve().is_relative_to(folder.resolve())]
+        with self._lock:
+            for name, path, kind in own:
+                self._stages.setdefault(path, StageFolder(visible(name), path, kind))
+            return [self._stages[path] for _, path, _ in own]
+
+    def stage(self, run: str, stage: str) -> StageFolder:
+        """Raises UserError if there is no such stage."""
+        for one in self.stages(run):
+            if one.name == stage:
+                return one
+        raise UserError(f"run {run} has no stage {stage}")
+
+    def summary(self, run: str) -> Row:
+        """State of a run and of its stages."""
+        folder, stages = self.runs().get(run), self.stages(run)
+        assert folder is not None  # else `stages` has raised
+        newest = max((modified(stage.folder / "metrics.jsonl") for stage in stages), default=0.0)
+        newest = newest or modified(folder)
+        return {
+            "name": run,
+            "state": listing.state(folder) if listing.is_run(folder) else "waiting",
+            "since": round(newest, 1),
+            "now": round(time.time(), 1),
+            "warnings": sorted(WARNINGS),
+            "routine": sorted(ROUTINE),
+            "stages": [stage.summary() for stage in stages],
+        }
+
+    def summaries(self) -> list[Row]:
+        """All runs, the one that was written last first."""
+        return sorted((self.summary(name) for name in self.runs()), key=lambda row: -float(row["since"]))
+
+
+def read_object(folder: Path, name: str) -> Row:
+    """The object in a JSON file; empty if it is absent, or unreadable because it is being written or damaged."""
+    value = _read_json(folder, name)
+    return value if isinstance(value, dict) else {}
+
+
+def read_objects(folder: Path, name: str) -> list[Row]:
+    """The objects of a JSON list; empty if it is absent or unreadable."""
+    value = _read_json(folder, name)
+    return [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
+
+
+def _read_json(folder: Path, name: str) -> Any:
+    path = inside(folder, name)
+    try:
+        return None if path is None else json.loads(path.read_text(encoding="utf-8", errors="replace"))
+    except (OSError, ValueError, RecursionError):
+        return None
+
+
+def modified(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def _thinned(values: list[Any]) -> list[float | int | None]:
+    """At most `SPARK` values, evenly spaced, the last among them."""
+    numbers = [value if isinstance(value, (int, float)) else None for value in values]
+    width = max(1, -(-len(numbers) // SPARK))
+    kept = numbers[::-width][::-1]
+    return [None if value is None else number(float(value)) for value in kept]
+
+
+def flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested settings by their dotted keys; lists stay whole."""
+    values: dict[str, Any] = {}
+    for key, value in settings.items():
+        if isinstance(value, Mapping) and value:
+            values |= flat(value, f"{prefix}{key}.")
+        else:
+            values[f"{prefix}{key}"] = value
+    return values

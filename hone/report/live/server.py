@@ -1,0 +1,64 @@
+"""`hone view`: starts the live page, and `hone train --view`: starts it beside a training run."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from hone.base.settings import UserError
+from hone.base.visible import visible
+
+#: The environment variable that holds the token, so that it does not appear in the list of processes.
+TOKEN = "HONE_VIEW_TOKEN"
+
+
+def view(path: Path, host: str, port: int) -> None:
+    """Serve the page about a run or a folder of runs until Ctrl-C.
+
+    Other machines need a token: the one in HONE_VIEW_TOKEN, or a new one, which is printed with the address. Raises
+    UserError if libraries are missing, the path is a file, or the port is taken.
+    """
+    try:
+        import uvicorn
+
+        from hone.report.live.app import make_app
+        from hone.serve.guard import allowed_hosts
+        from hone.serve.server import listen, settings
+    except ImportError as error:
+        raise UserError(f"hone view needs {error.name}: pip install 'hone-rl[view]'") from error
+    from hone.report.live.library import Library
+
+    library = Library.at(path)
+    hosts = allowed_hosts(host)
+    token = os.environ.get(TOKEN) or (None if hosts else secrets.token_urlsafe(24))
+    listener = listen(host, port)
+    shown = f"[{host}]" if ":" in host else host
+    address = f"http://{shown}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
+    what = library.root if library.only is None else library.root / library.only
+    print(f"{visible(what)} at {address} ; Ctrl-C ends it", file=sys.stderr, flush=True)
+    if not hosts:
+        print("note: the connection is not encrypted; an SSH tunnel to the default host is", file=sys.stderr)
+    with contextlib.suppress(KeyboardInterrupt):
+        uvicorn.Server(settings(make_app(library, hosts, token))).run(sockets=[listener])
+
+
+@contextlib.contextmanager
+def beside(run: Path) -> Iterator[None]:
+    """Serve the page about a run from a process of its own while the block runs: training does not wait for it."""
+    command = [sys.executable, "-m", "hone", "view", str(run), "--port", "0"]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
+    try:
+        yield
+    finally:
+        process.terminate()
+        try:
+            process.wait(10)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()

@@ -1,0 +1,60 @@
+// One answer as it is shown everywhere: its text with what the parser read, its verdict, why it got its reward.
+
+import { h } from "./dom.js";
+import { number, signed, whole, words } from "./format.js";
+
+const SIGNS = { correct: "✓", wrong: "✕", malformed: "≠", truncated: "…", ungraded: "·" };
+const LONG = 2400; // characters shown of the prompt before it is folded
+
+export function verdict(name) {
+  return h("span.verdict", { class: SIGNS[name] ? name : "failed" }, h("span", { "aria-hidden": "true" }, SIGNS[name] ?? "!"), " ", words(name ?? "?"));
+}
+
+/** The text, cut where the parser cut it: [[text, kind], ...]. */
+export function text(pieces) {
+  return h("pre.answer", null, pieces.map(([part, kind]) => (kind ? h(kind === "answer" ? "mark" : "span", { class: `p-${kind}` }, part) : part)));
+}
+
+export function prompt(value) {
+  const body = h("pre.prompt", null, value || "(no prompt was recorded)");
+  if ((value ?? "").length <= LONG) return body;
+  body.textContent = `${value.slice(0, LONG)}…`;
+  const more = h("button", { type: "button", onclick: () => { body.textContent = value; more.remove(); } }, `Show all ${whole(value.length)} characters`);
+  return [body, more];
+}
+
+/** "Why this reward": the parts, their weights, and the reasons in words. */
+export function why(answer) {
+  const rows = answer.parts.map((part) => h("tr", null,
+    h("th", { scope: "row" }, words(part.name)),
+    h("td.num", null, part.value === null ? "–" : number(part.value)),
+    h("td.num", null, part.weight === null ? "" : `× ${number(part.weight)}`),
+    h("td.num", null, part.points === null ? h("span.quiet", null, part.weight === null ? "recorded only" : "not applied") : number(part.points))));
+  return h("div.why", null,
+    h("h4", null, "Why this reward"),
+    h("ul", null, answer.why.map((sentence) => h("li", null, sentence))),
+    answer.extracted !== null && answer.extracted !== undefined ? h("p", null, "Read as the answer: ", h("code.extracted", null, String(answer.extracted))) : null,
+    rows.length ? h("table", null,
+      h("thead", null, h("tr", null, ["Part", "Score", "Weight", "Points"].map((title, i) => h("th", { scope: "col", class: i ? "num" : null }, title)))),
+      h("tbody", null, rows),
+      h("tfoot", null, h("tr", null, h("th", { scope: "row", colspan: 3 }, "Reward"), h("td.num", null, number(answer.total))))) : null);
+}
+
+/** Reward, advantage, length in one line. */
+export function facts(answer) {
+  return h("dl.facts", null,
+    [["Reward", number(answer.total)], ["Advantage", signed(answer.advantage)], ["Tokens", whole(answer.tokens)],
+      answer.finish === "length" ? ["Ended", "at the token limit"] : null,
+      answer.repetition > 0.2 ? ["Repeated", `${Math.round(100 * answer.repetition)}%`] : null,
+      answer.mismatch > 1e-3 ? ["Mismatch", number(answer.mismatch)] : null,
+    ].filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));
+}
+
+export function advantageBar(value, most) {
+  const bar = h("span.advantage", { class: value < 0 ? "down" : "up", title: `advantage ${signed(value)}` });
+  bar.style.setProperty("--size", `${Math.min(50, (50 * Math.abs(value ?? 0)) / (most || 1))}%`);
+  return bar;
+}
+
+export const plain = (answer) => answer.pieces.map(([part]) => part).join("");
+

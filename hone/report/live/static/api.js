@@ -1,0 +1,42 @@
+// Requests to the server, and files of rows that grow.
+
+/** The JSON at a path. Throws an Error with the server's message. */
+export async function get(path, signal) {
+  const response = await fetch(path, { signal, headers: { Accept: "application/json" } });
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.error ?? `${response.status}`);
+  return body;
+}
+
+export function base(run, stage) {
+  return `/api/run/${encodeURIComponent(run)}/${encodeURIComponent(stage)}`;
+}
+
+/** A file of rows, read from where the last reading ended. */
+export class Rows {
+  constructor(run, stage, name) {
+    this.path = `${base(run, stage)}/rows/${name}`;
+    this.rows = [];
+    this.offset = 0;
+    this.mark = 0;
+  }
+
+  /** Whether there was anything new. */
+  async refresh(signal) {
+    let changed = false;
+    for (;;) {
+      const piece = await get(`${this.path}?from=${this.offset}&mark=${this.mark}`, signal);
+      if (piece.again) this.rows = [];
+      this.rows.push(...piece.rows);
+      changed ||= piece.again || piece.rows.length > 0;
+      this.offset = piece.offset;
+      this.mark = piece.mark;
+      if (!piece.more) return changed;
+    }
+  }
+
+  /** One row per step, the later one of each: a resumed run may repeat events, never these. */
+  get bySteps() {
+    return this.rows.filter((row) => Number.isInteger(row.step));
+  }
+}

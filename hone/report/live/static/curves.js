@@ -1,0 +1,108 @@
+// Which columns make which chart. Each function returns a chart's data, or null where the run has nothing of the kind.
+
+import { words } from "./format.js";
+
+const PART_COLOURS = ["train", "before", "valid", "extra", "after", "muted"];
+const NOT_PARTS = new Set(["reward/mean", "reward/std"]);
+/** Columns that need no chart of their own. */
+const LEFT_OUT = new Set(["step", "phase", "skipped", "reset", "groups/replaced"]);
+
+const numeric = (value) => (typeof value === "number" ? value : null);
+const column = (metrics, key) => metrics.map((row) => numeric(row[key]));
+const has = (metrics, key) => metrics.some((row) => typeof row[key] === "number");
+
+function chart(key, title, { metrics }, x, lines, more = {}) {
+  const there = lines.filter((line) => has(metrics, line.key)).map((line) => ({ ...line, values: column(metrics, line.key) }));
+  return there.length ? { key, title, x, steps: metrics.map((row) => row.step), lines: there, ...more } : null;
+}
+
+const single = (key, title, colour, more) => (known, x) => chart(key, title, known, x, [{ key, label: title, colour }], more);
+
+function reward(known, x) {
+  const spec = chart("reward", "Reward", known, x, [{ key: "reward/mean", label: "mean", colour: "train" }],
+    { about: "Mean of the step’s answers; the band is one standard deviation." });
+  if (!spec || !has(known.metrics, "reward/std")) return spec;
+  const sd = column(known.metrics, "reward/std");
+  const [line] = spec.lines;
+  line.low = line.values.map((value, i) => (value === null || sd[i] === null ? null : value - sd[i]));
+  line.high = line.values.map((value, i) => (value === null || sd[i] === null ? null : value + sd[i]));
+  return spec;
+}
+
+function parts(known, x) {
+  const last = known.metrics.at(-1) ?? {};
+  const names = Object.keys(last).filter((key) => key.startsWith("reward/") && !NOT_PARTS.has(key));
+  if (names.length < 2) return null;
+  return chart("parts", "Parts of the reward", known, x, names.slice(0, 6).map((key, i) => ({ key, label: words(key.slice(7)), colour: PART_COLOURS[i] })));
+}
+
+function validation(known) {
+  const rows = known.evals.filter((row) => row.label === "validation" && row.accuracy);
+  if (!rows.length) return null;
+  const pick = (name) => rows.map((row) => numeric(row.accuracy[name]));
+  return { key: "validation", title: "Validation accuracy", x: rows.map((row) => row.step), steps: rows.map((row) => row.step), share: true,
+    about: `By step, on ${rows.at(-1).accuracy.n} held-out problems; the band is the 95% interval.`,
+    lines: [{ label: "accuracy", colour: "valid", values: pick("value"), low: pick("low"), high: pick("high"), points: true }] };
+}
+
+function verdicts(known, x) {
+  const colours = { correct: "valid", wrong: "before", malformed: "extra", truncated: "after", ungraded: "train" };
+  const lines = Object.entries(colours).map(([name, colour]) => ({ key: `verdict/${name}`, label: name, colour }))
+    .filter((line) => known.metrics.some((row) => row[line.key] > 0));
+  return chart("verdicts", "Verdicts", known, x, lines, { share: true });
+}
+
+function lengths(known, x) {
+  const spec = chart("length", "Length of answers", known, x, [
+    { key: "length/mean", label: "mean", colour: "train" }], { unit: "tokens" });
+  if (spec && has(known.metrics, "length/min")) {
+    spec.lines[0].low = column(known.metrics, "length/min");
+    spec.lines[0].high = column(known.metrics, "length/max");
+    spec.about = "The band is from the shortest to the longest answer.";
+  }
+  return spec;
+}
+
+function phases(known, x) {
+  const names = [...new Set(known.timings.flatMap((row) => Object.keys(row)))].filter((key) => key !== "step" && key !== "seconds");
+  if (!names.length || !known.metrics.length) return null;
+  const at = new Map(known.timings.map((row) => [row.step, row]));
+  const lines = names.map((key, i) => ({ label: words(key), colour: PART_COLOURS[i % PART_COLOURS.length], values: known.metrics.map((row) => numeric(at.get(row.step)?.[key])) }))
+    .filter((line) => line.values.some((value) => value > 0.005)).slice(0, 6);
+  return lines.length ? { key: "time", title: "Time of a step", unit: "s", x, steps: known.metrics.map((row) => row.step), lines } : null;
+}
+
+function rate(known, x) {
+  const at = new Map(known.timings.map((row) => [row.step, row.seconds]));
+  const values = known.metrics.map((row) => (at.get(row.step) > 0 && typeof row.trained_tokens === "number" ? row.trained_tokens / at.get(row.step) : null));
+  return values.some((value) => value !== null) ? { key: "rate", title: "Trained tokens a second", x, steps: known.metrics.map((row) => row.step), lines: [{ label: "tokens/s", colour: "muted", values }] } : null;
+}
+
+/** In this order on the page. */
+export const SPECS = [
+  reward,
+  validation,
+  parts,
+  verdicts,
+  lengths,
+  single("length/truncated", "Answers cut off", "before", { share: true, about: "At the token limit." }),
+  single("zero_variance", "Groups without a difference", "extra", { share: true, about: "All answers have the same reward: nothing is learned from them." }),
+  single("entropy", "Entropy", "valid", { unit: "nats" }),
+  single("kl", "KL to the reference", "train", { unit: "nats" }),
+  single("mismatch/mean_abs", "Mismatch of sampler and trainer", "before", { unit: "nats", about: "Mean difference of the log-probs of the same tokens." }),
+  single("clip_fraction", "Clipped tokens", "train", { share: true }),
+  single("grad_norm", "Gradient norm", "after"),
+  single("loss", "Loss", "train"),
+  single("reflection_rate", "Answers that reflect", "extra", { share: true }),
+  single("lr", "Learning rate", "muted"),
+  phases,
+  rate,
+];
+
+/** A chart for every column that none of the others shows. */
+export function others(known, x, specs) {
+  const shown = new Set(specs.flatMap((spec) => spec.lines.map((line) => line.key)));
+  const names = [...new Set(known.metrics.flatMap((row) => Object.keys(row)))].sort();
+  return names.filter((key) => !shown.has(key) && !LEFT_OUT.has(key) && key !== "reward/std" && !/^length\/(min|max)$/.test(key) && has(known.metrics, key))
+    .map((key) => ({ key: `other ${key}`, title: key, x, steps: known.metrics.map((row) => row.step), lines: [{ key, label: key, colour: "muted", values: column(known.metrics, key) }] }));
+}

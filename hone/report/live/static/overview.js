@@ -1,0 +1,123 @@
+// The charts of a stage: what it learns, how it behaves, how long it takes; a click on a step opens its answers.
+
+import { Rows } from "./api.js";
+import { Chart, smooth, syncKey } from "./chart.js";
+import { choice, fill, h, link } from "./dom.js";
+import { address, duration, interval, number, percent, whole, words } from "./format.js";
+import { SPECS, others } from "./curves.js";
+
+const WIDTHS = [["1", "none"], ["5", "5 steps"], ["15", "15 steps"], ["51", "51 steps"]];
+const AXES = [["step", "step"], ["tokens", "trained tokens"], ["minutes", "minutes"]];
+export async function page(context) {
+  const files = Object.fromEntries(["metrics", "timings", "evals", "events"].map((name) => [name, new Rows(context.run, context.stage, name)]));
+  const view = {
+    axis: AXES.some(([key]) => key === context.params.get("x")) ? context.params.get("x") : "step",
+    width: Number(context.params.get("smooth") ?? 5),
+  };
+  const tiles = h("dl.tiles");
+  const notes = h("div.notes");
+  const grid = h("div.charts");
+  const more = h("div.charts");
+  const rest = h("details.more", null, h("summary", null, "Every other column"), more);
+  const controls = h("div.controls", null,
+    choice("Horizontal", AXES, view.axis, (value) => { view.axis = value; draw(); }),
+    choice("Smoothing", WIDTHS, String(view.width), (value) => { view.width = Number(value); draw(); }));
+  fill(context.main, h("section.page", null, h("div.title", null, h("h1", null, "Overview"), controls), tiles, notes, grid, rest));
+
+  const charts = new Map();
+  const draw = () => {
+    const known = Object.fromEntries(Object.entries(files).map(([name, file]) => [name, file.rows]));
+    known.metrics = files.metrics.bySteps;
+    const x = axisOf(view.axis, known);
+    const marked = marksOf(context.state, known.events, known.metrics, x);
+    const build = (spec) => spec(known, x);
+    const specs = SPECS.map(build).filter(Boolean);
+    const extra = others(known, x, specs);
+    place(context, charts, grid, specs, marked, view, x);
+    place(context, charts, more, rest.open ? extra : [], marked, view, x);
+    rest.hidden = extra.length === 0;
+    fill(tiles, summary(context, known));
+    fill(notes, warnings(context, known.events));
+    if (!known.metrics.length) fill(grid, h("p.empty", null, "This stage has no finished step yet; the charts begin with the first one."));
+  };
+  rest.addEventListener("toggle", draw);
+  await Promise.all(Object.values(files).map((file) => file.refresh(context.signal)));
+  draw();
+  context.keys({ x: ["next horizontal axis", () => {
+    const at = AXES.findIndex(([key]) => key === view.axis);
+    const select = controls.querySelector("select");
+    select.value = AXES[(at + 1) % AXES.length][0];
+    select.dispatchEvent(new Event("change"));
+  }] });
+  context.signal.addEventListener("abort", () => charts.forEach((chart) => chart.destroy()));
+  const dark = matchMedia("(prefers-color-scheme: dark)");
+  dark.addEventListener("change", () => { charts.forEach((chart) => { chart.shape = ""; }); draw(); }, { signal: context.signal });
+  context.every(async () => {
+    const changed = await Promise.all(Object.values(files).map((file) => file.refresh(context.signal)));
+    if (changed.some(Boolean)) draw();
+  });
+}
+
+function place(context, charts, grid, specs, marked, view, x) {
+  const elements = specs.map((spec) => {
+    const own = spec.x === x;
+    const lines = spec.lines.map((line) => (line.points || view.width <= 1) ? line :
+      { ...line, raw: line.low ? undefined : line.values, exact: line.values, values: smooth(line.values, view.width) });
+    const shown = { ...spec, lines, ...(own ? marked : { marks: marked.marks }), pick: (at) => {
+      const step = spec.steps[at];
+      location.hash = address(context.run, context.stage, "rollouts", [], { from: step, to: step });
+    } };
+    const chart = charts.get(spec.key);
+    if (chart) chart.update(shown);
+    else charts.set(spec.key, new Chart(shown, syncKey));
+    return charts.get(spec.key).element;
+  });
+  if (elements.length !== grid.children.length || elements.some((element, i) => grid.children[i] !== element)) grid.replaceChildren(...elements);
+}
+
+/** The horizontal position of each row of metrics. */
+function axisOf(axis, { metrics, timings }) {
+  if (axis === "step") return metrics.map((row) => row.step);
+  const seconds = new Map(timings.map((row) => [row.step, row.seconds ?? 0]));
+  let sum = 0;
+  return metrics.map((row) => (sum += axis === "tokens" ? row.trained_tokens ?? 0 : (seconds.get(row.step) ?? 0) / 60));
+}
+
+/** Event marks, and a shade over every other phase between hard resets or lines of the schedule. */
+function marksOf(state, events, metrics, x) {
+  const position = new Map(metrics.map((row, i) => [row.step, x[i]]));
+  const at = (step) => position.get(step) ?? (step > (metrics.at(-1)?.step ?? 0) ? x.at(-1) : null);
+  const marks = events.filter((event) => Number.isInteger(event.step) && !state.routine.includes(event.kind))
+    .map((event) => ({ x: at(event.step), text: event.message, strong: state.warnings.includes(event.kind) })).filter((one) => one.x !== null && one.x !== undefined);
+  const edges = [...new Set(events.filter((event) => event.kind === "reset" || event.kind === "phase").map((event) => at(event.step)))]
+    .filter((value) => value !== null && value !== undefined).sort((a, b) => a - b);
+  const shades = edges.flatMap((from, i) => (i % 2 === 0 ? [{ from, to: edges[i + 1] ?? Infinity }] : []));
+  return { marks, shades };
+}
+
+function summary(context, { metrics, evals }) {
+  const stage = context.state.stages.find((one) => one.name === context.stage);
+  const last = metrics.at(-1);
+  if (!last) return [];
+  const validation = evals.filter((row) => row.accuracy).at(-1);
+  const tile = (title, value, below) => value === null ? null : h("div", null, h("dt", null, title), h("dd", null, h("b", null, value), below ? h("span", null, below) : null));
+  const steps = stage?.planned ? `of ${whole(stage.planned)}` : "";
+  return [
+    tile("Step", whole(last.step + 1), steps),
+    "reward/mean" in last ? tile("Reward", number(last["reward/mean"]), `± ${number(last["reward/std"])}`) : tile("Loss", number(last.loss), ""),
+    validation ? tile(validation.label === "validation" ? "Validation" : `Test, ${validation.label}`, percent(validation.accuracy.value, 1), `${interval(validation.accuracy).replace(/^[^(]*/, "")}, step ${validation.step}`) : null,
+    "length/mean" in last ? tile("Length", number(last["length/mean"]), "tokens") : null,
+    "zero_variance" in last ? tile("Groups without a difference", percent(last.zero_variance), "") : null,
+    stage?.seconds_left && context.state.state === "running" ? tile("Time left", duration(stage.seconds_left), "") : null,
+  ].filter(Boolean);
+}
+
+/** Advisories of the watch and of the guards, in words, the newest first. */
+function warnings(context, events) {
+  const list = events.filter((event) => context.state.warnings.includes(event.kind)).reverse();
+  if (!list.length) return null;
+  const item = (event) => h("li", null, Number.isInteger(event.step) ? link(`Step ${event.step}`, address(context.run, context.stage, "rollouts", [], { from: event.step, to: event.step })) : null,
+    " ", event.message || words(event.kind));
+  return [h("h2", null, `Needs a look`), h("ul", null, list.slice(0, 4).map(item)),
+    list.length > 4 ? link(`${list.length - 4} more in the log`, address(context.run, context.stage, "log")) : null];
+}

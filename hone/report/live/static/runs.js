@@ -1,0 +1,104 @@
+// All runs of a folder: state, progress, latest numbers, spark lines; several chosen ones are compared.
+
+import { badge } from "./badge.js";
+import { Rows, get } from "./api.js";
+import { Chart, smooth, spark, syncKey } from "./chart.js";
+import { fill, h, link } from "./dom.js";
+import { interval, number, plural, whole } from "./format.js";
+
+const COLOURS = ["train", "before", "valid", "extra", "after", "muted"];
+const NUMBERS = new Set(["Step", "Reward", "Validation"]);
+const MOST = COLOURS.length;
+const COMPARED = [["reward/mean", "Reward", false], ["accuracy", "Accuracy on training problems", true], ["length/mean", "Length, tokens", false], ["entropy", "Entropy, nats", false]];
+
+export async function page(context, shelf) {
+  const chosen = new Set();
+  const table = h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Runs" });
+  const below = h("div.compared");
+  fill(context.main, h("section.page", null,
+    h("div.title", null, h("h1", null, "Runs"), h("p.quiet", null, shelf.folder)), table, below));
+  const draw = () => fill(table, shelf.runs.length ? list(shelf.runs, chosen, () => compare(context, shelf, chosen, below)) :
+    h("p.empty", null, "No run is here yet. A run appears as soon as ", h("code", null, "hone train"), " has begun."));
+  draw();
+  context.keys({ j: ["next run", () => step(table, 1)], k: ["run before", () => step(table, -1)] });
+  context.every(async () => {
+    const next = await get("/api/runs", context.signal);
+    const changed = JSON.stringify(next.runs.map((run) => [run.state, run.stages])) !== JSON.stringify(shelf.runs.map((run) => [run.state, run.stages]));
+    shelf = next;
+    if (changed && !table.contains(document.activeElement?.closest("input"))) draw();
+  });
+}
+
+function step(table, by) {
+  const links = [...table.querySelectorAll("tbody a")];
+  const at = links.indexOf(document.activeElement);
+  links[Math.max(0, Math.min(links.length - 1, at + by))]?.focus();
+}
+
+function list(runs, chosen, changed) {
+  const head = ["", "Run", "State", "Stage", "Step", "Trend", "Reward", "Validation"];
+  return h("table.runs", null,
+    h("thead", null, h("tr", null, head.map((text) => h("th", { scope: "col", class: NUMBERS.has(text) ? "num" : null }, text || h("span.unseen", null, "Compare"))))),
+    h("tbody", null, runs.map((run) => row(run, chosen, changed))));
+}
+
+function row(run, chosen, changed) {
+  const stage = [...run.stages].reverse().find((one) => one.started) ?? run.stages[0];
+  const tick = h("input", { type: "checkbox", "aria-label": `Compare ${run.name}`, checked: chosen.has(run.name), onchange: () => {
+    if (tick.checked) chosen.add(run.name); else chosen.delete(run.name);
+    changed();
+  } });
+  const validation = run.stages.map((one) => one.validation).filter(Boolean).at(-1);
+  return h("tr", null,
+    h("td", null, tick),
+    h("th", { scope: "row" }, link(run.name, `#/${encodeURIComponent(run.name)}`)),
+    h("td", null, badge(run)),
+    h("td", null, stage?.name === "-" ? stage.kind : stage?.name),
+    h("td.num", null, whole(stage?.done ?? 0), stage?.planned ? h("span.quiet", null, ` / ${whole(stage.planned)}`) : null,
+      stage?.planned ? h("progress", { max: stage.planned, value: stage.done, "aria-label": `${stage.done} of ${stage.planned} steps` }) : null),
+    h("td", null, stage ? spark(stage.spark.values, stage.spark.name) : null),
+    h("td.num", null, number(stage?.reward ?? null)),
+    h("td.num", null, validation ? interval(validation) : "–"));
+}
+
+/** Runs of a name that differs only in its seed are drawn as a mean with the range between them. */
+async function compare(context, shelf, chosen, below) {
+  const names = [...chosen].slice(0, MOST);
+  if (names.length < 2) return fill(below, names.length ? h("p.quiet", null, "Choose another run to compare them.") : null);
+  const loaded = await Promise.all(names.map(async (name) => {
+    const run = shelf.runs.find((one) => one.name === name);
+    const stage = run.stages.filter((one) => one.rollouts).at(-1) ?? run.stages.at(-1);
+    const rows = new Rows(name, stage.name, "metrics");
+    await rows.refresh(context.signal);
+    return { name, stage: stage.name, rows: rows.bySteps };
+  }));
+  const families = bundle(loaded);
+  const charts = COMPARED.map(([key, title, share]) => chart(families, key, title, share)).filter(Boolean);
+  const settings = names.length === 2 ? link("Differences between their settings",
+    `#/${encodeURIComponent(names[0])}/${encodeURIComponent(loaded[0].stage)}/settings?with=${encodeURIComponent(`${names[1]}/${loaded[1].stage}`)}`) : null;
+  fill(below, h("h2", null, `${plural(names.length, "run")} compared`),
+    h("p.quiet", null, "Runs whose names differ only in their seed (name-s1, name-seed2) share a line: their mean, and the range between them. ", settings),
+    h("div.charts", null, charts.map((one) => one.element)));
+}
+
+function bundle(loaded) {
+  const families = new Map();
+  for (const one of loaded) {
+    const family = one.name.replace(/[-_.]?(?:seed|s)[-_]?\d+$/i, "");
+    families.set(family, [...(families.get(family) ?? []), one]);
+  }
+  return families;
+}
+
+function chart(families, key, title, share) {
+  const steps = [...new Set([...families.values()].flat().flatMap((one) => one.rows.map((row) => row.step)))].sort((a, b) => a - b);
+  const lines = [...families].map(([family, runs], i) => {
+    const columns = runs.map((run) => new Map(run.rows.map((row) => [row.step, row[key]])));
+    const at = steps.map((step) => columns.map((column) => column.get(step)).filter((value) => typeof value === "number"));
+    if (!at.some((values) => values.length)) return null;
+    const mean = at.map((values) => (values.length ? values.reduce((a, b) => a + b, 0) / values.length : null));
+    const band = runs.length > 1 ? { low: at.map((v) => (v.length ? Math.min(...v) : null)), high: at.map((v) => (v.length ? Math.max(...v) : null)) } : {};
+    return { label: runs.length > 1 ? `${family} (${runs.length} seeds)` : runs[0].name, colour: COLOURS[i % MOST], values: smooth(mean, 5), ...band };
+  }).filter(Boolean);
+  return lines.length ? new Chart({ key, title, x: steps, lines, share }, syncKey) : null;
+}

@@ -1,0 +1,129 @@
+"""Why an answer got its reward: what the parser read, what each part gave, and the verdict in words.
+
+    why = why_of(row, {"outcome": 1.0, "format": 0.2})      # a row of rollouts/step_N.jsonl, weights of reward.parts
+    why.pieces          # [("<think>", "tag"), ("2 + 2", "thinking"), ..., ("4", "answer"), ...]: the whole text
+    why.sentences       # ["An answer was read and graded as wrong.", "Reward -0.2: ...", ...]
+
+For the live page, the static report and the terminal alike. The text is the model's: show it through `visible`.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from hone.grade.parse import TAGS, answer_span, thinking_span
+
+VERDICTS = {
+    "correct": "An answer was read and graded as correct.",
+    "wrong": "An answer was read and graded as wrong.",
+    "malformed": "No answer could be read from the text.",
+    "truncated": "The text was cut off at the token limit before an answer ended.",
+    "ungraded": "The task does not grade answers: the reward comes from its parts alone.",
+    "verifier_timeout": "The verifier did not finish in time: the sample has no reward and is left out of its group.",
+    "verifier_error": "The verifier failed: the sample has no reward and is left out of its group.",
+}
+_TAGS = re.compile("|".join(map(re.escape, TAGS)))
+
+
+@dataclass(frozen=True)
+class PartScore:
+    """One part of a reward."""
+
+    name: str
+    value: float | None  # None: it did not apply to this answer
+    weight: float | None  # None: it is only recorded, and not added up
+
+    @property
+    def points(self) -> float | None:
+        """What the part adds to the reward."""
+        return None if self.value is None or self.weight is None else self.value * self.weight
+
+
+@dataclass(frozen=True)
+class Why:
+    pieces: list[tuple[str, str]]  # the whole text, each piece with its kind: "thinking", "answer", "tag" or ""
+    parts: list[PartScore]
+    sentences: list[str]
+
+
+def why_of(row: Mapping[str, Any], weights: Mapping[str, float]) -> Why:
+    text = row["text"] if isinstance(row.get("text"), str) else ""
+    parts = part_scores(row, weights)
+    return Why(
+        pieces(text, row.get("extracted")), parts, [*_verdict(row, text), *_reward(row, parts), *_advantage(row)]
+    )
+
+
+def part_scores(row: Mapping[str, Any], weights: Mapping[str, float]) -> list[PartScore]:
+    """Every weighted part, then what was only recorded."""
+    values = row["parts"] if isinstance(row.get("parts"), Mapping) else {}
+    names = dict.fromkeys([*weights, *map(str, values)])
+    return [PartScore(name, _number(values.get(name)), weights.get(name)) for name in names]
+
+
+def pieces(text: str, extracted: object = None) -> list[tuple[str, str]]:
+    """The text cut where the parser cut it.
+
+    >>> pieces("<answer>4</answer>")
+    [('<answer>', 'tag'), ('4', 'answer'), ('</answer>', 'tag')]
+    """
+    marks = [(match.start(), match.end(), "tag") for match in _TAGS.finditer(text)]
+    answer, thinking = answer_span(text), thinking_span(text)
+    if answer is None and isinstance(extracted, str) and extracted.strip():  # read without tags, such as \boxed{4}
+        start = text.rfind(extracted.strip())
+        answer = (start, start + len(extracted.strip())) if start >= 0 else None
+    kinds = [(*span, kind) for span, kind in ((answer, "answer"), (thinking, "thinking")) if span is not None]
+    edges = sorted({0, len(text), *(edge for start, end, _ in (*marks, *kinds) for edge in (start, end))})
+    found = []
+    for start, end in pairwise(edges):
+        kind = next((kind for low, high, kind in (*marks, *kinds) if low <= start and end <= high), "")
+        found.append((text[start:end], kind))
+    return found
+
+
+def _verdict(row: Mapping[str, Any], text: str) -> list[str]:
+    verdict = str(row.get("verdict", ""))
+    sentences = [VERDICTS.get(verdict, f"The verdict is {verdict or 'missing'}.")]
+    if verdict == "malformed" and any(tag in text for tag in TAGS):
+        counts = {tag: text.count(tag) for tag in TAGS}
+        wrong = [f"{tag} is missing" if n == 0 else f"{tag} occurs {n} times" for tag, n in counts.items() if n != 1]
+        sentences += [f"Of the expected tags, {', '.join(wrong)}."] if wrong else ["The tags are not in order."]
+    if row.get("note"):
+        sentences.append(f"The verifier says: {row['note']}")
+    return sentences
+
+
+def _reward(row: Mapping[str, Any], parts: list[PartScore]) -> list[str]:
+    total = _number(row.get("total"))
+    if total is None:
+        return []
+    counted = [part for part in parts if part.points is not None]
+    terms = [f"{part.name} {part.value:.3g} × {part.weight:.3g}" for part in counted]
+    if not terms:
+        return [f"Reward {total:.3g}."]
+    sentences = [f"Reward {total:.3g} = {' + '.join(terms)}."]
+    if abs(sum(part.points or 0.0 for part in counted) - total) > 1e-4 * max(1.0, abs(total)):
+        sentences = [f"Reward {total:.3g}; its parts ({', '.join(terms)}) do not add up to it."]
+    if skipped := [part.name for part in parts if part.weight is not None and part.value is None]:
+        sentences.append(f"Not applied to this answer: {', '.join(skipped)}.")
+    return sentences
+
+
+def _advantage(row: Mapping[str, Any]) -> list[str]:
+    advantage = _number(row.get("advantage"))
+    if advantage is None:
+        return []
+    if advantage == 0:
+        return ["Advantage 0: the update learns nothing from this answer."]
+    direction = "more" if advantage > 0 else "less"
+    return [f"Advantage {advantage:+.3g}: the update makes this answer {direction} likely."]
+
+
+def _number(value: object) -> float | None:
+    usable = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    return float(value) if usable else None  # type: ignore[arg-type]  # a number by the line above
