@@ -109,14 +109,14 @@ class _PackedAttention(torch.autograd.Function):
         scoring: Scoring,
     ) -> Tensor:
         trained = any(ctx.needs_input_grad)
-        ctx.layout, ctx.pieces = layout, []
+        ctx.layout, ctx.window, ctx.pieces = layout, scoring.window, []
         ctx.sinks = None if sinks is None else sinks.detach().requires_grad_(trained)
         inner = replace(scoring, sinks=ctx.sinks)
         result = q.new_empty(*q.shape[:-1], v.shape[-1])  # values may be shorter than keys (MLA)
         start = 0
         for block in layout:
             stop = start + block.num_tokens
-            leaves = _block_inputs(q[start:stop], k[start:stop], v[start:stop], block)
+            leaves = _block_inputs(q[start:stop], k[start:stop], v[start:stop], block, scoring.window)
             with torch.set_grad_enabled(trained):
                 leaves = [[x.detach().requires_grad_(trained) for x in part] for part in leaves]
                 outputs = [causal_attention(part[0], part[1], part[2], inner) for part in leaves]  # [n, H, longest, D]
@@ -139,24 +139,32 @@ class _PackedAttention(torch.autograd.Function):
             if of_sinks is not None:
                 of_sinks += flat[-1]
             for which in range(3):
-                parts[which] += _block_gradient(list(flat[which : len(inputs) : 3]), block)
+                parts[which] += _block_gradient(list(flat[which : len(inputs) : 3]), block, ctx.window)
             start = stop
         ctx.pieces = []
         return torch.cat(parts[0]), torch.cat(parts[1]), torch.cat(parts[2]), of_sinks, None, None
 
 
 def _block_inputs(
-    q: Tensor, k: Tensor, v: Tensor, block: Block
+    q: Tensor, k: Tensor, v: Tensor, block: Block, window: Window | None
 ) -> list[list[Tensor]]:  # one [q, k, v] per part, each [n, heads, length, D]
-    """The prompt, if any, and the runs of completions, whose keys follow the prompt's."""
+    """The prompt, if any, and the runs of completions, whose keys follow those of the prompt that they see."""
     parts = [[x.transpose(1, 2) for x in part] for part in zip(*(_pad(x, block) for x in (q, k, v)), strict=True)]
     if not block.prompt_len:
         return parts
-    prompt, runs = parts[0], parts[1:]
+    prompt, runs, first = parts[0], parts[1:], _first_seen(block, window)
+    seen = [x[:, :, first:] for x in prompt[1:]]
     return [prompt] + [
-        [rq, *(torch.cat([p.expand(len(x), -1, -1, -1), x], dim=2) for p, x in zip(prompt[1:], (rk, rv), strict=True))]
+        [rq, *(torch.cat([p.expand(len(x), -1, -1, -1), x], dim=2) for p, x in zip(seen, (rk, rv), strict=True))]
         for rq, rk, rv in runs
     ]
+
+
+def _first_seen(block: Block, window: Window | None) -> int:
+    """The first position of the prompt that a completion sees. Chunks are counted from the start: all are kept."""
+    if window is None or window.chunks:
+        return 0
+    return max(0, block.prompt_len - (window.size - 1))
 
 
 @lru_cache(maxsize=256)
@@ -196,18 +204,19 @@ def _unpad(out: Tensor, parts: list[Tensor], block: Block) -> None:
             target.copy_(row[: len(target)])
 
 
-def _block_gradient(grads: list[Tensor], block: Block) -> list[Tensor]:
+def _block_gradient(grads: list[Tensor], block: Block, window: Window | None) -> list[Tensor]:
     """Gradients of the parts, [n, heads, length, D], as pieces [*, heads, D] in packed order.
 
     Gradients of the prompt's keys and values sum over the prompt and every completion.
     """
-    lp, runs = block.prompt_len, _runs(block.completion_lens)
+    lp, runs, first = block.prompt_len, _runs(block.completion_lens), _first_seen(block, window)
     pieces: list[Tensor] = []
     if lp:
         prompt = grads[0][0]
         for run, grad in zip(runs, grads[1:], strict=True):
-            if grad.shape[2] > max(run):  # keys or values: the first Lp columns are the prompt's
-                prompt = prompt + grad[:, :, :lp].sum(dim=0)
+            if grad.shape[2] > max(run):  # keys or values: the first columns are the prompt's
+                of_prompt = grad[:, :, : lp - first].sum(dim=0)
+                prompt = prompt + (F.pad(of_prompt, (0, 0, first, 0)) if first else of_prompt)
         pieces.append(prompt.transpose(0, 1))
     for run, grad in zip(runs, grads[bool(lp) :], strict=True):
         before = grad.shape[2] - max(run)
@@ -218,8 +227,8 @@ def _block_gradient(grads: list[Tensor], block: Block) -> list[Tensor]:
 def causal_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tensor:
     """q [n, H, Lq, D], k [n, Hkv, Lk, D], v [n, Hkv, Lk, Dv] -> [n, H, Lq, Dv].
 
-    The keys stand at positions 0, 1, ... of their sequence, the queries at the last Lq of them: if there are more keys
-    than queries, the first are the prompt's.
+    The keys stand at positions 0, 1, ... of their sequence (in a sliding window: or of its end), the queries at the
+    last Lq of them: if there are more keys than queries, the first are the prompt's.
     """
     queries, keys = q.shape[2], k.shape[2]
     window = scoring.window if scoring.window is not None and scoring.window.hides(keys) else None

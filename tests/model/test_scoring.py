@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -57,10 +57,13 @@ blocks = st.builds(
 )
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=40, deadline=None)
+@example((Block(6, (3, 1, 2)), Block(0, (5,))), Window(4), None, False, (4, 2), 2**24)
+@example((Block(6, (3, 1, 2)), Block(0, (5,))), Window(4), 1.5, True, (4, 2), 1)
+@example((Block(6, (3, 5)),), Window(4, chunks=True), None, False, (2, 2), 2**24)
 @given(
     layout=st.lists(blocks, min_size=1, max_size=3).map(tuple),
-    window=st.sampled_from((None, Window(1), Window(4), Window(9), Window(4, chunks=True))),
+    window=st.sampled_from((Window(4), Window(3), Window(4, chunks=True), Window(1), Window(9), None)),
     softcap=st.sampled_from((None, 1.5)),
     with_sinks=st.booleans(),
     heads=st.sampled_from([(2, 2), (4, 2)]),
