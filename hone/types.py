@@ -139,6 +139,7 @@ class Reward:
     verdict: Verdict
     extracted: str | None = None
     note: str | None = None  # why there is no reward, if so
+    turns: tuple[float, ...] = ()  # of several turns: what each earned; they add up to the total
 
 
 @dataclass(frozen=True, slots=True)

@@ -186,6 +186,7 @@ TEXT = {
     "junk": "a probe of hone check",
     "careful": "worked answers",
     "terse": "worked answers",
+    "calculator": "worked answers",
     "hasty": "worked answers",
 }
 

@@ -171,9 +171,32 @@ def advantages(
 
     `kl` [P][G][Lc] holds per-token estimates (`hone.learn.kl`), needed if `algo.kl.place` is "reward".
     """
+    if algo.credit == "turn":
+        return [turn_advantages(group, normalise=algo.advantage == "grpo") for group in groups]
     rewards = [group_rewards(group) for group in groups]
     lengths = [[rollout.num_tokens for rollout in group.rollouts] for group in groups]
     return group_advantages(rewards, lengths, algo, kl, global_sum)
+
+
+def turn_advantages(group: Group, normalise: bool) -> list[FloatArray]:
+    """[G] arrays [Lc]: each token gets the sum of the centred rewards of its turn and of later turns.
+
+    Rewards of turns are centred with the mean over all turns of the group and, if `normalise`, divided by their
+    standard deviation: process supervision of GRPO, Shao et al., DeepSeekMath, arXiv:2402.03300, section 4.1.3, with
+    turns as steps. Of one turn each it is `grpo`, or `dr_grpo`. Ungraded rollouts get 0.
+    """
+    graded = [r.verdict not in VERIFIER_FAILURES for r in group.rewards]
+    by_turn = [np.asarray(reward.turns or (reward.total,)) for reward in group.rewards]
+    every = np.concatenate([t for t, ok in zip(by_turn, graded, strict=True) if ok] or [np.zeros(0)])
+    result = []
+    for rollout, turns, ok in zip(group.rollouts, by_turn, graded, strict=True):
+        centred = np.zeros(len(turns))
+        if ok and not is_zero_variance(every):
+            centred = (turns - every.mean()) / (every.std(ddof=1) + EPS if normalise else 1.0)
+        to_go = np.cumsum(centred[::-1])[::-1]
+        counts = [len(turn.completion_ids) for turn in rollout.turns]
+        result.append(np.repeat(to_go if len(to_go) == len(counts) else to_go[:1], counts).astype(np.float32))
+    return result
 
 
 def group_advantages(

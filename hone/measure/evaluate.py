@@ -141,9 +141,21 @@ def graded(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[dict[st
             "tokens": rollout.num_tokens,
             "finish": rollout.finish,
             "index": rollout.index,
+            **_episode(rollout),
         }
         for (problem, rollout), judged in zip(items, judge_all(task, items), strict=True)
     ]
+
+
+def _episode(rollout: Rollout) -> dict[str, Any]:
+    """Of a rollout of several turns: how many, how it ended, and what the environment logged."""
+    episode = rollout.episode
+    if len(rollout.turns) == 1 and not any(step.replies for step in episode.steps):
+        return {}
+    names = sorted({name for step in episode.steps for name in step.parts})
+    logged = {name: sum(step.parts.get(name, 0.0) for step in episode.steps) for name in names}
+    calls = sum(len(step.message.get("tool_calls") or ()) for step in episode.steps)
+    return {"turns": len(rollout.turns), "end": episode.end, "tool_calls": calls, "logged": logged}
 
 
 def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
@@ -175,8 +187,21 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
             level: asdict(_accuracy(by_level[level])) for level in sorted(by_level) if stats.outcomes(by_level[level])
         },
         **_pass_at_k(records, config.samples),
+        **_episode_means(records),
         "samples": config.samples,
         "sampling": config.sampling.model_dump(),
+    }
+
+
+def _episode_means(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Means over all samples, of which those answered in one turn have no calls and logged nothing."""
+    if not any("turns" in record for record in records):
+        return {}
+    names = sorted({name for record in records for name in record.get("logged", {})})
+    logged = {name: sum(r.get("logged", {}).get(name, 0.0) for r in records) / len(records) for name in names}
+    turns = sum(record.get("turns", 1) for record in records) / len(records)
+    return {
+        "episode": {"turns": turns, "tool_calls": sum(r.get("tool_calls", 0) for r in records) / len(records), **logged}
     }
 
 

@@ -16,6 +16,7 @@ import textwrap
 
 from hone.recipe import explain_stages
 from hone.recipe.explain_phases import Entry, count, entries, g, n, reference, schedule
+from hone.recipe.explain_turns import turn_advantage, turns
 from hone.recipe.recipe import Pipeline, Recipe, stages
 from hone.recipe.rules import stage_notices
 from hone.recipe.schedule import Phases
@@ -110,6 +111,7 @@ def _section(stage: Recipe, alone: bool) -> str:
 def _on_policy(stage: Recipe) -> list[Entry]:
     return [
         ("rollout", _rollout(stage)),
+        ("turns", turns(stage)),
         ("updates", _updates(stage)),
         ("advantage", explain_stages.teacher_advantage(stage)),
         ("loss", _loss(stage)),
@@ -128,6 +130,7 @@ def _reinforcement(stage: Recipe) -> list[Entry]:
     algo = stage.algo
     return [
         ("rollout", _rollout(stage)),
+        ("turns", turns(stage)),
         ("updates", _updates(stage)),
         ("reward", [f"R_i = {' + '.join(f'{g(w)} * {name}' for name, w in stage.reward.parts.items() if w)}"]),
         ("advantage", _advantage(stage)),
@@ -142,7 +145,7 @@ def _reinforcement(stage: Recipe) -> list[Entry]:
 
 
 def _rollout(stage: Recipe) -> list[str]:
-    prompts, group, longest = stage.prompts_per_step, stage.samples_per_prompt, stage.sampling.max_tokens
+    prompts, group, longest = stage.prompts_per_step, stage.samples_per_prompt, stage.rollout_sampling.max_tokens
     lines = [
         f"{count(prompts, 'prompt')} x {count(group, 'answer')} = {n(prompts * group)} per step, each of at most "
         f"{count(longest, 'token')}: at most {n(prompts * group * longest)} completion tokens"
@@ -188,6 +191,8 @@ def _advantage(stage: Recipe) -> list[str]:
         "to_go": f" - {beta} * (KL_t + KL_(t+1) + ...)" if beta else "",
         "at_each": f", less {beta} * KL_t at each" if beta else "",
     }
+    if algo.credit == "turn" and stage.has_turns:
+        return turn_advantage(algo)
     lines = [text.format(**symbols) for text in (ADVANTAGES[algo.advantage], *SYMBOLS[algo.advantage])]
     if beta and algo.advantage not in PER_TOKEN:
         lines.append(f"R_i here is the reward less {beta} * (sum of KL_t over answer i)")
@@ -289,13 +294,14 @@ def _value(algo: AlgoConfig) -> list[str]:
 
 
 def _reduction(stage: Recipe) -> list[str]:
-    algo, longest = stage.algo, stage.sampling.max_tokens
+    algo, longest = stage.algo, stage.rollout_sampling.max_tokens
     samples = _share(stage)[1] * stage.samples_per_prompt
+    limit = "sampling.max_tokens" + (" x environment.max_turns" if stage.has_turns else "")
     lines = [f"{algo.reduction}: sum over tokens of {REDUCTIONS[algo.reduction].format(longest=longest)}"]
     lines += {
         "token_mean": [f"N = trained tokens of the update's samples, at most {n(samples * longest)}"],
         "sequence_mean": [f"S = samples of the update, at most {n(samples)}; T_i = trained tokens of the sample"],
-        "constant": [f"S = samples of the update, at most {n(samples)}; {longest} is sampling.max_tokens"],
+        "constant": [f"S = samples of the update, at most {n(samples)}; {longest} is {limit}"],
     }[algo.reduction]
     dull = "; groups without a reward difference are included" if not algo.refill_rounds else ""
     out = ["samples whose verifier failed", *(["truncated samples"] if algo.mask_truncated else [])]

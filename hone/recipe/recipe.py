@@ -26,7 +26,7 @@ from hone.base.validate import impossible
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
 from hone.recipe.sections.algo import NEEDS_GROUP, AlgoConfig, ResetConfig, WatchConfig
-from hone.recipe.sections.environment import EnvironmentConfig
+from hone.recipe.sections.environment import BUILT_IN_TOOLS, EnvironmentConfig
 from hone.recipe.sections.evals import EvalConfig
 from hone.recipe.sections.launch import LaunchConfig
 from hone.recipe.sections.model import LoraConfig, ModelConfig
@@ -116,14 +116,21 @@ class Recipe(Section):
         return self.environment.name is not None or bool(self.tools)
 
     @property
-    def most_tokens(self) -> int:
-        """The most completion tokens of a rollout, over all its turns."""
-        return self.sampling.max_tokens * (self.environment.max_turns if self.has_turns else 1)
+    def rollout_sampling(self) -> SamplingConfig:
+        """`sampling` with the token limit of a whole rollout, over all its turns."""
+        turns = self.environment.max_turns if self.has_turns else 1
+        return self.sampling.model_copy(update={"max_tokens": turns * self.sampling.max_tokens})
 
     @property
     def starts_server(self) -> bool:
         """Whether hone starts a rollout server for the stage."""
         return self.stage in ("rl", "distil") and self.rollout.starts_server
+
+    def _possible_tools(self) -> None:
+        for number, tool in enumerate(self.tools):
+            if ":" not in tool and tool not in BUILT_IN_TOOLS:
+                message = f"no tool {tool!r}; give path/file.py:function, or {' or '.join(BUILT_IN_TOOLS)}"
+                raise impossible(f"tools.{number}", message)
 
     def _possible_checkpoints(self) -> None:
         """The best checkpoints are chosen by validation, so they need one."""
@@ -156,6 +163,7 @@ class Recipe(Section):
         if self.steps > streams.STEPS:
             message = f"random streams are kept apart for {streams.STEPS:,} steps; give fewer, or add a stage"
             raise impossible("steps", message)
+        self._possible_tools()
         self._possible_checkpoints()
         self._possible_model()
         self._possible_launch()

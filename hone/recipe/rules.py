@@ -64,6 +64,10 @@ def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
             f"launch.slurm.notice {notice}: a run may take {saving:g} s to save (checkpoint.stop_within_seconds), so "
             "it may be killed before it has saved; raise the one or lower the other"
         )
+    if not stage.has_turns and stage.environment.changed():
+        lines.append("environment has no effect without environment.name or tools: problems are answered in one turn")
+    if not stage.has_turns and stage.algo.credit == "turn":
+        lines.append("algo.credit turn has no effect without environment.name or tools: there is one turn")
     if stage.model.path != "tiny" and stage.model.tiny.changed():
         lines.append(f"model.tiny has no effect: model.path is {stage.model.path}")
     if stage.stage == "generate" and stage.teacher is not None and "://" in stage.teacher and stage.prompt.changed():

@@ -164,7 +164,15 @@ class Composed:
         if not abs(total) <= LARGEST:
             worth = ", ".join(f"{name} {value:g} x {self.weights[name]:g}" for name, value in values.items())
             raise UserError(f"reward: the sum of the parts is {total:g} ({worth}); {POSSIBLE}")
-        return Reward(total, parts, verdict, one.grade.extracted)
+        return Reward(total, parts, verdict, one.grade.extracted, turns=self._by_turn(one.rollout, total))
+
+    def _by_turn(self, rollout: Rollout, total: float) -> tuple[float, ...]:
+        """What the environment gave for each turn, weighted; all else belongs to the last turn."""
+        steps, weight = rollout.episode.steps, self.weights.get("environment", 0.0)
+        if len(steps) < 2:
+            return ()
+        first = [weight * (step.reward or 0.0) for step in steps[:-1]]
+        return (*first, total - sum(first))
 
 
 def failures(groups: Iterable[Group]) -> str | None:

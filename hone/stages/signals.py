@@ -48,7 +48,7 @@ class RewardSignal:
     def batch(self, sampled: Sampled) -> Batch:
         now, policy = sampled.settings, self._policy
         packer = make_packer(now, policy.world)
-        return prepare(sampled.groups, policy, policy.reference, now.algo, now.sampling, packer)
+        return prepare(sampled.groups, policy, policy.reference, now.algo, now.rollout_sampling, packer)
 
     def note(self, log: StepLog) -> str:
         m = log.metrics
@@ -66,7 +66,7 @@ class TeacherSignal:
 
     def batch(self, sampled: Sampled) -> Batch:
         now, packer = sampled.settings, make_packer(sampled.settings, self._policy.world)
-        return teacher_batch(sampled.groups, self._policy, self._teacher, now.algo, now.sampling, packer)
+        return teacher_batch(sampled.groups, self._policy, self._teacher, now.algo, now.rollout_sampling, packer)
 
     def note(self, log: StepLog) -> str:
         return f"KL to the teacher {log.metrics['teacher/kl']:.4f} per token"

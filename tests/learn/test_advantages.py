@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import chain
 
 import numpy as np
@@ -306,3 +307,41 @@ def test_inputs_are_checked() -> None:
         group_advantages([np.array([np.inf, 0.0])], [[1, 1]], AlgoConfig())
     with pytest.raises(ValueError, match="sample 1: kl needs 2"):
         group_advantages([np.zeros(2)], [[1, 2]], AlgoConfig(), kl=[[np.zeros(1), np.zeros(1)]])
+
+
+# --- credit by turn ---------------------------------------------------------------------------------------------------
+
+
+def played(*episodes: tuple[tuple[float, ...], tuple[int, ...]]) -> Group:
+    """A group of rollouts: what each turn earned, and the tokens of each turn."""
+    rollouts, rewards = [], []
+    for index, (earned, counts) in enumerate(episodes):
+        turns = [Turn(np.zeros(1, np.int64), np.ones(n, np.int64), np.zeros(n, np.float32), "stop", 0) for n in counts]
+        rollouts.append(Rollout("p", index, tuple(turns), ""))
+        rewards.append(Reward(sum(earned), {}, "correct", turns=earned if len(earned) > 1 else ()))
+    return Group(Problem("p", "t", (), None), tuple(rollouts), tuple(rewards))
+
+
+def test_the_credit_of_turns_by_hand():
+    """Rewards of turns: 1, 0 | 0, 3; mean 1; each turn's tokens get the centred rewards from their turn on."""
+    group = played(((1.0, 0.0), (2, 1)), ((0.0, 3.0), (1, 2)))
+    by_turn = advantages([group], AlgoConfig(advantage="dr_grpo", credit="turn"))[0]
+    assert [a.tolist() for a in by_turn] == [[-1.0, -1.0, -1.0], [1.0, 2.0, 2.0]]
+    std = np.sqrt(2.0)  # of 1, 0, 0, 3, unbiased: ((0 + 1 + 1 + 4) / 3) ** 0.5
+    scaled = advantages([group], AlgoConfig(advantage="grpo", credit="turn"))[0]
+    np.testing.assert_allclose(scaled[1], np.array([1.0, 2.0, 2.0]) / (std + 1e-6), rtol=1e-6)
+
+
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
+def test_with_one_turn_each_the_credit_of_turns_is_that_of_episodes(advantage):
+    group = played(((1.0,), (2,)), ((0.0,), (1,)), ((0.5,), (3,)))
+    each = [advantages([group], AlgoConfig(advantage=advantage, credit=credit))[0] for credit in ("turn", "episode")]
+    for a, b in zip(*each, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6)
+
+
+def test_the_credit_of_turns_leaves_failed_rollouts_out():
+    group = played(((1.0, 0.0), (1, 1)), ((0.0, 0.0), (1, 1)), ((9.0, 9.0), (1, 1)))
+    failed = replace(group, rewards=(*group.rewards[:2], Reward(0.0, {}, "verifier_error")))
+    by_turn = advantages([failed], AlgoConfig(advantage="dr_grpo", credit="turn"))[0]
+    assert [a.tolist() for a in by_turn] == [[0.5, -0.25], [-0.5, -0.25], [0.0, 0.0]]

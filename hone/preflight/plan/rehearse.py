@@ -63,7 +63,7 @@ def rehearse(writer: RunWriter, recipe: Recipe, model: ModelConfig, policy: Poli
     limit = longest_exact(policy.model.config)
 
     def answer(one: Recipe) -> int:
-        return min(one.sampling.max_tokens, (limit or sys.maxsize) - prompt)
+        return min(one.rollout_sampling.max_tokens, (limit or sys.maxsize) - prompt)
 
     if any(answer(one) < 1 for one in settings):
         return  # the engine says which prompt leaves no room

@@ -45,6 +45,9 @@ class AlgoConfig(Section):
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.2
     dual_clip: float | None = Field(default=None, gt=1.0)
+    credit: Literal["episode", "turn"] = (
+        "episode"  # what a turn's tokens earn: the episode's reward, or that from it on
+    )
     reduction: Literal["token_mean", "sequence_mean", "constant"] = "token_mean"
     updates_per_rollout: PositiveInt = 1
     kl: KLConfig = KLConfig()
@@ -63,6 +66,8 @@ class AlgoConfig(Section):
             raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1.0 + self.clip_high}")
         if self.advantage != "gae" and "value" in self.model_fields_set:
             raise ValueError(f"value has no effect with advantage {self.advantage}; remove it, or set advantage: gae")
+        if self.credit == "turn" and (self.advantage not in ("grpo", "dr_grpo") or self.kl.place == "reward"):
+            raise ValueError("credit: turn needs advantage grpo or dr_grpo, and kl.place loss; change one of them")
         if self.refill_rounds and self.advantage not in WITHIN_GROUP:
             raise ValueError(
                 f"refill_rounds replaces groups of equal rewards, but with advantage {self.advantage} the policy "

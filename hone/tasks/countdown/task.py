@@ -157,12 +157,20 @@ def terse(nums: Sequence[int], target: int, solution: Term, rng: random.Random, 
     return completion("\n".join(steps), solution.text.replace(" ", ""))
 
 
+def calculated(nums: Sequence[int], target: int, solution: Term, rng: random.Random, tries: int) -> tuple[str, ...]:
+    """Calls of the tool `calculator`, one for each attempt, the last of them right; then the answer."""
+    terms = [random_term(rng, nums) for _ in range(rng.randint(0, tries))]
+    texts = [*(term.text for term in terms if term.value != target), solution.text]
+    calls = (f'```tool\ncalculator(expression="{text}")\n```' for text in texts)
+    return (*calls, completion("The calculator agrees.", solution.text))
+
+
 class CountdownTask:
     """A `TracedTask`; see `hone.tasks.base`."""
 
     name = "countdown"
     system = SYSTEM
-    trace_styles: tuple[str, ...] = ("careful", "hasty", "terse")
+    trace_styles: tuple[str, ...] = ("careful", "hasty", "terse", "calculator")
 
     def __init__(self, config: CountdownConfig, seed: int = 0) -> None:
         self.config, self.seed = config, seed
@@ -203,6 +211,9 @@ class CountdownTask:
         if style in ("careful", "terse"):
             write = careful if style == "careful" else terse
             return Example(problem, write(nums, target, self._solution(problem), rng, self.config.tries), style)
+        if style == "calculator":
+            *calls, text = calculated(nums, target, self._solution(problem), rng, self.config.tries)
+            return Example(problem, text, style, tuple(calls))
         return Example(problem, completion("I will just guess.", random_term(rng, nums).text), style)
 
     def _solution(self, problem: Problem) -> Term:

@@ -1,0 +1,37 @@
+"""What `hone explain` says of rollouts with several turns."""
+
+from __future__ import annotations
+
+from hone.recipe.recipe import Recipe
+from hone.recipe.sections.algo import AlgoConfig
+
+
+def turns(stage: Recipe) -> list[str]:
+    """How an episode goes, and which of its tokens are trained; nothing for tasks that are answered in one turn."""
+    if not stage.has_turns:
+        return []
+    environment, name = stage.environment, stage.environment.name
+    what = ", ".join(name.values()) if isinstance(name, dict) else name
+    answers = [f"the environment {what}"] if what else []
+    answers += [f"the tools {', '.join(stage.tools)}"] if stage.tools else []
+    verb = "answer" if len(answers) > 1 or not what else "answers"
+    limit = environment.max_tokens
+    room = f"{limit} tokens (environment.max_tokens)" if limit else "the model's context"
+    return [
+        f"an episode has at most {environment.max_turns} turns of at most {stage.sampling.max_tokens} tokens; "
+        f"{' and '.join(answers)} {verb}; prompt, turns and replies together fit {room}",
+        "trained are the tokens that were sampled, of every turn; replies, and what the chat template puts between, "
+        "are read and not trained; where the template rewrites what was said before, the turns from there on are "
+        "another sample with the same advantage",
+    ]
+
+
+def turn_advantage(algo: AlgoConfig) -> list[str]:
+    """Of `credit: turn`."""
+    scale = " / (std + 1e-6)" if algo.advantage == "grpo" else ""
+    return [
+        f"A_t = sum over the turn k of token t and later turns of (r_k - mean){scale}",
+        "r_k: what the environment gave for turn k, weighted; all other parts of the reward belong to the last turn",
+        f"mean{' and std' if scale else ''} over all turns of the group's answers (DeepSeekMath, arXiv:2402.03300, "
+        "section 4.1.3)",
+    ]
