@@ -16,6 +16,7 @@ from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.environments.play import Episodes
+from hone.environments.record import episode_means, episode_row
 from hone.grade.parse import parse
 from hone.measure.rewarded import rewarded
 from hone.measure.stats import passk, reflection
@@ -141,21 +142,10 @@ def graded(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[dict[st
             "tokens": rollout.num_tokens,
             "finish": rollout.finish,
             "index": rollout.index,
-            **_episode(rollout),
+            **episode_row(rollout),
         }
         for (problem, rollout), judged in zip(items, judge_all(task, items), strict=True)
     ]
-
-
-def _episode(rollout: Rollout) -> dict[str, Any]:
-    """Of a rollout of several turns: how many, how it ended, and what the environment logged."""
-    episode = rollout.episode
-    if len(rollout.turns) == 1 and not any(step.replies for step in episode.steps):
-        return {}
-    names = sorted({name for step in episode.steps for name in step.parts})
-    logged = {name: sum(step.parts.get(name, 0.0) for step in episode.steps) for name in names}
-    calls = sum(len(step.message.get("tool_calls") or ()) for step in episode.steps)
-    return {"turns": len(rollout.turns), "end": episode.end, "tool_calls": calls, "logged": logged}
 
 
 def eval_problems(task: Task, config: EvalConfig) -> Sequence[Problem]:
@@ -187,21 +177,9 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
             level: asdict(_accuracy(by_level[level])) for level in sorted(by_level) if stats.outcomes(by_level[level])
         },
         **_pass_at_k(records, config.samples),
-        **_episode_means(records),
+        **({"episode": means} if (means := episode_means(records)) else {}),
         "samples": config.samples,
         "sampling": config.sampling.model_dump(),
-    }
-
-
-def _episode_means(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Means over all samples, of which those answered in one turn have no calls and logged nothing."""
-    if not any("turns" in record for record in records):
-        return {}
-    names = sorted({name for record in records for name in record.get("logged", {})})
-    logged = {name: sum(r.get("logged", {}).get(name, 0.0) for r in records) / len(records) for name in names}
-    turns = sum(record.get("turns", 1) for record in records) / len(records)
-    return {
-        "episode": {"turns": turns, "tool_calls": sum(r.get("tool_calls", 0) for r in records) / len(records), **logged}
     }
 
 

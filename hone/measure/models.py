@@ -55,6 +55,8 @@ class Model:
 def find(target: str, stage: Recipe, task: Task) -> Model:
     """Raises UserError if there is no model at `target`."""
     if "://" in target:
+        if stage.has_turns:
+            raise UserError(f"{target}: an endpoint cannot play episodes of several turns; give a model's folder or id")
         endpoint = Endpoint.parse(target)
         hosted = HostedModel(endpoint, stage.eval.sampling, stage.prompt.system_prompt(task.system))
         return Model(endpoint.model, target, target, True, lambda: _Hosted(hosted))

@@ -141,6 +141,8 @@ def training_panels(line: Timeline) -> list[Panel]:
             "Mean |log ratio| per token; about 0 while both compute the same.",
         ),
         _single(line, "duplicate_thinking", "duplicates", "Repeated thinking", "Share of identical texts.", True),
+        _single(line, "episode/turns", "turns", "Turns per episode", "Mean of each step."),
+        _single(line, "episode/tool_calls", "tool-calls", "Tool calls per episode", "Mean of each step."),
         _verdicts(line),
         reflection_kinds(line),
     ]  # fmt: skip
@@ -148,7 +150,7 @@ def training_panels(line: Timeline) -> list[Panel]:
 
 
 def _single(line: Timeline, column: str, key: str, title: str, note: str, share: bool = False) -> Panel | None:
-    unused = column in ("kl", "groups/replaced") and not np.nansum(np.abs(line.column(column)))
+    unused = column in ("kl", "groups/replaced", "episode/tool_calls") and not np.nansum(np.abs(line.column(column)))
     if not line.has(column) or unused:  # always logged, and 0 unless asked for
         return None
     return Panel(key, title, "RL step", (Curve(line.steps, line.column(column)),), marks(line), share, note=note)

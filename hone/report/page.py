@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from hone.environments.record import transcript
 from hone.measure.stats import reflection
 from hone.report.read import Row, RunRecord, StageRecord
 from hone.report.story import Side, Story, sample_problems
@@ -93,7 +94,7 @@ def samples(story: Story) -> str:
 
 
 def _sample(side: Side, record: Row) -> str:
-    text = str(record["text"])
+    text = transcript(record)
     verdict = f"{record.get('verdict', '?')}, {record.get('tokens', '?')} tokens"
     source = side.row.get("samples_file") or f"evals/{side.label}.jsonl"
     where = f"{side.stage.name}/{source}" if side.stage else str(source)

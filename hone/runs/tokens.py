@@ -11,8 +11,9 @@ import numpy as np
 from safetensors.numpy import save
 
 from hone.base import checksums
+from hone.environments.record import episode_row
 from hone.learn.samples import chains
-from hone.types import FloatArray, Group, Rollout, Sample, StepStats
+from hone.types import FloatArray, Group, Sample, StepStats
 
 
 def rollout_rows(groups: Sequence[Group], prompts: Sequence[str], samples: Sequence[Sample]) -> list[dict[str, Any]]:
@@ -37,27 +38,10 @@ def rollout_rows(groups: Sequence[Group], prompts: Sequence[str], samples: Seque
                     "finish": rollout.finish,
                     **({"note": reward.note} if reward.note else {}),
                     "policy_version": rollout.turns[-1].policy_version,
-                    **_episode(rollout),
+                    **episode_row(rollout),
                 }
             )
     return rows
-
-
-def _episode(rollout: Rollout) -> dict[str, Any]:
-    """What is recorded of a rollout of several turns: how it ended, and what was said and replied."""
-    episode = rollout.episode
-    if len(rollout.turns) == 1 and episode.end == "done" and not any(step.replies for step in episode.steps):
-        return {}
-    steps = [
-        {
-            "message": dict(step.message),
-            "replies": [dict(reply) for reply in step.replies],
-            **({"reward": step.reward} if step.reward is not None else {}),
-            **({"error": step.error} if step.error is not None else {}),
-        }
-        for step in episode.steps
-    ]
-    return {"turns": len(rollout.turns), "chains": len(chains(rollout)), "end": episode.end, "steps": steps}
 
 
 def _mean_advantage(samples: Sequence[Sample]) -> float:

@@ -26,11 +26,12 @@ from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.environments.make import make_episodes
+from hone.environments.record import episode_row, transcript
 from hone.rollout.native.core import Core
 from hone.rollout.native.requests import Request
 from hone.rollout.text import ShownText
 from hone.serve.model import ServedModel
-from hone.types import IntArray, Rollout, Turn
+from hone.types import IntArray, Turn
 
 RESERVED = {"index", "sample", "completion", "finish", "tokens", "model"}
 
@@ -43,26 +44,11 @@ def show_problems(model: ServedModel, count: int) -> None:
     episodes = make_episodes(model.stage, model.renderer)
     answers = episodes.sample(chosen, model.engine, model.sampling, samples=1, seed=model.stage.seed)
     for problem, (rollout,) in zip(chosen, answers, strict=True):
-        grade = model.task.grade(problem, rollout.text)
-        print(
-            visible(f"--- {problem.id}\n{model.renderer.prompt_text(problem)}{_told(rollout, model.renderer.prefix)}")
-        )
+        grade, row = model.task.grade(problem, rollout.text), episode_row(rollout)
+        text = transcript(row) if row else rollout.text.removeprefix(model.renderer.prefix)
+        print(visible(f"--- {problem.id}\n{model.renderer.prompt_text(problem)}{text}"))
         turns = f"{len(rollout.turns)} turns ({rollout.episode.end}), " if len(rollout.turns) > 1 else ""
         print(visible(f"=> {grade.verdict}, {turns}{rollout.num_tokens} tokens, finished by {rollout.finish}\n"))
-
-
-def _told(rollout: Rollout, prefix: str) -> str:
-    """The turns of a rollout, and what the environment replied."""
-    if len(rollout.turns) == 1:
-        return rollout.text.removeprefix(prefix)
-    parts = []
-    for step in rollout.episode.steps:
-        calls = [
-            f"[calls {c['function']['name']} {c['function']['arguments']}]" for c in step.message.get("tool_calls", ())
-        ]
-        parts += ["\n".join([step.message["content"], *calls])]
-        parts += [f"  <{reply['role']}> {reply['content']}" for reply in step.replies]
-    return "\n".join(parts)
 
 
 def answer_one(model: ServedModel, text: str, seed: int) -> None:

@@ -243,3 +243,20 @@ def test_of_many_calls_some_hang_some_crash_and_none_is_lost():
             assert result == Failed("error", f"ValueError: call {i}")
         else:
             assert result == i
+
+
+# --- what is written down -----------------------------------------------------------------------
+
+
+def test_rows_and_transcripts():
+    from hone.environments.record import episode_means, episode_row, transcript
+
+    said = [calculator_call("3"), "6 it is"]
+    _, ((rollout,),) = play(lambda p, g, k: said[k], make=lambda: ToolEnvironment((Tool(twice),)))
+    row = {"text": rollout.text, **episode_row(rollout)}
+    assert (row["turns"], row["chains"], row["end"]) == (2, 1, "done")
+    assert transcript(row) == "[calls twice {'n': 3}]\n  <tool> 6\n6 it is"
+    plain = {"text": "a whole answer"}
+    assert transcript(plain) == "a whole answer"
+    assert episode_means([row, plain]) == {"turns": 1.5, "tool_calls": 0.5}
+    assert episode_means([plain]) == {}
