@@ -195,7 +195,8 @@ def turn_advantages(group: Group, normalise: bool) -> list[FloatArray]:
             centred = (turns - every.mean()) / (every.std(ddof=1) + EPS if normalise else 1.0)
         to_go = np.cumsum(centred[::-1])[::-1]
         counts = [len(turn.completion_ids) for turn in rollout.turns]
-        result.append(np.repeat(to_go if len(to_go) == len(counts) else to_go[:1], counts).astype(np.float32))
+        each = to_go if len(to_go) == len(counts) else np.full(len(counts), to_go[0])  # of a reward as a whole
+        result.append(np.repeat(each, counts).astype(np.float32))
     return result
 
 
