@@ -179,6 +179,9 @@ def references(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         elif key in ("model.path", "teacher", "lora.path", "reward.perplexity.answerer") and value != "tiny":
             yield key, value, "model"
     for key, target in _targets(config):
+        if key.startswith("tools.search:"):
+            yield key, target.partition(":")[2], "data"
+            continue
         place, colon, _ = target.rpartition(":")
         if colon and (place.endswith(".py") or "/" in place):
             yield key, place, "code"

@@ -15,6 +15,7 @@ from hone.environments.calculator import calculator
 from hone.environments.interrogation import KnightsInterrogation
 from hone.environments.play import Episodes
 from hone.environments.sandbox import python
+from hone.environments.search import PREFIX, search_tool
 from hone.environments.tools import Tool, ToolEnvironment
 from hone.environments.trl import TRLEnvironment
 from hone.grade.child import describe, load_target
@@ -53,8 +54,9 @@ def environment_of(recipe: Recipe) -> Callable[[], Environment]:
 
 def load_tool(target: str) -> Tool:
     """The tool of a recipe. Raises UserError if it cannot be loaded, or its schema is incomplete."""
-    function = TOOLS[target] if target in TOOLS else _load(target, "tool")
-    tool = Tool(function)
+    if target.startswith(PREFIX):
+        return Tool(search_tool(target))
+    tool = Tool(TOOLS[target] if target in TOOLS else _load(target, "tool"))
     tool.schema  # noqa: B018  # raises where hints or docstring are incomplete
     return tool
 

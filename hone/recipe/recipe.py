@@ -129,7 +129,7 @@ class Recipe(Section):
     def _possible_tools(self) -> None:
         for number, tool in enumerate(self.tools):
             if ":" not in tool and tool not in BUILT_IN_TOOLS:
-                message = f"no tool {tool!r}; give path/file.py:function, or {' or '.join(BUILT_IN_TOOLS)}"
+                message = f"no tool {tool!r}; give path/file.py:function, search:FOLDER, {' or '.join(BUILT_IN_TOOLS)}"
                 raise impossible(f"tools.{number}", message)
 
     def _possible_checkpoints(self) -> None:
