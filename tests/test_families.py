@@ -62,8 +62,13 @@ SHORT = {
     "modernbert-decoder": "is not computed exactly",
     "gpt-j": "has its own attention classes",
     "mpt": "cannot run with hone's attention",
-    "rwkv": "cannot run with hone's attention",
-    "lfm2": "layers of type conv",
+    "rwkv": "never calls the one that transformers is told to use",
+    "lfm2": "exact",
+    "qwen3.5": "exact",
+    "granite4-h": "exact",
+    "nemotron-h": "exact",
+    "jamba": "exact",
+    "minimax": "of which 0 take a cache of states",
 }
 
 

@@ -17,7 +17,7 @@ from typing import Any
 import psutil
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch.distributed.fsdp import FSDPModule
 from transformers import AutoTokenizer, Qwen3Config, Qwen3ForCausalLM
 
@@ -92,15 +92,15 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {name: str(folder / name) for name in ("qwen2", "qwen3")}
 
 
-def check_same(found: dict[str, Any], expected: dict[str, Any], label: str) -> None:
+def check_same(found: dict[str, Any], expected: dict[str, Any], label: str, tolerance: float = TOLERANCE) -> None:
     for name in ("loss", "grad_norm", "entropy", "kl"):
-        assert found[name] == pytest.approx(expected[name], rel=TOLERANCE, abs=TOLERANCE), f"{label}: {name}"
+        assert found[name] == pytest.approx(expected[name], rel=tolerance, abs=tolerance), f"{label}: {name}"
     for name in ("logprobs", "grad_norms"):
         for a, b in zip(itertools.chain(*found[name]), itertools.chain(*expected[name]), strict=True):
-            torch.testing.assert_close(a, b, atol=TOLERANCE, rtol=TOLERANCE, msg=f"{label}: {name}")
+            torch.testing.assert_close(a, b, atol=tolerance, rtol=tolerance, msg=f"{label}: {name}")
     assert found["weights"].keys() == expected["weights"].keys()
     for name, value in expected["weights"].items():
-        torch.testing.assert_close(found["weights"][name], value, atol=TOLERANCE, rtol=0, msg=f"{label}: {name}")
+        torch.testing.assert_close(found["weights"][name], value, atol=tolerance, rtol=0, msg=f"{label}: {name}")
 
 
 def run(cases: list[dict[str, Any]], folder: Path) -> list[tuple[dict[str, Any], dict[str, Any], dict[str, Any]]]:
@@ -191,6 +191,23 @@ def test_two_processes_are_one_with_windows_sinks_and_caps(models: dict[str, str
         cases += [{"model": str(tmp_path / name), "rewards": REWARDS, "parallel": layout} for layout in parallels]
     for case, found, expected in run(cases, tmp_path):
         check_same(found, expected, json.dumps(case))
+
+
+@pytest.mark.slow
+def test_two_processes_with_recurrent_layers_are_one(models: dict[str, str], tmp_path: Path) -> None:
+    cases = []
+    for name in ("qwen3.5", "lfm2", "granite4-h"):
+        make(name, tmp_path / name)
+        weights = load_file(tmp_path / name / "model.safetensors")  # smaller, since five steps multiply rounding
+        calm = {key: value * 0.3 if value.ndim == 2 else value for key, value in weights.items()}
+        save_file(calm, tmp_path / name / "model.safetensors", metadata={"format": "pt"})
+        AutoTokenizer.from_pretrained(models["qwen2"]).save_pretrained(tmp_path / name)
+        base = {"model": str(tmp_path / name), "rewards": REWARDS}
+        cases += [{**base, "parallel": {kind: 2}} for kind in ("replicate", "shard")]
+        cases.append({**base, "parallel": {"shard": 2}, "lora": "all", "reset": 2})
+        cases.append({**base, "parallel": {"shard": 2}, "settings": {"recompute_activations": True}})
+    for case, found, expected in run(cases, tmp_path):
+        check_same(found, expected, json.dumps(case), tolerance=1e-4)
 
 
 # --- a whole run ------------------------------------------------------------------------------------------------------

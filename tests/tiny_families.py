@@ -63,6 +63,7 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-moe": ("qwen3_moe", {}),
     "qwen3-next": ("qwen3_next", {}),
     "qwen3.5": ("qwen3_5_text", {}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", {}),
     "llama": ("llama", {}),
     "llama (dropout)": ("llama", {"attention_dropout": 0.3}),
     "llama4": ("llama4_text", {"intermediate_size_mlp": 128}),
@@ -119,9 +120,15 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         "granitemoehybrid",
         {"logits_scaling": 1.0, "layer_types": ["mamba", "attention", "mamba", "attention"]},
     ),
+    "bamba": ("bamba", {"attn_layer_indices": [1, 3]}),
     "falcon": ("falcon", {"multi_query": True}),
     "falcon-h1": ("falcon_h1", {}),
+    "falcon-mamba": ("falcon_mamba", {}),
     "lfm2": ("lfm2", {"layer_types": ["conv", "full_attention", "conv", "full_attention"]}),
+    "lfm2-moe": (
+        "lfm2_moe",
+        {"layer_types": ["conv", "full_attention", "conv", "full_attention"], "num_dense_layers": 1},
+    ),
     "deepseek-v2": (
         "deepseek_v2",
         {"num_key_value_heads": 4, "qk_nope_head_dim": 16, "qk_rope_head_dim": 8, "v_head_dim": 16},
@@ -159,11 +166,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "hunyuan-moe": ("hunyuan_v1_moe", {}),
     "ernie4.5": ("ernie4_5", {}),
     "ernie4.5-moe": ("ernie4_5_moe", {}),
-    "kimi-linear": ("kimi_linear", {"num_key_value_heads": 4}),
+    "kimi-linear": (
+        "kimi_linear",
+        {
+            "num_key_value_heads": 4,
+            "layer_types": ["linear_attention", "full_attention", "linear_attention", "full_attention"],
+        },
+    ),
     "starcoder2": ("starcoder2", {"sliding_window": None, "residual_dropout": 0.3, "embedding_dropout": 0.3}),
     "persimmon": ("persimmon", {}),
     "jamba": ("jamba", {"attn_layer_period": 2, "attn_layer_offset": 1, "use_mamba_kernels": False}),
     "mamba": ("mamba", {}),
+    "mamba2": ("mamba2", {"num_heads": 8, "head_dim": 16}),
+    "olmo-hybrid": ("olmo_hybrid", {}),
+    "zamba2": ("zamba2", {"layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"]}),
+    "minimax": ("minimax", {"sliding_window": None}),
     "rwkv": ("rwkv", {}),
     "diffllama": ("diffllama", {}),
     "minicpm3": ("minicpm3", {"num_key_value_heads": 4}),
@@ -220,8 +237,12 @@ def make(name: str, folder: Path) -> None:
 
 
 def _fill(name: str, p: torch.Tensor) -> None:
-    if name.rpartition(".")[2] in ("A_log", "dt_bias", "time_decay", "time_first"):
-        return  # decay rates: others make states explode
+    last = name.rpartition(".")[2]
+    if last == "A_log":
+        p.uniform_(-3.0, -1.0)  # slow decay, so that states reach far; a fast one also costs digits
+        return
+    if last in ("dt_bias", "time_decay", "time_first"):
+        return  # others make states explode
     if p.ndim < 2:
         p.add_(torch.randn_like(p) * (1.0 if "sink" in name else 0.2))
     elif any(part in name for part in ("embed", "wte", "wpe", "lm_head")):

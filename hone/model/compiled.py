@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from hone.base.settings import UserError
-from hone.model import attention
+from hone.model import attention, mixers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -32,6 +32,7 @@ def request(model: PreTrainedModel) -> None:
     if not decoder_layers(model):
         raise UserError(f"model.compile: {type(model).__name__} does not say what its layers are; set it to false")
     attention.keep_out_of_graphs()
+    mixers.keep_out_of_graphs(model)
     setattr(model, _MARK, True)
 
 

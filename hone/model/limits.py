@@ -9,7 +9,7 @@ Llama 4 scales the queries of some layers by their place in the row, beginning w
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -49,16 +49,17 @@ def longest_exact(config: Any) -> int | None:
     return None if limit is None else limit.tokens
 
 
-def check_layer_types(config: Any) -> None:
-    """Raises UserError for layers other than full attention, and windows and chunks of known size."""
+def check_layer_types(config: Any, recurrent: Collection[str] = ()) -> None:
+    """Raises UserError for layers other than full attention, windows and chunks of known size, and the kinds in
+    `recurrent`."""
     text = config.get_text_config()
     kinds = {str(kind) for kind in getattr(text, "layer_types", None) or []}
-    other = kinds - {"full_attention", *WINDOWS}
+    other = kinds - {"full_attention", *WINDOWS, *recurrent}
     other |= {kind for kind in kinds & set(WINDOWS) if not _size(text, WINDOWS[kind])}
     if other:
         raise UserError(
             f"{text.model_type} has layers of type {', '.join(sorted(other))}; hone supports "
-            "full attention, sliding windows and chunks: choose a model without"
+            "full attention, sliding windows, chunks and recurrent mixers: choose a model without"
         )
 
 

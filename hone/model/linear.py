@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
@@ -39,6 +40,22 @@ def available() -> bool:
 def keeps_shapes(model: nn.Module) -> bool:
     """Whether `onednn` sends products of this model through oneDNN, which keeps memory for every shape."""
     return available() and any(_is_plain(m, "cpu") for m in model.modules())
+
+
+def _rounded(x: Tensor) -> Tensor:
+    """x [..., K] with rows of zeros behind it, as a matrix, if its number of rows is none of the few that packed passes
+    and decode steps have: 1, and multiples of 8 up to 128 and of 128 above. Rectangles of sequences have others
+    (`hone.model.mixers`). A row of a product is the same to the bit, however many other rows there are."""
+    rows = x.numel() // x.shape[-1]
+    multiple = 8 if rows <= 128 else 128
+    spare = 0 if rows == 1 else -rows % multiple
+    return F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, spare)) if spare else x
+
+
+def _unrounded(out: Tensor, like: Tensor) -> Tensor:
+    """The rows of `out` [M, N] that `like` [..., K] has, in its shape."""
+    rows = like.numel() // like.shape[-1]
+    return (out if out.numel() == rows * out.shape[-1] else out[:rows]).view(*like.shape[:-1], out.shape[-1])
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -70,16 +87,17 @@ class OneDNNLinear(torch.autograd.Function):
 def onednn_linear(module: nn.Linear, x: Tensor) -> Tensor:
     """x [..., K] -> [..., N], differentiable once."""
     if not torch.is_grad_enabled():
-        return _product(x, module.weight, module.bias)
+        return _unrounded(_product(_rounded(x), module.weight, module.bias), x)
     # As a matrix: the result is then no view, and models may change it in place (OLMo clips its queries so).
-    out: Tensor = OneDNNLinear.apply(x.reshape(-1, x.shape[-1]), module.weight, module.bias)
-    return out.view(*x.shape[:-1], -1)
+    rounded = _rounded(x)
+    out: Tensor = OneDNNLinear.apply(rounded.reshape(-1, x.shape[-1]), module.weight, module.bias)
+    return _unrounded(out, x)
 
 
 def _packed_linear(module: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Used for a single row too: `F.linear` has less overhead, but reads uncached weights at half the speed."""
     weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), PACKED_ROWS)
-    return functools.partial(_product, weight=weight, bias=module.bias)
+    return lambda x: _unrounded(_product(_rounded(x), weight, module.bias), x)
 
 
 @contextmanager

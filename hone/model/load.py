@@ -13,7 +13,7 @@ from transformers.utils import logging as hf_logging
 
 from hone.base import checksums, hub, places
 from hone.base.settings import UserError
-from hone.model import attention, compiled, limits, lora, shards
+from hone.model import attention, compiled, limits, lora, mixers, shards
 from hone.model.logprobs import output_head
 from hone.model.update_mode import recompute_activations
 from hone.recipe.sections.model import ModelConfig
@@ -46,6 +46,7 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
     model = _loaded(config, lambda: (_of_checkpoint if shards.is_sharded(config.path) else _pretrained)(config))
     check_supported(model)
     limits.ignore_places_in_the_row(model)
+    mixers.route(model)
     if config.recompute_activations:
         try:
             recompute_activations(model)
@@ -143,7 +144,7 @@ def _is_cached(config: ModelConfig) -> bool:
 def check_supported(model: PreTrainedModel) -> None:
     """Raises UserError for models whose config shows that they would train wrong: unknown kinds of layers, a wrapped
     output head. What a config does not show, `hone.rollout.exactness` measures."""
-    limits.check_layer_types(model.config)
+    limits.check_layer_types(model.config, mixers.check(model))
     try:
         output_head(model)
     except ValueError as error:

@@ -24,13 +24,15 @@ from safetensors.torch import save_file
 from torch import nn
 
 from hone.base.settings import UserError
-from hone.model import saving, shards
+from hone.model import mixers, saving, shards
 from hone.model.random_state import own_random_numbers
 from hone.recipe.sections.model import LoraConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
+#: Mixers whose last projection peft does not adapt, since fused kernels read its weight.
+WITHOUT_OUT_PROJ = ("falcon_h1", "falcon_mamba", "mamba", "mamba2", "nemotron_h")
 #: Names of expert layers, which peft maps to the fused tensor in models that have one.
 EXPERTS = ("gate_proj", "up_proj", "down_proj", "w1", "w2", "w3")
 ADAPTER = "default"  # peft's name of a single adapter
@@ -85,6 +87,11 @@ def target_names(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list
                 f"lora.targets: {name} belongs to experts that are fused in one tensor, which hone does not adapt; "
                 f"name others: {', '.join(leaves)}"
             )
+        if name in unadaptable(model):
+            raise UserError(
+                f"lora.targets: the weight of {name} is read past the layer, so an adapter would not act; name "
+                f"others: {', '.join(leaves)}"
+            )
         if not any(f".{full_name}".endswith(f".{name}") for full_name in linear):
             raise UserError(f"lora.targets: {name} is no linear layer of this model; it has {', '.join(leaves)}")
     return sorted(targets)
@@ -121,11 +128,20 @@ def _linear(model: PreTrainedModel) -> dict[str, nn.Linear]:
     In a model with fused experts peft maps the names of expert layers to the fused tensors (as in adapters of older
     checkpoints), wherever they occur. So layers with these names are excluded, also dense ones and shared experts.
     """
-    head, fused = model.get_output_embeddings(), bool(fused_experts(model))
+    head = model.get_output_embeddings()
+    excluded = {*unadaptable(model), *(EXPERTS if fused_experts(model) else ())}
     named = {name: m for name, m in model.named_modules() if type(m) is nn.Linear and m is not head}
     if any("expert" in name for name, _ in model.named_modules()):
         named = {name: m for name, m in named.items() if not any(part in ROUTERS for part in name.split("."))}
-    return {name: m for name, m in named.items() if not (fused and name.rpartition(".")[2] in EXPERTS)}
+    return {name: m for name, m in named.items() if name.rpartition(".")[2] not in excluded}
+
+
+def unadaptable(model: nn.Module) -> list[str]:
+    """Last parts of the names of a recurrent mixer's layers whose weight its code, or a fused kernel, reads itself."""
+    recurrent = mixers.recurrent(model)
+    names = {"dt_proj"} if any(not mixers.continues(mixer) for mixer in recurrent) else set()
+    kind = str(getattr(getattr(model, "config", None), "model_type", ""))
+    return sorted(names | ({"out_proj"} if recurrent and kind in WITHOUT_OUT_PROJ else set()))
 
 
 def fused_experts(model: nn.Module) -> list[str]:
@@ -135,13 +151,16 @@ def fused_experts(model: nn.Module) -> list[str]:
 
 def coverage(model: PreTrainedModel) -> str | None:
     """What an attached adapter covers, if `lora.targets` suggests more than that; else None."""
-    if not has_adapter(model) or not (experts := fused_experts(model)):
+    experts, mixing = fused_experts(model), unadaptable(model)
+    if not has_adapter(model) or not (experts or mixing):
         return None
     names = ", ".join(sorted({name for _, name, _ in _adapted(model)}))
-    return (
-        f"lora: adapters are on {names}; the experts of this model ({', '.join(experts)}), its router and layers that "
-        "are named as experts' are not adapted"
-    )
+    rest = [f"{', '.join(mixing)} of the recurrent mixers"] if mixing else []
+    if experts:
+        rest.append(
+            f"the experts of this model ({', '.join(experts)}), its router and layers that are named as experts'"
+        )
+    return f"lora: adapters are on {names}; {' and '.join(rest)} are not adapted"
 
 
 def has_adapter(model: nn.Module) -> bool:

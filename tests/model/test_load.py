@@ -24,10 +24,10 @@ SIZES = {
 }
 
 
-def test_layers_without_full_attention_are_refused() -> None:
+def test_recurrent_layers_without_a_state_are_refused() -> None:
     model = Qwen2ForCausalLM(Qwen2Config(**SIZES, layer_types=["full_attention", "full_attention"]))
     model.config.layer_types = ["full_attention", "linear_attention"]
-    with pytest.raises(UserError, match="qwen2 has layers of type linear_attention; hone supports full attention"):
+    with pytest.raises(UserError, match=r"qwen2 has 1 recurrent layers \(linear_attention\), of which 0 take"):
         check_supported(model)
 
 

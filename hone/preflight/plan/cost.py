@@ -81,7 +81,7 @@ def shape_of(config: PretrainedConfig, dtype: str) -> Shape:
         weights - (0 if lookup is output_head(model).weight else lookup.numel()),
         text.num_hidden_layers,
         text.hidden_size,
-        text.num_attention_heads * max(sizes),
+        text.num_attention_heads * max(sizes) if sizes else 0,
         model.dtype.itemsize,
         Budget.of(model, 1.0).bytes_per_token,
     )

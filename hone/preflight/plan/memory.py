@@ -335,7 +335,8 @@ def _cache(
     stage: Recipe, whole: PreTrainedModel, split: ParallelConfig, lengths: Lengths, total: int
 ) -> tuple[int, int, int]:
     """Rows decoded at once, the positions that they need, and the bytes of one."""
-    each = Budget.of(whole, 1.0).bytes_per_token
+    cache = Budget.of(whole, 1.0)
+    each = cache.bytes_per_token
     budget = (total // 4 if stage.rollout.kv_cache_gib is None else int(stage.rollout.kv_cache_gib * GIB)) // each
     asked = [(-(-stage.prompts_per_step // split.processes), stage.samples_per_prompt, stage.sampling.max_tokens)]
     if stage.stage != "generate":
@@ -343,8 +344,9 @@ def _cache(
     best = (0, 0)
     for prompts, samples, most in asked:
         rows = min(stage.rollout.max_sequences, prompts * samples)
-        rows = min(rows, max(1, int(budget / (lengths.prompt / samples + columns(most)))))
-        best = max(best, (-(-rows // samples) * lengths.prompt + rows * columns(most), rows))
+        states = (1 + 1 / samples) * cache.bytes_per_row / each
+        rows = min(rows, max(1, int(budget / (lengths.prompt / samples + columns(most) + states))))
+        best = max(best, (cache.positions(-(-rows // samples), lengths.prompt, rows, most), rows))
     return best[1], best[0], each
 
 

@@ -14,7 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.base.settings import UserError
-from hone.model import attention, lora
+from hone.model import attention, lora, mixers
 from hone.model.load import base_of, check_supported
 from hone.model.tiny import architecture
 from hone.model.update_mode import recompute_activations
@@ -113,6 +113,7 @@ def meta_model(config: PretrainedConfig, dtype: str, recompute: bool = False) ->
             config, dtype=getattr(torch, dtype), attn_implementation=attention.NAME
         )
     check_supported(model)
+    mixers.route(model)
     if recompute:
         recompute_activations(model)
     return model.eval()

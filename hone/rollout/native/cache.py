@@ -22,13 +22,15 @@ from dataclasses import dataclass, field
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from hone.base.settings import UserError
+from hone.model.mixers import States
 from hone.model.scoring import Scoring, Window
 from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import CHUNK, STATIC_CHUNK, columns
+from hone.rollout.native.states import PromptStates, RowStates
 
 
 class PromptPass:
@@ -38,6 +40,7 @@ class PromptPass:
         self.lengths = list(lengths)  # [P]
         self.keys: dict[int, Tensor] = {}  # layer -> [Hkv, T, D]
         self.values: dict[int, Tensor] = {}
+        self.states = PromptStates(self.lengths)
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]. Returns [1, T, H, Dv].
@@ -52,12 +55,17 @@ class PromptPass:
         self.keys[layer], self.values[layer] = key[0], value[0]
         return prefill_attention(query, key, value, self.lengths, scoring)
 
+    def mix(self, mixer: nn.Module, hidden: Tensor) -> Tensor:
+        """hidden [1, T, D] -> [1, T, D]: the part of a recurrent mixer (`hone.model.mixers`)."""
+        return self.states.mix(mixer, hidden)
+
     def prompts(self) -> list[Prompt]:
         """The prompts, separated, in their order."""
         keys = {layer: t.split(self.lengths, dim=1) for layer, t in self.keys.items()}
         values = {layer: t.split(self.lengths, dim=1) for layer, t in self.values.items()}
         return [
-            Prompt(n, {layer: (keys[layer][i], values[layer][i]) for layer in keys}) for i, n in enumerate(self.lengths)
+            Prompt(n, {layer: (keys[layer][i], values[layer][i]) for layer in keys}, self.states.of(i))
+            for i, n in enumerate(self.lengths)
         ]
 
 
@@ -65,6 +73,7 @@ class PromptPass:
 class Prompt:
     length: int
     layers: Mapping[int, tuple[Tensor, Tensor]]  # layer -> keys and values, each [Hkv, length, D]
+    states: Mapping[int, States] = field(default_factory=dict)  # layer -> a mixer's state after the prompt
 
 
 @dataclass(slots=True)
@@ -84,6 +93,7 @@ class DecodeCache:
     lengths: dict[int, int] = field(default_factory=dict)  # prompt -> its length, in the order of the grid [P]
     row_prompts: list[int] = field(default_factory=list)  # [B]
     starts: list[int] = field(default_factory=list)  # [B] first column of each row
+    states: RowStates = field(default_factory=RowStates)
     _layers: dict[int, _Layer] = field(default_factory=dict)
     _grid: Grid | None = None
     _mask: Tensor | None = None  # [B, Lp + capacity]; None: nothing to hide
@@ -122,6 +132,10 @@ class DecodeCache:
         mask = None if mask is None else mask[:, : state.prompt[0].shape[2] + end]
         return decode_attention(query, state.prompt, (keys[:, :, :end], values[:, :, :end]), self._grid, mask, scoring)
 
+    def mix(self, mixer: nn.Module, hidden: Tensor) -> Tensor:
+        """hidden [B, 1, D] -> [B, 1, D]: the part of a recurrent mixer; states advance by one token."""
+        return self.states.mix(mixer, hidden)
+
     def advance(self) -> None:
         """Go to the next column, after all rows have written this one."""
         self.column += 1
@@ -156,6 +170,8 @@ class DecodeCache:
             for prompt in sorted(set(self.row_prompts))
         }
         self.column = used
+        self.states.static = self.static
+        self.states.rebuild(keep, [new[prompt].states for prompt in entering])
         # Grow in small steps: empty columns lie between those that are read, and slow reading down.
         piece = max(STATIC_CHUNK, used // 4) if self.static else max(CHUNK, used // 16)
         grown = used + min(steps, piece)
@@ -164,7 +180,7 @@ class DecodeCache:
             self._layers, self._grid, self._mask, self._rows, self._at = {}, None, None, None, None
             self._windows = {}
             return
-        for layer in self._layers or next(iter(new.values())).layers:
+        for layer in self._layers or (next(iter(new.values())).layers if new else ()):
             old = self._layers.get(layer)
             prompt = old.prompt if old and list(old_order) == list(self.lengths) else None
             if prompt is None:
@@ -177,7 +193,7 @@ class DecodeCache:
                 prompt = _pad([keys for keys, _ in parts]), _pad([values for _, values in parts])
             moved = [self._move(old.suffix[i] if old else None, keep, window, prompt[i]) for i in (0, 1)]
             self._layers[layer] = _Layer(prompt, (moved[0], moved[1]))
-        device = next(iter(self._layers.values())).prompt[0].device
+        device = next(iter(self._layers.values())).prompt[0].device if self._layers else self.states.device
         order = {prompt: place for place, prompt in enumerate(self.lengths)}
         places = [order[prompt] for prompt in self.row_prompts]
         lengths = [self.lengths[prompt] for prompt in self.row_prompts]

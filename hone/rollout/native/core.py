@@ -99,7 +99,7 @@ class Core:
         self._most_top = 0  # the largest `top_logprobs` of any row
         self._tops: list[tuple[int, Tensor, Tensor]] = []  # since the last check: first row, then `likeliest` of it
         self._cache = DecodeCache(speedups.kernel)
-        self._next = GraphStep(self._forward, speedups.recorder, speedups.gave_up)
+        self._next = GraphStep(self._forward, speedups.recorder, speedups.gave_up, self._cache.states.kept)
         # Prefilled prompts with samples waiting: their keys and values, and the logits [V] after them.
         self._read: dict[int, tuple[Prompt, Tensor]] = {}
 

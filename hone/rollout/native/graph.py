@@ -19,7 +19,7 @@ from __future__ import annotations
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Protocol
 
 import torch
@@ -37,7 +37,8 @@ class CannotRecord(Exception):
 
 
 class Recorder(Protocol):
-    """Both run `step` with the same inputs at the same place of the cache, where writing twice changes nothing."""
+    """Both run `step` with the same inputs at the same place of the cache, where writing twice changes nothing; states
+    of recurrent mixers are put back afterwards (`undone` of `GraphStep`)."""
 
     def rehearse(self, step: Callable[[], Tensor]) -> None:
         """Run it as it is to be recorded: what libraries set up at their first call must not be in a recording.
@@ -114,11 +115,18 @@ def _waiting_is_an_error() -> Iterator[None]:
 class GraphStep:
     """`forward`, recorded at its first call after `forget`.
 
-    `gave_up` is told why, once, if that cannot be done; from then on `forward` runs as it is.
+    `gave_up` is told why, once, if that cannot be done; from then on `forward` runs as it is. Steps inside `undone()`
+    leave the cache as it was: to record is to run a step more than once.
     """
 
-    def __init__(self, forward: Forward, recorder: Recorder | None, gave_up: Callable[[str], None]) -> None:
-        self._forward, self._recorder, self._gave_up = forward, recorder, gave_up
+    def __init__(
+        self,
+        forward: Forward,
+        recorder: Recorder | None,
+        gave_up: Callable[[str], None],
+        undone: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> None:
+        self._forward, self._recorder, self._gave_up, self._undone = forward, recorder, gave_up, undone
         self._steps = 0  # until the next rebuild, at most
         self._inputs: tuple[Tensor, Tensor] | None = None
         self._replay: Callable[[], None] | None = None
@@ -157,8 +165,9 @@ class GraphStep:
             return self._forward(*inputs)
 
         try:
-            recorder.rehearse(step)
-            self._replay, self._logits = recorder.record(step)
+            with self._undone():
+                recorder.rehearse(step)
+                self._replay, self._logits = recorder.record(step)
         except CannotRecord as reason:
             self._recorder = None
             self._gave_up(str(reason).strip().splitlines()[0])

@@ -2,7 +2,9 @@
 
 The most that the rows can need is reserved, so that no running row is ever evicted:
 
-    (prompts * longest prompt + rows * columns) * bytes_per_token
+    (prompts * longest prompt + rows * columns) * bytes_per_token + (prompts + rows) * bytes_per_row
+
+Recurrent mixers have states of a fixed size, for every prompt and every row.
 
 The default is a share of the device's total memory, not of its free memory: which rows run together decides how sums
 are rounded, and must not depend on what else the machine does.
@@ -18,6 +20,8 @@ import torch
 from transformers import PreTrainedModel
 
 from hone.base.settings import UserError
+from hone.model.mixers import WITHOUT_ATTENTION
+from hone.rollout.native.states import row_bytes
 
 # With oneDNN, row counts are padded to a multiple of these: few shapes, because it caches each one for good
 # (`hone.model.linear`). A row of its products is the same to the bit, however many other rows there are.
@@ -32,24 +36,31 @@ _GIB = 1 << 30
 class Budget:
     tokens: int  # key-value positions that fit
     bytes_per_token: int  # over all layers
+    bytes_per_row: int = 0  # of the states of recurrent mixers, over all layers
 
     @staticmethod
     def of(model: PreTrainedModel, gib: float | None) -> Budget:
         """`gib` None: a quarter of the memory of the model's device."""
         config = model.config.get_text_config()
-        each = sum(_numbers_per_token(layer) for layer in layer_configs(config)) * model.dtype.itemsize
+        # At least 1: a model without attention keeps nothing for a token.
+        each = max(1, sum(_numbers_per_token(layer) for layer in layer_configs(config)) * model.dtype.itemsize)
         total = device_memory(model.device) * _SHARE if gib is None else gib * _GIB
-        return Budget(int(total // each), each)
+        return Budget(int(total // each), each, row_bytes(model))
 
     def fits(self, prompts: int, longest: int, rows: int, max_tokens: int) -> bool:
         """Whether `rows` samples of `prompts` prompts fit, with at most `longest` and `max_tokens` tokens each."""
-        return prompts * longest + rows * columns(max_tokens) <= self.tokens
+        return self.positions(prompts, longest, rows, max_tokens) <= self.tokens
+
+    def positions(self, prompts: int, longest: int, rows: int, max_tokens: int) -> int:
+        """What these rows need, in key-value positions."""
+        states = -(-(prompts + rows) * self.bytes_per_row // self.bytes_per_token)
+        return prompts * longest + rows * columns(max_tokens) + states
 
     def check_alone(self, length: int, max_tokens: int, name: str) -> None:
         """Raises UserError for a request of which not even one sample fits."""
         if self.fits(1, length, 1, max_tokens):
             return
-        needed = (length + columns(max_tokens)) * self.bytes_per_token / _GIB
+        needed = self.positions(1, length, 1, max_tokens) * self.bytes_per_token / _GIB
         raise UserError(
             f"{name} needs {needed:.3g} GiB for the keys and values of {length} prompt tokens and up to {max_tokens} "
             f"more, and rollout.kv_cache_gib leaves {self.tokens * self.bytes_per_token / _GIB:.3g}: raise it, or "
@@ -58,17 +69,21 @@ class Budget:
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """The config as it holds for each layer: in some models, such as Gemma 4, the head size differs."""
+    """The config as it holds for each layer with attention: in some models, such as Gemma 4, the head size differs."""
+    kinds = getattr(config, "layer_types", None) or [""] * int(config.num_hidden_layers)
+    layers = [layer for layer, kind in enumerate(kinds) if str(kind) not in WITHOUT_ATTENTION]
     if getattr(config, "is_heterogeneous", False):
-        return [config.per_layer_config[layer] for layer in range(config.num_hidden_layers)]
-    return [config] * int(config.num_hidden_layers)
+        return [config.per_layer_config[layer] for layer in layers]
+    return [config] * len(layers)
 
 
 def _numbers_per_token(config: Any) -> int:
     """Cached numbers per token and layer. Multi-head latent attention is cached as keys and values of every head."""
     if getattr(config, "kv_lora_rank", None):
         return int(config.num_attention_heads * (config.qk_nope_head_dim + config.qk_rope_head_dim + config.v_head_dim))
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or getattr(config, "num_attention_heads", 0)
+    if not heads:
+        return 0
     return int(2 * heads * (getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads))
 
 
