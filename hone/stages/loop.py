@@ -68,9 +68,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             log = StepLog.of(sampled, batch, stats, stage.state(synced), clock.seconds())
             record(writer, log, stage.renderer)
             if why := due(recipe.reset, step + 1, recipe.steps, writer, policy.resets):
-                reset(
-                    writer, step + 1, why, policy, stage.phases, batch.minibatches
-                )  # merge, new reference and optimizer
+                reset(writer, step + 1, why, policy, stage.phases, batch.minibatches)  # new reference and optimizer
             run.checkpoint(step + 1, policy, curriculum, now=why is not None)
             progress.advance(signal.note(log))
             run.stop_if_asked(step + 1)
