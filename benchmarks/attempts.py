@@ -57,7 +57,8 @@ class Attempt:
         self._lock = runs / f".{recipe.stem}.lock"
         recipe.write_text(RECIPE.format(name=recipe.stem, runs=runs, steps=steps, **layout))
         self.log.write_bytes(b"")
-        self._shared = recipe.with_suffix(".shared")
+        self._shared = recipe.with_suffix(f".{log}.shared")
+        self._shared.unlink(missing_ok=True)  # others may still have it mapped
         self._shared.write_bytes(bytes(mmap.ALLOCATIONGRANULARITY * self.size))
         self.slots = [shared(self._shared, rank) for rank in range(self.size)]
         self._pids: dict[int, int] = {}  # rank -> pid of those that run
