@@ -245,6 +245,7 @@ def damage_and(made: Made, tmp_path: Path, name: str, how: Callable[[Path], None
 
     expected = bits(made.finished)
     attempt("resume", made.cut, lambda run: resumed(made, run), lambda run: bits(run) == expected)
+    attempt("resume when finished", made.finished, lambda run: resumed(made, run), lambda run: bits(run) == expected)
 
     def evaluate(run: Path) -> None:
         cli_eval(load(run), [], out=run.parent / "out")
@@ -283,6 +284,18 @@ def damage_and(made: Made, tmp_path: Path, name: str, how: Callable[[Path], None
 )
 def test_a_flipped_bit_is_noticed(made: Made, tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert damage_and(made, tmp_path, name, flip, capsys) == []
+
+
+@pytest.mark.parametrize("how", [flip, delete])
+@pytest.mark.parametrize("name", ["ledger.jsonl", "tokens/step_000004.safetensors", "model/model.safetensors"])
+def test_damage_of_a_finished_run_is_said_when_it_is_resumed(
+    made: Made, tmp_path: Path, name: str, how: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = made.copy(made.finished, tmp_path / "x")
+    how(run / name)
+    message = outcome(lambda: resumed(made, run))
+    assert Path(name).name in (message or capsys.readouterr().err)
+    assert (message is not None) == (name.startswith("model"))  # nothing is computed from the others any more
 
 
 @pytest.mark.slow

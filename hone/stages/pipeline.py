@@ -20,6 +20,7 @@ from typing import Any
 from hone.base import checksums, jsonl, sealed, streams
 from hone.base.aside import reopen, set_aside
 from hone.base.stop import Interrupted, Preempted
+from hone.base.visible import visible
 from hone.base.world import ALONE, World
 from hone.model import tiny
 from hone.preflight.check.preflight import before_training
@@ -34,7 +35,7 @@ from hone.runs.sinks import check_installed, copying
 from hone.stages import examples as sft
 from hone.stages import generate as distil
 from hone.stages import loop as rl
-from hone.stages.resume import Todo, complete_stages, fill_defaults, outlook
+from hone.stages.resume import Todo, complete_stages, damage, fill_defaults, outlook
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}
 
@@ -126,7 +127,11 @@ def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | No
 
     Raises UserError for settings with which a run cannot go on.
     """
-    todo = outlook(stages_of(recipe), folder) if resume else Todo(0)
+    stages = stages_of(recipe)
+    todo = outlook(stages, folder) if resume else Todo(0)
+    for _, sub in stages[: len(stages) if todo is None else todo.done]:
+        for fault in damage(folder / sub):
+            print(visible(fault), file=sys.stderr)
     if todo is None:
         print(f"{folder} is finished; more steps (steps=...) extend it. Without --resume it is set aside and trained "
               "anew", file=sys.stderr)  # fmt: skip

@@ -144,6 +144,18 @@ def extension(before: dict[str, Any], stage: Recipe, found: Sequence[Change], fo
     return lines
 
 
+def damage(folder: Path) -> list[str]:
+    """What is damaged of a finished stage although nothing that is still computed depends on it: a line, or none.
+
+    Raises UserError if its model is damaged.
+    """
+    checksums.require(folder / "model")
+    faults = list(seal.faults(folder))
+    listed = "; ".join(f"{name} ({fault})" for name, fault in faults[:5])
+    more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
+    return [f"{folder}: damaged, but nothing that is still computed depends on it: {listed}{more}"] if faults else []
+
+
 def steps_of(folder: Path) -> int:
     """That a stage has done."""
     return sum(1 for _ in jsonl.read(folder / "metrics.jsonl"))
