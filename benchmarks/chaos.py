@@ -120,7 +120,7 @@ class Chaos:
             "damage_refused": self.refused,
             "kills_by_place": {place: self.places[place] for place in PLACES if self.places[place]},
             "kills_while_a_checkpoint_was_written": self.writes,
-            "fresh_interpreters": self.starts // FRESH,
+            "fresh_interpreters": 0 if self.several else self.starts // FRESH,
             "layout": self.layout,
             "longest_seconds_until_all_had_ended": round(self.slowest, 1),
             "seconds_of_a_whole_run": round(self.seconds, 1),
