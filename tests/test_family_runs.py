@@ -49,5 +49,8 @@ def test_a_run(family: str, dtype: str, lora: str, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     rows = jsonl.read(tmp_path / "runs" / "run" / "metrics.jsonl")
     assert len(rows) == 2
+    events = {row["kind"]: row["message"] for row in jsonl.read(tmp_path / "runs" / "run" / "events.jsonl")}
+    assert ("experts" in events) == (family in ("qwen3-moe", "gpt-oss"))
+    assert ("lora" in events) == (family == "gpt-oss"), "an adapter that leaves the experts out"
     # At the first update on a batch the policy is the sampler's.
     assert max(row["mismatch/max"] for row in rows) < (1e-4 if dtype == "float32" else 0.2)

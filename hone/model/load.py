@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -149,6 +149,16 @@ def check_supported(model: PreTrainedModel) -> None:
         output_head(model)
     except ValueError as error:
         raise UserError(str(error)) from error
+
+
+def left_out(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
+    """Kind and message of events: what is not trained although the settings, or the model's config, suggest it."""
+    if (covered := lora.coverage(model)) is not None:
+        yield "lora", covered
+    text = model.config.get_text_config()
+    for name in ("router_aux_loss_coef", "aux_loss_alpha"):
+        if getattr(text, name, None) and lora.fused_experts(model):
+            yield "experts", f"the routers' auxiliary loss ({name} of the model's config) is not part of the objective"
 
 
 def stop_token_ids(model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase) -> tuple[int, ...]:

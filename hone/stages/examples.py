@@ -25,7 +25,7 @@ from hone.learn.policy import Policy, Trainable
 from hone.learn.reduce import token_weights
 from hone.learn.samples import supervised_sample
 from hone.model.limits import context_limit
-from hone.model.lora import coverage
+from hone.model.load import left_out
 from hone.preflight.plan.rehearse import rehearse_examples
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import ModelConfig
@@ -59,8 +59,8 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
     renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
     run = Run.open(folder, recipe, world)
     writer = run.writer
-    if (covered := coverage(policy.model)) is not None:
-        writer.event("lora", covered)
+    for kind, message in left_out(policy.model):
+        writer.event(kind, message)
     for line in found.report:
         writer.event("data", line)
     episodes = make_episodes(recipe, renderer)

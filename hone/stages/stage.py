@@ -10,7 +10,7 @@ from hone.base.settings import UserError
 from hone.base.world import World
 from hone.environments.make import make_episodes
 from hone.learn.policy import Policy, Trainable
-from hone.model.lora import coverage
+from hone.model.load import left_out
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.model import ModelConfig
@@ -61,8 +61,8 @@ class Stage:
         renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
         answerer = load_frozen(phases, model, task.system) if recipe.stage == "rl" else None
         run = Run.open(folder, recipe, world)
-        if (covered := coverage(policy.model)) is not None:
-            run.writer.event("lora", covered)
+        for kind, message in left_out(policy.model):
+            run.writer.event(kind, message)
         engine = make_engine(recipe.rollout, policy, folder, run.writer.event)
 
         def reward(settings: RewardConfig) -> Composed:
