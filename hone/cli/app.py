@@ -339,6 +339,7 @@ def sample(
         Path | None, typer.Option(help="Answer each line (or .jsonl row); continues an existing --out.")
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The .jsonl file for the answers to --file.")] = None,
+    step: Annotated[int | None, typer.Option(min=0, help="The run's checkpoint of this step, as in RUN@STEP.")] = None,
     samples: Annotated[int, typer.Option(min=1, help="Answers per prompt of --file.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Default: the recipe's.")] = None,
 ) -> None:
@@ -356,12 +357,14 @@ def sample(
         raise UserError("--file (prompts) and --out (answers) go together: give both")
     if samples > 1 and file is None:
         raise UserError("--samples has no effect without --file")
+    if step is not None and (checkpoint is not None or "@" in model):
+        raise UserError(f"--step {step}: the checkpoint is named already; give it only once")
 
     from hone.serve import sample as verb
     from hone.serve.model import load_served
 
     prompts = verb.read_prompts(file) if file is not None else []
-    model_ = load_served(model, overrides or (), checkpoint)
+    model_ = load_served(model if step is None else f"{model}@{step}", overrides or (), checkpoint)
     seed = model_.stage.seed if seed is None else seed
     if prompt is not None:
         verb.answer_one(model_, prompt, seed)

@@ -1,8 +1,9 @@
 """Copies of a run's metrics for TensorBoard, trackio and Weights & Biases: `sinks: [tensorboard]` in a recipe.
 
 Sinks only copy: a thread reads metrics.jsonl and evals.jsonl of the run folder from time to time, independently of
-training. RUN/sinks/NAME.json records what was copied, so that a resumed run continues the same curves without
-duplicates. A sink that fails is recorded as an event, and the run continues.
+training, and a few answers of every step: as text in TensorBoard, as traces in trackio, and in W&B as one table to
+which rows are added. RUN/sinks/NAME.json records what was copied, so that a resumed run continues the same curves
+without duplicates. A sink that fails is recorded as an event, and the run continues.
 
     tensorboard --logdir runs      # RUN/sinks/tensorboard
     trackio show --project hone    # where trackio keeps its data (TRACKIO_DIR)
@@ -26,14 +27,24 @@ from typing import Any, Protocol
 from hone.base import jsonl
 from hone.base.settings import UserError
 from hone.base.visible import visible
+from hone.runs.layout import rollout_files
 
 EVERY = 10.0  # seconds between looks at the run folder
 PROJECT = "hone"
 _EVAL_NUMBERS = ("response_tokens", "reflection_rate")
 
 
+#: Answers of a step that are copied: evenly spaced over its groups. `hone view` shows all of them.
+SAMPLES = 4
+_COLUMNS = ("step", "problem_id", "index", "verdict", "total", "advantage", "tokens", "prompt", "text")
+
+
 class Sink(Protocol):
     def write(self, step: int, values: Mapping[str, float]) -> None: ...
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """Some rows of rollouts/step_N.jsonl, their text made visible."""
+        ...
 
     def flush(self) -> None:
         """Make sure that what was written survives a kill of the process."""
@@ -53,6 +64,13 @@ class TensorBoard:
         for key, value in values.items():
             self.writer.add_scalar(key, value, step)
 
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        """TensorBoard reads Markdown, in which indented text is shown as it is."""
+        for i, row in enumerate(rows):
+            about = f"{row.get('verdict')}, reward {row.get('total')}, {row.get('tokens')} tokens"
+            body = "\n".join(f"    {line}" for line in f"{row.get('prompt')}\n{row.get('text')}".split("\n"))
+            self.writer.add_text(f"rollouts/{i}", f"    {about}\n\n{body}", step)
+
     def flush(self) -> None:
         self.writer.flush()
 
@@ -71,9 +89,15 @@ class WandB:
             dir=str(folder / "wandb"), config=config,
         )  # fmt: skip
         self.run.define_metric("*", step_metric="step")
+        self.table = wandb.Table(columns=list(_COLUMNS), log_mode="INCREMENTAL")
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log({"step": step, **values})
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        for row in rows:
+            self.table.add_data(step, *(row.get(name) for name in _COLUMNS[1:]))
+        self.run.log({"step": step, "rollouts": self.table})
 
     def flush(self) -> None:
         """Nothing to do: wandb writes to its own file immediately."""
@@ -98,6 +122,17 @@ class Trackio:
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self.run.log(dict(values), step=step)
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        import trackio
+
+        for i, row in enumerate(rows):
+            messages = [
+                {"role": "user", "content": str(row.get("prompt", ""))},
+                {"role": "assistant", "content": str(row.get("text", ""))},
+            ]
+            about = {name: row.get(name) for name in _COLUMNS[1:-2]}
+            self.run.log({f"rollouts/{i}": trackio.Trace(messages=messages, metadata=about)}, step=step)
 
     def flush(self) -> None:
         """Nothing to do: trackio sends its rows within half a second, and closing waits for that."""
@@ -133,6 +168,7 @@ class Copy:
         self.run_id: str = state.get("id") or uuid.uuid4().hex[:12]
         self.last: int = state.get("last_step", -1)  # of metrics.jsonl
         self.evals: list[str] = state.get("evals", [])  # "label step" of those copied
+        self.last_rollouts: int = state.get("last_rollouts", self.last)
         self.sink: Sink | None = None
 
     def copy(self) -> int:
@@ -142,18 +178,23 @@ class Copy:
         ]
         evals = [(f"{row['label']} {row['step']}", row) for row in jsonl.read(self.folder / "evals.jsonl")]
         evals = [(key, row) for key, row in evals if key not in self.evals]
-        if not rows and not evals:
+        samples = [(step, path) for step, path in rollout_files(self.folder) if step > self.last_rollouts]
+        if not rows and not evals and not samples:
             return 0
         if self.sink is None:
             self.sink = SINKS[self.kind](self.folder / "sinks", self.name, self.run_id, self.last + 1)
         both = [(row["step"], _eval_numbers(row)) for _, row in evals] + rows
         for step, values in sorted(both, key=lambda pair: pair[0]):
             self.sink.write(step, values)
+        for step, path in samples:
+            self.sink.write_samples(step, some_of(jsonl.read(path)))
         self.sink.flush()
         self.last = max([self.last, *(step for step, _ in rows)])
+        self.last_rollouts = max([self.last_rollouts, *(step for step, _ in samples)])
         self.evals += [key for key, _ in evals]
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        jsonl.replace(self.path, json.dumps({"id": self.run_id, "last_step": self.last, "evals": self.evals}))
+        state = {"id": self.run_id, "last_step": self.last, "evals": self.evals, "last_rollouts": self.last_rollouts}
+        jsonl.replace(self.path, json.dumps(state))
         return len(both)
 
     def close(self) -> None:
@@ -191,6 +232,12 @@ def _work(folder: Path, kinds: Iterable[str], name: str, stop: threading.Event) 
                 _failed(folder, copy.kind, error)
         if ended:
             return
+
+
+def some_of(rows: Sequence[Mapping[str, Any]], count: int = SAMPLES) -> list[dict[str, Any]]:
+    """At most `count` of the rows, evenly spaced from the first on; invisible characters in text are made visible."""
+    chosen = [rows[i * len(rows) // count] for i in range(count)] if len(rows) > count else rows
+    return [{name: visible(v) if isinstance(v, str) else v for name, v in row.items()} for row in chosen]
 
 
 def _failed(folder: Path, kind: str, error: Exception) -> None:

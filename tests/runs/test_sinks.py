@@ -6,7 +6,7 @@ import contextlib
 import json
 import sqlite3
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +27,14 @@ class Memory:
 
     def __init__(self, folder: Path, name: str, run_id: str, first_step: int) -> None:
         self.about, self.rows, self.closed = (name, run_id, first_step), [], False
+        self.samples: list[tuple[int, list[Mapping[str, Any]]]] = []
         Memory.opened.append(self)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         self.rows.append((step, dict(values)))
+
+    def write_samples(self, step: int, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.samples.append((step, list(rows)))
 
     def flush(self) -> None:
         pass
@@ -215,3 +219,25 @@ def test_trackio(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         rows = opened.execute("SELECT run_name, step, metrics FROM metrics ORDER BY step").fetchall()
     assert {name for name, _, _ in rows} == {f"run-{copy.run_id[:6]}"}
     assert [(step, json.loads(values)["loss"]) for _, step, values in rows] == [(i, i / 2) for i in range(5)]
+
+
+def test_a_few_answers_of_each_step_are_copied_once(tmp_path: Path, memory: type[Memory]) -> None:
+    folder = tmp_path / "run"
+    write(folder, range(2))
+    for step in range(2):
+        path = folder / "rollouts" / f"step_{step:06d}.jsonl"
+        path.parent.mkdir(exist_ok=True)
+        jsonl.write(path, [{"index": i, "text": f"\u202eanswer {i}"} for i in range(10)])
+    Copy(folder, "tensorboard", "run").copy()
+    (sink,) = memory.opened
+    # ten rows, four of them evenly spaced from the first on
+    assert [(step, [row["index"] for row in rows]) for step, rows in sink.samples] == [
+        (0, [0, 2, 5, 7]),
+        (1, [0, 2, 5, 7]),
+    ]
+    assert sink.samples[0][1][0]["text"] == "⟨U+202E⟩answer 0"
+    jsonl.write(folder / "rollouts" / "step_000002.jsonl", [{"index": 0, "text": "alone"}])
+    again = Copy(folder, "tensorboard", "run")
+    again.copy()
+    assert [(step, len(rows)) for step, rows in memory.opened[1].samples] == [(2, 1)]
+    assert again.copy() == 0
