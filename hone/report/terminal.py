@@ -14,7 +14,7 @@ from typing import Any
 from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.base.visible import visible
-from hone.report.why import PartScore, why_of
+from hone.report.why import PartScore, groups_of, why_of
 from hone.runs import layout, seal
 
 Row = Mapping[str, Any]
@@ -42,19 +42,6 @@ def show(run: Path, step: int | None, group: int | None, answer: int | None) -> 
         if not rows:
             raise UserError(f"--answer {answer}: the group has answers 0 to {len(groups[group]) - 1}")
     yield from _group(stage, chosen, group, rows)
-
-
-def groups_of(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows of a step by group: the same problem, with rising index."""
-    groups: list[list[dict[str, Any]]] = []
-    for row in rows:
-        last = groups[-1][-1] if groups else {}
-        goes_on = last.get("problem_id") == row.get("problem_id") and last.get("index", 0) < row.get("index", 0)
-        if goes_on:
-            groups[-1].append(row)
-        else:
-            groups.append([row])
-    return groups
 
 
 def _stage(run: Path) -> tuple[Path, list[int]]:

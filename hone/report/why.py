@@ -86,6 +86,19 @@ def pieces(text: str, extracted: object = None) -> list[tuple[str, str]]:
     return found
 
 
+def groups_of(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+    """Rows of a step by group: the same problem, with rising index."""
+    groups: list[list[dict[str, Any]]] = []
+    for row in rows:
+        last = groups[-1][-1] if groups else {}
+        goes_on = last.get("problem_id") == row.get("problem_id") and last.get("index", 0) < row.get("index", 0)
+        if goes_on:
+            groups[-1].append(row)
+        else:
+            groups.append([row])
+    return groups
+
+
 def _verdict(row: Mapping[str, Any], text: str) -> list[str]:
     verdict = str(row.get("verdict", ""))
     sentences = [VERDICTS.get(verdict, f"The verdict is {verdict or 'missing'}.")]

@@ -65,6 +65,7 @@ def choices(index: RolloutIndex) -> dict[str, Any]:
         "parts": table.parts,
         "steps": [int(steps[0]), int(steps[-1])] if len(steps) else [],
         "rollouts": len(table),
+        "version": table.version,
     }
 
 

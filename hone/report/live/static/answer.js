@@ -31,7 +31,7 @@ export function why(answer) {
     h("td.num", null, part.weight === null ? "" : `× ${number(part.weight)}`),
     h("td.num", null, part.points === null ? h("span.quiet", null, part.weight === null ? "recorded only" : "not applied") : number(part.points))));
   return h("div.why", null,
-    h("h4", null, "Why this reward"),
+    h("h3", null, "Why this reward"),
     h("ul", null, answer.why.map((sentence) => h("li", null, sentence))),
     answer.extracted !== null && answer.extracted !== undefined ? h("p", null, "Read as the answer: ", h("code.extracted", null, String(answer.extracted))) : null,
     rows.length ? h("table", null,

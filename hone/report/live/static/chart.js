@@ -37,7 +37,7 @@ export function smooth(values, width) {
 export class Chart {
   constructor(spec, sync) {
     this.sync = sync;
-    this.title = h("h3", null, spec.title);
+    this.title = h("h2", null, spec.title);
     this.value = h("span.value");
     this.box = h("div.plot", { role: "img" });
     this.legend = h("ul.legend");

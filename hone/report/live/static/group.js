@@ -73,7 +73,7 @@ const sample = (context, answer) => address(context.run, context.stage, "sample"
 function card(context, answer, most, pin) {
   return h("article.card", { tabindex: 0, "aria-label": `Answer ${answer.index}` },
     h("header", null,
-      h("h3", null, link(`Answer ${answer.index}`, sample(context, answer))), verdict(answer.verdict),
+      h("h2", null, link(`Answer ${answer.index}`, sample(context, answer))), verdict(answer.verdict),
       h("span.grow"), h("button.pin", { type: "button", "aria-pressed": "false", onclick: pin }, "Pin")),
     advantageBar(answer.advantage, most),
     facts(answer),

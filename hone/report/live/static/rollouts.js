@@ -68,10 +68,12 @@ export async function page(context) {
 
   fill(context.main, h("section.page.fill", null,
     h("div.title", null, h("h1", null, "Rollouts"), about), presets, filters, picture, table.element));
-  options = await get(`${path}/choices`, context.signal);
-  bar();
   table.heads(query.sort);
-  await Promise.all([table.reload(), scatter.load(`${path}/points?${parameters()}`, context.signal)]);
+  const load = async () => {
+    options = await get(`${path}/choices`, context.signal);
+    bar();
+  };
+  await Promise.all([load(), table.reload(), scatter.load(`${path}/points?${parameters()}`, context.signal)]);
 
   context.keys({
     "/": ["search", () => document.getElementById("search").focus()],
@@ -83,16 +85,13 @@ export async function page(context) {
       change({ preset: options.presets[(at + 1) % options.presets.length]?.name ?? "", sort: "" });
     }],
   });
-  let version = last?.version;
   context.every(async () => {
     const now = await get(`${path}/rollouts?${parameters({ start: 0, count: 1 })}`, context.signal);
-    if (now.version === version && now.whole === last?.whole) return;
-    version = now.version;
-    options = await get(`${path}/choices`, context.signal);
-    bar();
+    if (now.version !== options.version) await load(); // they may have been asked for before the index knew anything
+    if (now.version === last?.version && now.whole === last?.whole) return;
     await table.reload(false);
     if (now.whole) await scatter.load(`${path}/points?${parameters()}`, context.signal);
-  }, 1500);
+  }, 1000);
 }
 
 function columns(context) {

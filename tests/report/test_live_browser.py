@@ -1,0 +1,359 @@
+"""The live page in a real browser: every page, hostile text everywhere, live growth, accessibility, pictures.
+
+    pip install -e '.[browser]'
+    .venv/bin/python -m pytest -m browser tests/report/test_live_browser.py
+    .venv/bin/python -m pytest -m browser tests/report/test_live_browser.py --basetemp=/tmp/shots   # pictures below it
+
+`CHROMIUM` names the browser; the default is `chromium` on the PATH.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uvicorn
+
+from hone.report.live.app import make_app
+from hone.report.live.library import Library
+from hone.serve.server import listen, settings
+from tests.report.live_run import GROUP, answer, append, evaluation, make_run, write_metrics, write_step
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]' to look at the live page")
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser") or ""
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(not CHROMIUM, reason="no chromium on the PATH; CHROMIUM names another"),
+]
+#: No sandbox: tests may run as root in a container. The others keep the browser from looking for its maker.
+FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
+         "--disable-component-update", "--disable-sync"]  # fmt: skip
+PAGES = ("overview", "rollouts", "group/1/0", "sample/1/0", "sample/1/0?overlay=entropy", "distributions",
+         "evaluations", "settings", "log")  # fmt: skip
+AXE = Path(__file__).parent / "axe" / "axe.min.js"
+
+_CODE = "window.hacked=1"
+#: Each would run code, load something or hide something, if text were ever taken for markup, an address or a pattern.
+EVIL: tuple[str, ...] = (
+    f"<script>{_CODE}</script>",
+    f"</script><script>{_CODE}</script>",
+    f"<ScRiPt>{_CODE}</sCrIpT>",
+    f"<scr<script>ipt>{_CODE}</scr</script>ipt>",
+    f"<script src=data:text/javascript,{_CODE}></script>",
+    "<script src=//evil.example/x.js></script>",
+    f"<script type=module>{_CODE}</script>",
+    *(
+        f"<{tag} {event}={_CODE}>"
+        for tag, event in (
+            ("img src=x", "onerror"),
+            ("img src=/static/icon.svg", "onload"),
+            ("svg", "onload"),
+            ("body", "onload"),
+            ("body", "onpageshow"),
+            ("video src=x", "onerror"),
+            ("audio src=x", "onerror"),
+            ("input autofocus", "onfocus"),
+            ("details open", "ontoggle"),
+            ("select autofocus", "onfocus"),
+            ("textarea autofocus", "onfocus"),
+            ("marquee", "onstart"),
+            ("div contenteditable autofocus", "onfocus"),
+            ("object data=x", "onerror"),
+            ("iframe src=/", "onload"),
+            ("embed src=x", "onerror"),
+            ("link rel=stylesheet href=x", "onerror"),
+            ("style", "onload"),
+            ("source", "onerror"),
+            ("p onmouseover", "onmouseenter"),
+            ("a href=# autofocus", "onfocus"),
+        )
+    ),
+    f"<iframe srcdoc='<script>parent.{_CODE[7:]}</script>'></iframe>",
+    f"<iframe src='javascript:parent.{_CODE}'></iframe>",
+    f"<a href='javascript:{_CODE}'>x</a>",
+    f"<a href='java\tscript:{_CODE}'>x</a>",
+    f"<form action='javascript:{_CODE}'><button>x</button></form>",
+    f"<button formaction='javascript:{_CODE}'>x</button>",
+    f"<svg><script>{_CODE}</script></svg>",
+    f"<svg><animate onbegin={_CODE} attributeName=x></svg>",
+    f"<svg><a xlink:href='javascript:{_CODE}'><text>x</text></a></svg>",
+    f"<math><mtext><table><mglyph><style><img src=x onerror={_CODE}>",
+    f"<noscript><p title='</noscript><img src=x onerror={_CODE}>'>",
+    f"<template><script>{_CODE}</script></template>",
+    f"<!--><img src=x onerror={_CODE}>-->",
+    f"--><script>{_CODE}</script><!--",
+    f"]]><script>{_CODE}</script>",
+    f"'\"><img src=x onerror={_CODE}>",
+    f"' onmouseover='{_CODE}",
+    f'" autofocus onfocus="{_CODE}',
+    f"`${{{_CODE}}}`",
+    f"{{{{constructor.constructor('{_CODE}')()}}}}",
+    f"${{{_CODE}}}",
+    f"javascript:{_CODE}",
+    f"data:text/html,<script>{_CODE}</script>",
+    f"&lt;script&gt;{_CODE}&lt;/script&gt;",
+    f"&#60;img src=x onerror={_CODE}&#62;",
+    f"\\u003cimg src=x onerror={_CODE}\\u003e",
+    f"%3Cimg%20src=x%20onerror={_CODE}%3E",
+    "<base href=//evil.example/>",
+    "<meta http-equiv=refresh content='0;url=//evil.example/'>",
+    "<link rel=stylesheet href=//evil.example/x.css>",
+    "<style>body{display:none}</style>",
+    "<style>@import url(//evil.example/x.css)</style>",
+    "<div style='position:fixed;inset:0;background:url(//evil.example/x)'>",
+    "<img src=//evil.example/pixel>",
+    "<plaintext>",
+    "<xmp>",
+    "<title></title><h1 id=hacked>",
+    "<form><input name=innerHTML>",
+    "safe\u202egnp.exe",
+    "\u2066\u2067hidden\u2069",
+    "zero\u200bwidth\ufeff",
+    "\x1b[2J\x1b]0;owned\x07",
+    "\x00\x08\x7f",
+    "__proto__",
+    "constructor",
+    "../../../../etc/passwd",
+    "#/other/-/log",
+    "😀" * 40 + "<b>",
+    "ᚠ" * 300,
+)
+
+
+class Shown:
+    """A server on some runs, and a browser on it."""
+
+    def __init__(self, root: Path, browser: Any, pictures: Path) -> None:
+        self.root, self.browser, self.pictures = root, browser, pictures
+        self.listener = listen("127.0.0.1", 0)
+        app = make_app(Library.at(root), ("127.0.0.1",), None)
+        self.server = uvicorn.Server(settings(app))
+        self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
+        self.thread.start()
+        self.base = f"http://127.0.0.1:{self.listener.getsockname()[1]}"
+        self.trouble: list[str] = []
+
+    def page(self, width: int = 1440, scheme: str = "light") -> Any:
+        context = self.browser.new_context(
+            viewport={"width": width, "height": 900}, color_scheme=scheme, reduced_motion="reduce"
+        )
+        context.set_default_timeout(15000)
+
+        def only_here(route: Any) -> None:
+            if route.request.url.startswith((self.base, "data:", "about:")):
+                route.continue_()
+            else:
+                self.trouble.append(f"asked for {route.request.url}")
+                route.abort()
+
+        context.route("**/*", only_here)
+        page = context.new_page()
+        page.on("pageerror", lambda error: self.trouble.append(f"error: {error}"))
+        page.on("console", lambda line: self.trouble.append(line.text) if line.type == "error" else None)
+        page.on("dialog", lambda dialog: (self.trouble.append(f"dialog: {dialog.message}"), dialog.dismiss()))
+        return page
+
+    def open(self, page: Any, where: str) -> None:
+        """Open an address and wait until the page has been drawn."""
+        page.goto("about:blank")
+        page.goto(f"{self.base}/#/{where}")
+        page.wait_for_selector("main h1")
+        page.wait_for_load_state("networkidle")
+
+    def close(self) -> None:
+        self.server.should_exit = True
+        self.thread.join(15)
+        self.listener.close()
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with sync_api.sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield browser
+        browser.close()
+
+
+@pytest.fixture
+def shown(tmp_path: Path, browser: Any, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shown]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    make_run(tmp_path / "runs" / "one")
+    make_run(tmp_path / "runs" / "two-s1", steps=3)
+    make_run(tmp_path / "runs" / "two-s2", steps=3)
+    shown = Shown(tmp_path / "runs", browser, tmp_path)
+    yield shown
+    shown.close()
+
+
+@pytest.mark.parametrize("width", [390, 1440])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_is_drawn_and_fits(shown: Shown, width: int, scheme: str) -> None:
+    page = shown.page(width, scheme)
+    for where in ("", *(f"one/-/{name}" for name in PAGES)):
+        shown.open(page, where)
+        assert page.locator(".empty", has_text="Nothing to show").count() == 0, where
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), f"{where} is wider than {width}"
+        page.screenshot(
+            path=shown.pictures / f"{where.replace('/', '-').replace('?', '-') or 'runs'}-{width}-{scheme}.png"
+        )
+    assert shown.trouble == []
+
+
+def test_axe_finds_nothing_serious(shown: Shown) -> None:
+    for scheme in ("light", "dark"):
+        page = shown.page(1440, scheme)
+        for where in ("", *(f"one/-/{name}" for name in PAGES)):
+            shown.open(page, where)
+            page.evaluate(AXE.read_text())  # not through a <script>, which the policy forbids
+            result = page.evaluate("axe.run(document, {resultTypes: ['violations']})")
+            serious = [
+                (one["id"], [node["html"][:160] for node in one["nodes"][:3]])
+                for one in result["violations"]
+                if one["impact"] in ("serious", "critical")
+            ]
+            assert serious == [], where
+
+
+def test_hostile_text_stays_text(tmp_path: Path, browser: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In every field of a run that a page shows."""
+    assert len(EVIL) >= 60
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = make_run(tmp_path / "runs" / "evil", steps=1)
+    rows = []
+    for i, text in enumerate(EVIL):
+        fields = dict.fromkeys(("problem_id", "level", "prompt", "verdict", "extracted", "note", "finish"), text)
+        rows.append(
+            answer(1, i % GROUP, text=text) | fields | {"index": 0, "parts": {text: 1.0}, "policy_version": text}
+        )
+    write_step(run, 1, rows, piece=EVIL[7])
+    for text in EVIL:
+        append(
+            run / "events.jsonl",
+            {"step": 0, "kind": text, "message": text},
+            {"step": 0, "kind": "collapse", "message": text},
+        )
+    append(
+        run / "metrics.jsonl",
+        {"step": 1, "phase": EVIL[0], **{f"reward/{text}": 0.5 for text in EVIL}, **dict.fromkeys(EVIL, 1.0)},
+    )
+    append(run / "timings.jsonl", {"step": 1, "seconds": 1.0, **dict.fromkeys(EVIL, 1.0)})
+    for i, text in enumerate(EVIL):
+        evaluation(run, "validation", 10 + i, [True, False], text=text)
+    config = json.loads((run / "config.resolved.json").read_text())
+    config |= {"task": {text: text for text in EVIL}, "reward": {"parts": dict.fromkeys(EVIL, 1.0)}}
+    (run / "config.resolved.json").write_text(json.dumps(config))
+    (run / "manifest.json").write_text(json.dumps({text: text for text in EVIL}))
+    shown = Shown(tmp_path / "runs", browser, tmp_path)
+    try:
+        page = shown.page()
+        pages = [
+            "",
+            *(f"evil/-/{name}" for name in ("overview", "rollouts", "distributions", "evaluations", "settings", "log")),
+        ]
+        pages += [f"evil/-/{kind}/1/{i}" for i in range(0, len(EVIL), 6) for kind in ("group", "sample")]
+        for where in pages:
+            shown.open(page, where)
+            page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+            assert page.evaluate("window.hacked === undefined && !document.getElementById('hacked')"), where
+            outside = page.evaluate(
+                "document.querySelectorAll('main script, main iframe, main object, main embed, main style, main base, "
+                "main img, main video, main audio, main form, main link, main meta, [onerror], [onload]').length"
+            )
+            assert outside == 0, where
+            assert page.evaluate("[...document.links].every(one => ['http:'].includes(one.protocol))"), where
+            assert not page.evaluate("/[\\u202e\\u2066\\u200b\\u0000\\u001b]/.test(document.body.innerText)"), where
+        assert shown.trouble == []
+    finally:
+        shown.close()
+
+
+def test_the_page_follows_a_run(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    run = shown.root / "one"
+    write_step(run, 4, [answer(4, place, text="a fresh answer") for place in range(3 * GROUP)])
+    write_metrics(run, 4)
+    page.wait_for_function("document.querySelector('.tiles b').textContent === '5'")
+    shown.open(page, "one/-/rollouts")
+    write_step(run, 5, [answer(5, place, text="the newest answer") for place in range(3 * GROUP)])
+    page.wait_for_selector("text=the newest answer")
+    assert shown.trouble == []
+
+
+def test_from_a_dip_to_the_worst_answers_and_why_in_four_clicks(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    plot = page.locator("[data-key=reward] .u-over")
+    box = plot.bounding_box()
+    plot.click(position={"x": box["width"] * 2 / 3, "y": 40})  # 1: the step with the dip, the third of four
+    page.wait_for_selector(".vrow")
+    assert "from=2&to=2" in page.url
+    page.get_by_role("button", name="Lowest advantage").or_(
+        page.get_by_role("button", name="Longest")
+    ).first.click()  # 2
+    page.locator(".vrow").first.click()  # 3: its group, three answers beside each other
+    page.wait_for_selector(".card.active")
+    page.locator(".card.active summary").click()  # 4
+    assert "graded as wrong" in page.locator(".card.active .why").inner_text()
+    assert shown.trouble == []
+
+
+def test_keys_pins_and_overlays(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/group/1/0")
+    page.keyboard.press("p")
+    page.keyboard.press("j")
+    page.keyboard.press("p")
+    assert page.locator(".sides del").count() > 0  # the two answers differ in a word
+    page.keyboard.press("?")
+    assert page.locator("#help[open]").count() == 1
+    assert "pin the answer" in page.locator("#help").inner_text()
+    page.keyboard.press("Escape")
+    page.keyboard.press("n")
+    page.wait_for_selector("text=Step 1, group 1")
+    page.keyboard.press("Enter")
+    page.wait_for_selector("text=Step 1, sample 4")
+    page.keyboard.press("o")
+    assert page.locator(".tokens span").count() == 14
+    page.keyboard.press("n")
+    # sample 4, token 13 has the highest entropy: (4 + 13) / 10
+    assert "entropy 1.7" in page.locator(".detail").inner_text()
+    page.keyboard.press("1")
+    page.wait_for_selector(".tiles")
+    assert shown.trouble == []
+
+
+#: Pictures of docs/view.md: the name, the address below a stage, and the width.
+DOCUMENTED = (
+    ("overview", "overview", 1280),
+    ("rollouts", "rollouts?preset=wrong", 1280),
+    ("group", "group/{step}/0", 1280),
+    ("sample", "sample/{step}/0?overlay=entropy", 1280),
+    ("phone", "group/{step}/0", 390),
+)
+
+
+@pytest.mark.skipif("VIEW_RUN" not in os.environ, reason="VIEW_RUN names a trained run, such as runs/demo")
+def test_pictures_of_the_docs(browser: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a real run, into docs/images."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    run = Path(os.environ["VIEW_RUN"])
+    out = Path(__file__).parents[2] / "docs" / "images"
+    out.mkdir(exist_ok=True)
+    shown = Shown(run, browser, out)
+    stage = "rl" if (run / "rl").is_dir() else "-"
+    try:
+        for name, where, width in DOCUMENTED:
+            page = shown.page(width)
+            shown.open(page, f"{run.name}/{stage}/{where.format(step=os.environ.get('VIEW_STEP', '3'))}")
+            page.wait_for_timeout(500)
+            page.screenshot(path=out / f"view-{name}.png")
+        assert shown.trouble == []
+    finally:
+        shown.close()

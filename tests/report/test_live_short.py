@@ -1,0 +1,42 @@
+"""The live page opens in a Chromium, if there is one; test_live_browser.py looks at all of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import threading
+from pathlib import Path
+
+import pytest
+import uvicorn
+
+from hone.report.live.app import make_app
+from hone.report.live.library import Library
+from hone.serve.server import listen, settings
+from tests.report.live_run import make_run
+
+CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+FLAGS = ("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-sync",
+         "--disable-background-networking", "--disable-component-update", "--virtual-time-budget=5000")  # fmt: skip
+
+
+@pytest.mark.skipif(
+    CHROMIUM is None, reason="no chromium on the PATH (CHROMIUM names another): the page was not opened"
+)
+def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "runs" / "one")
+    listener = listen("127.0.0.1", 0)
+    server = uvicorn.Server(settings(make_app(Library.at(run), ("127.0.0.1",), None)))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]})
+    thread.start()
+    try:
+        address = f"http://127.0.0.1:{listener.getsockname()[1]}/#/one/-/overview"
+        command = [str(CHROMIUM), *FLAGS, f"--user-data-dir={tmp_path / 'profile'}", "--dump-dom", address]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    finally:
+        server.should_exit = True
+        thread.join(15)
+        listener.close()
+    assert "no group of step 2 has a reward difference" in done.stdout  # among what needs a look
+    assert "Validation accuracy" in done.stdout
