@@ -191,9 +191,6 @@ def test_the_cache_lies_outside_the_run_and_gives_the_same_table(run: Path) -> N
     assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
 
 
-# --- choosing rows ------------------------------------------------------------------------------------------------
-
-
 def test_presets_filters_and_orders(run: Path) -> None:
     assert rows_of(run)[0][0] == 3  # newest first
     assert rows_of(run, preset="longest")[:2] == [(0, 11), (1, 11)]
@@ -388,6 +385,9 @@ def test_a_run_that_does_not_exist_yet_is_waited_for(tmp_path: Path) -> None:
         assert client.get("/api/run/new").json()["state"] == "waiting"
         make_run(tmp_path / "runs" / "new", steps=1)
         assert client.get("/api/run/new").json()["stages"][0]["done"] == 1
+    later = Library.at(tmp_path / "later")  # where `hone view` starts before the first run
+    make_run(tmp_path / "later" / "first", steps=1)
+    assert (later.single, list(later.runs())) == (None, ["first"])
     with pytest.raises(UserError, match="is a file; give a run folder"):
         Library.at(tmp_path / "runs" / "new" / "metrics.jsonl")
 

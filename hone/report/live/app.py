@@ -92,7 +92,7 @@ class Pages:
         return self.library.stage(request.path_params["run"], request.path_params["stage"])
 
     def runs(self, request: Request) -> Response:
-        body = {"folder": str(self.library.root), "only": self.library.only, "runs": self.library.summaries()}
+        body = {"folder": str(self.library.root), "only": self.library.single, "runs": self.library.summaries()}
         return answer(request, body)
 
     def run(self, request: Request) -> Response:

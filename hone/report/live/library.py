@@ -160,9 +160,19 @@ class Library:
 
     def runs(self) -> dict[str, Path]:
         """Run folders by the name that is shown."""
-        if self.only is not None:
-            return {visible(self.only): self.root / self.only}
-        return {visible(path.name): path for path in listing.runs_in(self.root)}
+        if self.single is not None:
+            return {visible(self.single): self.root / self.single}
+        folder = self.root if self.only is None else self.root / self.only
+        return {visible(path.name): path for path in listing.runs_in(folder)}
+
+    @property
+    def single(self) -> str | None:
+        """The name of the only run; None if there may be several. What did not exist may become a folder of runs."""
+        if self.only is None:
+            return None
+        folder = self.root / self.only
+        several = folder.is_dir() and not listing.is_run(folder) and bool(listing.runs_in(folder))
+        return None if several else self.only
 
     def stages(self, run: str) -> list[StageFolder]:
         """The stages of a run in order. Raises UserError if there is no such run."""
