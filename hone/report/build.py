@@ -12,7 +12,7 @@ from pathlib import Path
 from hone.base.settings import UserError
 from hone.measure.stats import reflection
 from hone.measure.store import stored
-from hone.report import curves, page, story, tables
+from hone.report import curves, groups, page, story, tables
 from hone.report.compare import assemble, build_evaluations, distinct, evaluations_of, model_sections, run_sections
 from hone.report.figures import Panel, key_figure, level_figure
 from hone.report.read import RunRecord, load_run, stream
@@ -77,6 +77,7 @@ class _Report:
             ("evaluation", "Evaluation", self.evaluation()),
             *self.models(),
             ("samples", "Before and after", self.samples()),
+            ("groups", "Groups from training", self.groups()),
             ("first", "First reflections", self.first_seen()),
             ("made", "How it was made", page.made(self.run)),
             ("events", "Warnings and events", page.events(self.run)),
@@ -191,6 +192,12 @@ class _Report:
             "Reflection phrases are marked. The problems were chosen by rule, not by hand: up to three that were "
             "mended, and one each that stayed wrong, was lost, and was right both times."
         )
+        return page.paragraph(note, "quiet") + shown if shown else ""
+
+    def groups(self) -> str:
+        """Of the last stage that has answers: a prompt, two of its answers, and why they got their rewards."""
+        shown = next((text for stage in reversed(self.line.stages) if (text := groups.html(stage))), "")
+        note = "The best and the worst answer to a prompt, with what was read as the answer marked; chosen by rule."
         return page.paragraph(note, "quiet") + shown if shown else ""
 
     def first_seen(self) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hone.environments.record import transcript
 from hone.measure.stats import reflection
-from hone.report.read import Row, RunRecord, StageRecord
+from hone.report.read import ROUTINE, WARNINGS, Row, RunRecord, StageRecord
 from hone.report.story import Side, Story, sample_problems
 from hone.report.style import CSS
 from hone.report.tables import Cell, Table
@@ -204,23 +205,25 @@ def _facts(facts: list[tuple[str, str]]) -> str:
 
 
 def events(run: RunRecord) -> str:
-    """Warnings first, then what else happened, then what could not be read."""
-    rows = [(stage, event) for stage in run.stages for event in stage.events]
-    warnings = [(s, e) for s, e in rows if e.get("kind") in ("warning", "error", "collapse", "non_finite")]
-    counted: dict[str, int] = {}
-    for _, event in rows:
-        if (kind := str(event.get("kind", "?"))) in ("checkpoint", "zero_variance"):
-            counted[kind] = counted.get(kind, 0) + 1
-    others = [(s, e) for s, e in rows if (s, e) not in warnings and e.get("kind") not in counted]
-    lines = [_event(run, stage, event) for stage, event in (*warnings, *others)[:EVENTS_SHOWN]]
-    left = len(warnings) + len(others) - EVENTS_SHOWN
-    lines += [f"{left:,} more are in events.jsonl."] if left > 0 else []
-    lines += [f"{n:,} × {kind.replace('_', ' ')}" for kind, n in sorted(counted.items())]
+    """Warnings, then what else happened, then routine as counts, then what could not be read; each under its title."""
+    rows = [(str(event.get("kind", "?")), _event(run, stage, event)) for stage in run.stages for event in stage.events]
+    counted = Counter(kind for kind, _ in rows if kind in ROUTINE)
+    warnings = [line for kind, line in rows if kind in WARNINGS]
+    others = [line for kind, line in rows if kind not in WARNINGS | ROUTINE]
+    unread = []
     for stage in run.stages:
-        lines += [f"{stage.name}: {note}" for note in dict.fromkeys(stage.notes)]
+        unread += [f"{stage.name}: {note}" for note in dict.fromkeys(stage.notes)]
         if bad := stage.metrics.non_finite:
-            lines.append(f"{stage.name}: a value that is not finite at {len(bad)} step(s), first at step {bad[0]}")
-    return f'<ul class="events">{"".join(f"<li>{escape(line)}</li>" for line in lines)}</ul>' if lines else ""
+            unread.append(f"{stage.name}: a value that is not finite at {len(bad)} step(s), first at step {bad[0]}")
+    routine = [f"{n:,} × {kind.replace('_', ' ')}" for kind, n in sorted(counted.items())]
+    lists = (("Warnings", warnings), ("Also happened", others), ("Routine", routine), ("Not as it should be", unread))
+    return "\n".join(_event_list(title, lines) for title, lines in lists if lines)
+
+
+def _event_list(title: str, lines: list[str]) -> str:
+    more = [f"{len(lines) - EVENTS_SHOWN:,} more are in events.jsonl."] if len(lines) > EVENTS_SHOWN else []
+    items = "".join(f"<li>{escape(line)}</li>" for line in (*lines[:EVENTS_SHOWN], *more))
+    return f'<h3>{escape(title)}</h3><ul class="events">{items}</ul>'
 
 
 def _event(run: RunRecord, stage: StageRecord, event: Row) -> str:

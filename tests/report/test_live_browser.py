@@ -279,7 +279,7 @@ def test_the_page_follows_a_run(shown: Shown) -> None:
     run = shown.root / "one"
     write_step(run, 4, [answer(4, place, text="a fresh answer") for place in range(3 * GROUP)])
     write_metrics(run, 4)
-    page.wait_for_function("document.querySelector('.tiles b').textContent === '5'")
+    page.wait_for_selector(".tiles div:first-child b:text-is('5')")
     shown.open(page, "one/-/rollouts")
     write_step(run, 5, [answer(5, place, text="the newest answer") for place in range(3 * GROUP)])
     page.wait_for_selector("text=the newest answer")

@@ -24,6 +24,7 @@ from hone.report.build import build
 from hone.report.figures import Curve, Panel, panel_figure
 from hone.report.read import load_run
 from hone.report.svg import Rendered, render
+from tests.report.live_run import make_run
 
 VOID = {"meta", "br", "hr"}
 ELEMENTS = """html head title style body main header nav section footer figure figcaption h1 h2 h3 h4 p ul li a b small
@@ -108,6 +109,22 @@ def page(built: Path) -> Page:
     return Page(built.read_text(encoding="utf-8"))
 
 
+def test_warnings_stand_apart_from_what_happens_in_every_run(built: Path) -> None:
+    text = built.read_text(encoding="utf-8")
+    warnings, others, routine = (text.index(f"<h3>{title}</h3>") for title in ("Warnings", "Also happened", "Routine"))
+    assert warnings < text.index("entropy fell below 0.15") < others
+    assert others < text.index("from checkpoint 40") < routine < text.index("11 × checkpoint")
+
+
+@pytest.mark.usefixtures("undrawn")
+def test_groups_show_the_best_and_the_worst_answer_and_why(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "one")
+    page = Page(build(folder).read_text(encoding="utf-8"))
+    assert "of the last step, the group whose rewards differ most" in page.text
+    assert "An answer was read and graded as wrong." in page.text
+    assert "Reward 1 = outcome 1 × 1." in page.text
+
+
 def test_says_what_happened_with_the_numbers(page: Page, pipeline: Path) -> None:
     results = json.loads((pipeline / "results.json").read_text())
     before, after = (tables.percent(results[k]["accuracy"]["value"]) for k in ("before", "after"))
@@ -122,7 +139,7 @@ def test_says_what_happened_with_the_numbers(page: Page, pipeline: Path) -> None
 
 
 def test_has_every_part(page: Page) -> None:
-    parts = ["training", "evaluation", "samples", "first", "made", "events"]
+    parts = ["training", "evaluation", "samples", "groups", "first", "made", "events"]
     assert [i for i in page.ids if i in parts] == parts
     for title in (
         "Accuracy",
