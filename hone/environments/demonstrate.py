@@ -23,11 +23,12 @@ def demonstrated(example: Example, episodes: Episodes) -> list[Sample]:
     environment, problem = episodes.make(), example.problem
     opening = environment.reset(problem, seed=0) or problem.messages
     conversation = Conversation(episodes.renderer, opening, environment.tools)
-    read = reader_of(episodes.renderer.tokenizer, environment.tools)
+    renderer = episodes.renderer
+    read = reader_of(renderer.tokenizer, environment.tools, renderer.is_raw)
     said = (*example.turns, example.text)
     turns: list[Turn] = []
     for number, text in enumerate(said):
-        ids = episodes.renderer.completion_ids(text)
+        ids = renderer.completion_ids(text)
         turns.append(Turn(conversation.ids, ids, np.zeros(len(ids), np.float32), "stop", 0))
         if number + 1 == len(said):
             break

@@ -59,11 +59,15 @@ class Format:
     as_text: bool = False
 
 
-def reader_of(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Schema]) -> Callable[[str], Reading]:
-    """The reader of a model's turns; without tools every turn is a plain message."""
+def reader_of(
+    tokenizer: PreTrainedTokenizerBase, tools: Sequence[Schema], raw: bool = False
+) -> Callable[[str], Reading]:
+    """The reader of a model's turns; without tools every turn is a plain message. `raw`: no chat template is used."""
     if not tools:
         return lambda text: Reading({"role": "assistant", "content": text})
     parameters = {tool["function"]["name"]: tool["function"].get("parameters", {}) for tool in tools}
+    if raw:
+        return lambda text: _read(text, parameters, FENCED)
     if getattr(tokenizer, "response_template", None) is not None:
         return lambda text: _read(text, parameters, _by_template(tokenizer, tools))
     found = format_of(str(getattr(tokenizer, "chat_template", None) or ""))

@@ -127,7 +127,7 @@ class Episodes:
             messages, tools = opening
             key = repr(opening)
             if key not in known:
-                read = reader_of(self.renderer.tokenizer, tools)
+                read = reader_of(self.renderer.tokenizer, tools, self.renderer.is_raw)
                 known[key] = Conversation(self.renderer, messages, tools), read
             game.begin(*known[key])
         return games

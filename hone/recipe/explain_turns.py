@@ -13,8 +13,8 @@ def turns(stage: Recipe) -> list[str]:
     environment, name = stage.environment, stage.environment.name
     what = ", ".join(name.values()) if isinstance(name, dict) else name
     answers = [f"the environment {what}"] if what else []
-    answers += [f"the tools {', '.join(stage.tools)}"] if stage.tools else []
-    verb = "answer" if len(answers) > 1 or not what else "answers"
+    answers += [f"the tool{'s' * (len(stage.tools) > 1)} {', '.join(stage.tools)}"] if stage.tools else []
+    verb = "answer" if len(answers) > 1 or (not what and len(stage.tools) > 1) else "answers"
     limit = environment.max_tokens
     room = f"{limit} tokens (environment.max_tokens)" if limit else "the model's context"
     return [

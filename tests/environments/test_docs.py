@@ -1,5 +1,6 @@
 """The code of docs/environments.md runs as it stands there, and is short."""
 
+import pickle
 import re
 from pathlib import Path
 
@@ -10,10 +11,12 @@ from hone.environments.play import Episodes
 from hone.recipe.load import load
 from hone.recipe.sections.prompt import PromptConfig
 from hone.recipe.sections.rollout import SamplingConfig
+from hone.rewards import make_reward
+from hone.rewards.base import reward_groups
 from hone.rollout.prompts import Renderer
 from hone.types import Problem
 from tests.environments.templates import tokenizer_of
-from tests.environments.test_play import Scripted
+from tests.environments.test_play import Graded, Scripted
 
 TEXT = (Path(__file__).resolve().parents[2] / "docs" / "environments.md").read_text()
 PROBLEM = Problem("p1", "t", ({"role": "user", "content": "Begin."},), None)
@@ -156,3 +159,22 @@ def test_several_classes_for_trl(recipe):
     assert repeat.episode.reward is None
     assert other.episode.end == "environment_error"
     assert "environment.name has count, repeat" in other.episode.note
+
+
+def test_reward_functions_take_the_environments(recipe, tmp_path):
+    (tmp_path / "score.py").write_text(
+        "def counted(completions, environments, **kwargs):\n"
+        "    return [e.counter + len(messages) * len(messages[0]['content']) * 0 for e, messages in "
+        "zip(environments, completions)]\n"
+    )
+    loaded = recipe("environment: 'increment.py:IncrementEnv'\nreward: {parts: {'score.py:counted': 1.0}}\n", INCREMENT)
+    call = '<tool_call>\n{"name": "increment", "arguments": {"step": 2}}\n</tool_call>'
+    tokenizer = tokenizer_of("Qwen2.5")
+    episodes = make_episodes(loaded, Renderer(tokenizer, PromptConfig(), ""))
+    engine = Scripted(tokenizer, lambda p, g, k: call if k < g else "Done.")
+    answers = episodes.sample([PROBLEM], engine, SamplingConfig(max_tokens=60), samples=3, seed=0)
+    (group,) = reward_groups([PROBLEM], answers, make_reward(loaded.reward, Graded()))
+    assert [reward.total for reward in group.rewards] == [0.0, 2.0, 4.0]
+    copy = pickle.loads(pickle.dumps(group))
+    assert copy.rollouts[1].episode.environment is None
+    assert copy.rollouts[1].episode == group.rollouts[1].episode
