@@ -98,7 +98,10 @@ def evaluate(
     items = [(problem, rollout) for problem, group in zip(problems, answers, strict=True) for rollout in group]
     rows = world.gather(graded(task, world.share(items)), "grades")
     renderer = episodes.renderer
-    records = [{"prompt": renderer.prompt_text(problem), **row} for (problem, _), row in zip(items, rows, strict=True)]
+    records = [
+        {"prompt": renderer.shown_prompt(problem, rollout), **row}
+        for (problem, rollout), row in zip(items, rows, strict=True)
+    ]
     row = summary(records, config)
     if reward is not None and set(reward.parts) != {"outcome"}:
         offline = reward.offline()

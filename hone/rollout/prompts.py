@@ -25,7 +25,7 @@ from hone.rollout import dates
 from hone.rollout.text import Decode, decoder, special_tokens
 from hone.tasks import make_task, once
 from hone.tasks.base import TracedTask
-from hone.types import IntArray, Messages, Problem
+from hone.types import IntArray, Messages, Problem, Rollout
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
@@ -59,6 +59,13 @@ class Renderer:
         Raises UserError for style `chat` with a tokenizer that has no chat template.
         """
         return self.messages_text(problem.messages)
+
+    def shown_prompt(self, problem: Problem, rollout: Rollout) -> str:
+        """The prompt that a rollout began with, as text: of several turns, with the tools and the environment's opening
+        messages."""
+        if len(rollout.turns) == 1:
+            return self.prompt_text(problem)
+        return str(self.tokenizer.decode(rollout.turns[0].prompt_ids.tolist(), skip_special_tokens=False))
 
     def messages_text(self, messages: Messages) -> str:
         """As `prompt_text`, for any messages that end with a user's."""

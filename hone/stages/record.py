@@ -67,7 +67,10 @@ def record(writer: RunWriter, log: StepLog, renderer: Renderer) -> None:
     step, settings = sampled.step, sampled.settings
     writer.log_prompts(step, sampled.drawn, sampled.groups, sampled.replaced)
     writer.log(step, log.metrics, log.seconds)
-    prompts = [renderer.prompt_text(group.problem) for group in sampled.everyone]
+    prompts = [
+        renderer.shown_prompt(group.problem, max(group.rollouts, key=lambda r: len(r.turns)))
+        for group in sampled.everyone
+    ]
     samples = [*batch.samples, *(sample for group in sampled.replaced for sample in to_samples(group))]
     writer.log_rollouts(step, sampled.everyone, prompts, samples, stats, renderer.piece)
     if sampled.replaced and len(sampled.groups) < settings.prompts_per_step:

@@ -210,6 +210,27 @@ def test_rewards_of_the_environment_and_verdicts_of_its_failures():
     assert (bad.verdict, bad.note) == ("verifier_error", "environment: RuntimeError: bug")
 
 
+def test_of_a_thousand_episodes_fifty_are_hostile():
+    """Right verdicts, bounded time, and none is lost."""
+    hostile = ("hang", "crash", "garbage", "exit", "bad message")
+    problems = [Problem(f"p{i}", "t", PROBLEM.messages, None) for i in range(1000)]
+
+    def said(p: int, g: int, k: int) -> str:
+        return hostile[p // 20 % 5] if p % 20 == 7 else "12"[k]
+
+    started = time.monotonic()
+    _, groups = play(said, problems=problems, timeout=0.3)
+    assert time.monotonic() - started < 60
+    assert len(groups) == 1000
+    for p, (rollout,) in enumerate(groups):
+        assert rollout.problem_id == f"p{p}"
+        if p % 20 == 7:
+            hangs = hostile[p // 20 % 5] == "hang"
+            assert rollout.episode.end == ("environment_timeout" if hangs else "environment_error")
+        else:
+            assert (rollout.episode.end, rollout.episode.reward, len(rollout.turns)) == ("done", 10.0, 2)
+
+
 # --- the pool -----------------------------------------------------------------------------------
 
 
