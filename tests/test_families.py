@@ -172,8 +172,8 @@ def compare(model: torch.nn.Module, limit: int) -> tuple[float, float]:
         (sign * parts[i].sum()).backward()
     expected = torch.cat([parts[i].detach() for i in batch.sample_ids])
     theirs = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    # Gradients that cancel to nothing, such as those of a bias of all keys, are rounding alone.
-    floor = 1e-4 * max(float(grad.abs().max()) for grad in theirs.values())
+    # Gradients that cancel to nothing, such as those of a bias of all keys (OPT, BioGPT), are rounding alone.
+    floor = 1e-3 * max(float(grad.abs().max()) for grad in theirs.values())
     off = [
         float((ours.get(name, torch.zeros_like(grad)) - grad).abs().max()) / max(float(grad.abs().max()), floor)
         for name, grad in theirs.items()
@@ -222,7 +222,7 @@ def adapter(folder: Path) -> tuple[str, str]:
         merged = float((packed_logprobs(model, batch, 1.0).logprobs - beside).abs().max())
     return (
         covered,
-        "" if sampling <= 1e-4 and merged <= 1e-4 else f"adapter: sampling {sampling:.2g}, merge {merged:.2g}",
+        "" if sampling <= 2e-4 and merged <= 1e-4 else f"adapter: sampling {sampling:.2g}, merge {merged:.2g}",
     )
 
 
