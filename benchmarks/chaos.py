@@ -86,6 +86,7 @@ class Chaos:
         self.luck = random.Random()
         self.expected: dict[str, bytes] = {}
         self.seconds = 0.0  # of an uninterrupted run
+        self.latest = 0.0  # seconds from a start to an interruption, at most
 
     def interrupt(self, times: int, seed: int) -> dict[str, Any]:
         """Returns counts. Raises AssertionError for a run that is not the same, hangs, or ends in another way."""
@@ -98,6 +99,7 @@ class Chaos:
         assert whole.ended(BOUND) == {0}, f"the uninterrupted run failed: {whole.text()}"
         self.seconds, self.expected = time.monotonic() - begun, bits(self.runs / "whole")
         shutil.copytree(self.runs / "whole" / "base", self.home / "base")
+        self.latest = self.seconds
         kinds = KILLS if self.several else KINDS if shutil.disk_usage(self.runs).total <= SMALL_DISK else KINDS[:-1]
         finished = 0
         while sum(self.counts.values()) < times or not finished:
@@ -143,6 +145,7 @@ class Chaos:
         attempt = self.start(name)
         victim = self.luck.randrange(len(attempt.slots))
         if not attempt.wait(self.moment(kind), victim, kind):
+            self.latest *= 0.9  # the uninterrupted run was slower, on a busier machine
             assert attempt.ended(BOUND) == {0}, f"{name}: {attempt.text()}"
             return True
         place, writing = PLACES[attempt.slots[victim][0]], bool(attempt.slots[victim][1])
@@ -161,7 +164,7 @@ class Chaos:
 
     def moment(self, kind: str) -> float:
         """Seconds from the start to the interruption, at least."""
-        return self.luck.uniform(0.0, self.seconds * (0.6 if kind in KILLS[1:] else 1.0))
+        return self.luck.uniform(0.0, self.latest * (0.6 if kind in KILLS[1:] else 1.0))
 
     def act(self, attempt: Attempt, name: str, kind: str, victim: int) -> set[int]:
         """Interrupt; returns the exit codes."""
