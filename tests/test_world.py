@@ -10,6 +10,7 @@ import shutil
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,37 @@ from tests.world_worker import five_steps
 ROOT = Path(__file__).resolve().parents[1]
 MODEL = TinyConfig(vocab_size=300, hidden_size=32, layers=2, heads=4, kv_heads=4, mlp_size=48)
 TOLERANCE = 1e-5
+
+
+WAITING = """
+import sys
+from hone.base import terminal
+from hone.base.parallel import ParallelConfig
+from hone.base.world import World
+terminal.stop_at_once_on_sigterm()
+print("begins", flush=True)
+World.from_env(ParallelConfig(replicate=2))
+"""
+
+
+def test_a_process_that_waits_for_the_others_stops_when_it_is_told_to() -> None:
+    """As where the first one stopped before it listened: the other waited half an hour for it, in C++."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        places = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    environment = {**os.environ, **places, "PYTHONPATH": str(ROOT), "RANK": "1", "LOCAL_RANK": "1", "WORLD_SIZE": "2"}
+    command = [sys.executable, "-c", WAITING]
+    with subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "begins\n"
+        time.sleep(1.0)
+        process.terminate()
+        try:
+            assert process.wait(timeout=20) == 75
+        finally:
+            process.kill()
 
 
 def spawn(size: int, *arguments: str, module: str = "tests.world_worker") -> list[subprocess.Popen[str]]:

@@ -21,6 +21,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import cache
@@ -85,10 +86,15 @@ class World:
         if size == 1:
             return cls()
         rank = int(os.environ["RANK"])
-        kind = _meet(rank, size, parallel.timeout)
         shape = (parallel.replicate, parallel.shard, parallel.tensor)
-        mesh = _mesh(kind, shape)
-        control, writing = (_control(parallel.timeout, user) for user in ("the loop", "checkpoints"))
+
+        def connect() -> tuple[DeviceMesh, ProcessGroup, ProcessGroup]:
+            mesh = _mesh(_meet(rank, size, parallel.timeout), shape)
+            return mesh, _control(parallel.timeout, "the loop"), _control(parallel.timeout, "checkpoints")
+
+        mesh, control, writing = _interruptible(connect)
+        if mesh.device_type == "cuda":
+            torch.cuda.set_device(_local_rank())  # of this thread
         return cls(rank, size, parallel.tensor, parallel.shard, mesh, control, writing, parallel.timeout)
 
     # --- places -------------------------------------------------------------------------------
@@ -226,11 +232,32 @@ class World:
 ALONE = World()
 
 
+def _interruptible(call: Callable[[], T]) -> T:
+    """The result of a call that waits in C++, where no signal is handled: it waits in a thread.
+
+    A process that is told to stop while others are still missing would wait for them for `parallel.timeout`.
+    """
+    future: Future[T] = Future()
+
+    def work() -> None:
+        try:
+            future.set_result(call())
+        except BaseException as error:  # raised again where it is waited for
+            future.set_exception(error)
+
+    threading.Thread(target=work, name="hone-connect", daemon=True).start()
+    return future.result()
+
+
+def _local_rank() -> int:
+    return int(os.environ.get("LOCAL_RANK", "0"))
+
+
 def _meet(rank: int, size: int, timeout: float) -> str:
     """Initialise the process group if needed; returns the type of device. Raises UserError, ProcessLost."""
     cuda, wait = torch.cuda.is_available(), datetime.timedelta(seconds=timeout)
     if not dist.is_initialized():
-        local = int(os.environ.get("LOCAL_RANK", "0"))
+        local = _local_rank()
         if cuda and local >= torch.cuda.device_count():
             raise UserError(
                 f"process {rank} of {size} is number {local} on its machine, which has {torch.cuda.device_count()} "
