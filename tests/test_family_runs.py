@@ -1,4 +1,7 @@
-"""Whole runs of `hone train` with architectures that differ from the tiny model's."""
+"""Whole runs of `hone train` with architectures that differ from the tiny one: checks, plan, sampling and export.
+
+A random model earns no reward, so that nothing is learned; updates of these models are tested in `test_families.py`.
+"""
 
 from __future__ import annotations
 
@@ -52,5 +55,3 @@ def test_a_run(family: str, dtype: str, lora: str, tmp_path: Path) -> None:
     events = {row["kind"]: row["message"] for row in jsonl.read(tmp_path / "runs" / "run" / "events.jsonl")}
     assert ("experts" in events) == (family in ("qwen3-moe", "gpt-oss"))
     assert ("lora" in events) == (family == "gpt-oss"), "an adapter that leaves the experts out"
-    # At the first update on a batch the policy is the sampler's.
-    assert max(row["mismatch/max"] for row in rows) < (1e-4 if dtype == "float32" else 0.2)
