@@ -118,7 +118,7 @@ def test_a_task_that_refuses_its_own_gold_answer():
             return Grade("wrong")
 
     task = Never(KNIGHTS.config)
-    with pytest.raises(UserError, match="is graded correct in none of the shapes tags, boxed, hashes, plain"):
+    with pytest.raises(UserError, match="is graded correct in none of the formats tags, boxed, hashes, plain"):
         probes(task, task.problems("train")[0], [])
 
 

@@ -1,4 +1,4 @@
-"""A few answers of the model that training would start from: does it solve anything, and would it learn?"""
+"""Checks of sampled answers: does the initial model solve anything, and do the rewards give a gradient?"""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hone.types import NOT_GRADED, VERIFIER_FAILURES, Group
 
 
 def measured(groups: Sequence[Group]) -> dict[str, Any]:
-    """Numbers over groups that were sampled as in training."""
+    """Statistics of groups that were sampled as in training."""
     rewards = [r for g in groups for r in g.rewards]
     rollouts = [r for g in groups for r in g.rollouts]
     graded = [r for r in rewards if r.verdict not in NOT_GRADED]
@@ -30,35 +30,35 @@ def measured(groups: Sequence[Group]) -> dict[str, Any]:
 
 
 def judge_base(groups: Sequence[Group], refill: bool) -> Iterator[Finding]:
-    """Findings from the same; `refill`: groups without a reward difference are replaced by others."""
-    found = measured(groups)
-    share, n = found["groups_with_gradient"], found["problems"]
-    said = f"{share:.0%} of {n} groups have a reward difference"
+    """Findings about the groups. `refill`: training replaces groups without a reward difference by others."""
+    stats = measured(groups)
+    share = stats["groups_with_gradient"]
+    message = f"{share:.0%} of {stats['problems']} groups have a reward difference"
     if share == 0:
-        solved = found["solve_rate"]
+        solved = stats["solve_rate"]
         remedy = "harder problems" if solved and solved > 0.5 else "easier problems, a supervised stage first"
-        yield Finding("fail", "gradient", f"{said}: nothing would be learned; {remedy}, or more samples_per_prompt")
+        yield Finding("fail", "gradient", f"{message}: nothing would be learned; {remedy}, or more samples_per_prompt")
     elif share < 0.3 and not refill:
-        yield Finding("warn", "gradient", f"{said}: most sampling is for nothing; give algo.refill_rounds, or problems "
-                      "that are solved now and then")  # fmt: skip
+        remedy = "set algo.refill_rounds, or give problems that are solved now and then"
+        yield Finding("warn", "gradient", f"{message}: most samples would not be trained on; {remedy}")
     else:
-        yield Finding("pass", "gradient", said)
-    if found["solve_rate"] is not None:
-        solved = f"{found['solve_rate']:.0%} of {found['samples']} answers are correct"
-        yield Finding("pass", "solved", f"{solved}; {found['tokens']:.0f} tokens each")
+        yield Finding("pass", "gradient", message)
+    if stats["solve_rate"] is not None:
+        solved = f"{stats['solve_rate']:.0%} of {stats['samples']} answers are correct"
+        yield Finding("pass", "solved", f"{solved}; {stats['tokens']:.0f} tokens each")
     failed = sum(v in VERIFIER_FAILURES for g in groups for v in [r.verdict for r in g.rewards])
     if failed:
-        yield Finding("fail", "verifier", f"{failed} of {found['samples']} answers could not be verified; see verdicts")
-    if found["truncated"] > 0.2:
-        yield Finding("warn", "cut off", f"{found['truncated']:.0%} of answers are cut off; raise sampling.max_tokens")
+        yield Finding("fail", "verifier", f"{failed} of {stats['samples']} answers could not be verified; see verdicts")
+    if stats["truncated"] > 0.2:
+        yield Finding("warn", "cut off", f"{stats['truncated']:.0%} of answers are cut off; raise sampling.max_tokens")
     yield _unreadable(groups)
 
 
 def _unreadable(groups: Sequence[Group]) -> Finding:
     pairs = [(o, r) for g in groups for o, r in zip(g.rollouts, g.rewards, strict=True)]
-    unread = [rollout.text for rollout, reward in pairs if reward.verdict == "malformed"]
-    said = f"{len(unread)} of {len(pairs)} answers cannot be read"
-    if len(unread) > len(pairs) / 2:
-        tail = unread[0].strip()[-120:]
-        return Finding("warn", "readable", f"{said}; one ends in {tail!r}. Say in prompt.system how to answer")
-    return Finding("pass", "readable", said)
+    malformed = [rollout.text for rollout, reward in pairs if reward.verdict == "malformed"]
+    message = f"{len(malformed)} of {len(pairs)} answers cannot be read"
+    if len(malformed) > len(pairs) / 2:
+        tail = malformed[0].strip()[-120:]
+        return Finding("warn", "readable", f"{message}; one ends in {tail!r}. Say in prompt.system how to answer")
+    return Finding("pass", "readable", message)

@@ -1,4 +1,4 @@
-"""What a recipe's data, template and reward are like: findings that need no model."""
+"""Checks of a recipe's data, chat template and reward; none of them needs a model."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from hone.base.settings import UserError
 from hone.model.load import stop_token_ids
 from hone.preflight.check import probes, template
 from hone.preflight.check.findings import Finding
+from hone.preflight.check.subject import Subject
 from hone.recipe.recipe import Recipe
 from hone.rewards import REWARDS, make_reward
 from hone.rewards.gold import gold_text
-from hone.rewards.perplexity import Answerer
 from hone.rollout.prompts import Renderer
 from hone.tasks.base import Task
 from hone.types import Problem
@@ -26,35 +26,37 @@ SCANNED = 200  # problems whose gold answer is graded
 
 
 def data(task: Task) -> Iterator[Finding]:
-    """Can every gold answer be read by the grader that will judge the model's?"""
+    """Does the grader accept the gold answers?"""
     problems = task.problems("train")[:SCANNED]
     if not is_graded(task):
-        yield Finding("pass", "data", "task.grading is none: no answer is graded, only your reward judges")
+        yield Finding("pass", "data", "task.grading is none: answers are not graded, only your reward scores them")
         return
-    unread = [(p, why) for p in problems if (why := _unreadable_gold(task, p))]
-    if unread:
-        problem, why = unread[0]
-        more = f"{len(unread)} of {len(problems)} gold answers cannot earn a reward, the first: {problem.id}: {why}"
-        level = Finding(
-            "fail" if len(unread) > len(problems) / 20 else "warn", "data", f"{more}; remove or repair them"
-        )
-        yield level
-    else:
+    rejected = [(p, why) for p in problems if (why := _rejected_gold(task, p))]
+    if not rejected:
         yield Finding("pass", "data", f"{len(problems)} gold answers are read and graded correct")
+        return
+    problem, why = rejected[0]
+    yield Finding(
+        "fail" if len(rejected) > len(problems) / 20 else "warn",
+        "data",
+        f"{len(rejected)} of {len(problems)} gold answers cannot earn a reward, the first: {problem.id}: {why}; remove "
+        "or repair them",
+    )
 
 
-def _unreadable_gold(task: Task, problem: Problem) -> str | None:
+def _rejected_gold(task: Task, problem: Problem) -> str | None:
+    """Why no form of the gold answer is graded correct; None if one is."""
     try:
         fits = probes.worked(task, problem) is not None or probes.writer_of(task, problem) is not None
     except UserError as error:
         return str(error)
-    return None if fits else f"{gold_text(problem)[:60]!r} is graded correct in no shape"
+    return None if fits else f"{gold_text(problem)[:60]!r} is graded correct in no format"
 
 
 def template_of(
     stage: Recipe, task: Task, renderer: Renderer, longest: int | None, model: PreTrainedModel | None = None
 ) -> Iterator[Finding]:
-    """`longest`: the positions of the model, if known."""
+    """Check the chat template on a few problems. `longest`: the positions of the model, if known."""
     problems = task.problems("train")[:50]
     solutions = [text for p in problems if (text := probes.worked(task, p))]
     yield from template.check_template(renderer, problems, stage.sampling.max_tokens, solutions, longest)
@@ -66,31 +68,25 @@ def template_of(
             )
 
 
-def rewards(
-    stage: Recipe,
-    task: Task,
-    renderer: Renderer,
-    frozen: Answerer | None,
-    scores: list[dict[str, Any]],
-    seconds: float = float("inf"),
-) -> Iterator[Finding]:
-    """Probes through the reward; without the model that a part asks, through the other parts.
+def rewards(subject: Subject) -> Iterator[Finding]:
+    """Score probes with the reward; parts that need a model are left out if there is none.
 
-    `scores` is given those of the first problem. After `seconds` a slow reward is asked no further.
+    Stores the scores of the first problem in `subject.scores`. Stops after `subject.seconds`.
     """
-    asks = {name for name in stage.reward.parts if not getattr(REWARDS.get(name), "offline", True)}
+    stage, task, answerer = subject.stage, subject.task, subject.answerer
+    needs_model = {name for name in stage.reward.parts if not getattr(REWARDS.get(name), "offline", True)}
     parts = dict(stage.reward.parts)
-    if asks and frozen is None:
-        parts = {name: weight for name, weight in parts.items() if name not in asks}
-        said = f"reward {', '.join(sorted(asks))} asks a model and was not checked"
-        yield Finding("warn", "reward", f"{said}; run without --no-model once there is one")
+    if needs_model and answerer is None:
+        parts = {name: weight for name, weight in parts.items() if name not in needs_model}
+        message = f"reward {', '.join(sorted(needs_model))} asks a model and was not checked"
+        yield Finding("warn", "reward", f"{message}; run without --no-model once there is one")
     if not parts:
         return
-    reward = make_reward(stage.reward.model_copy(update={"parts": parts}), task, frozen)
-    count, started = counter(renderer), time.monotonic()
+    reward = make_reward(stage.reward.model_copy(update={"parts": parts}), task, answerer)
+    count, started = counter(subject.renderer), time.monotonic()
     for n, problem in enumerate(task.problems("train")[:PROBED]):
-        left = seconds - (time.monotonic() - started)
-        if left <= 0:
+        remaining = subject.seconds - (time.monotonic() - started)
+        if remaining <= 0:
             break
         try:
             write = None if is_graded(task) else probes.best_paid(problem, reward, count)
@@ -98,10 +94,10 @@ def rewards(
         except UserError as error:
             yield Finding("fail" if is_graded(task) else "warn", "gold", str(error))
             continue
-        rows = probes.score(problem, chosen, reward, count, left)
-        yield from probes.judge_scores(rows, bool(asks) and frozen is not None, is_graded(task))
+        rows = probes.score(problem, chosen, reward, count, remaining)
+        yield from probes.judge_scores(rows, bool(needs_model) and answerer is not None, is_graded(task))
         if n == 0:
-            scores += [_row(row) for row in rows]
+            subject.scores += [_row(row) for row in rows]
 
 
 def is_graded(task: Task) -> bool:

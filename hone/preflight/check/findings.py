@@ -1,4 +1,4 @@
-"""What a check found, and how it is shown."""
+"""The results of checks, and how they are shown."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ Level = Literal["pass", "warn", "fail"]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One line of the result; of a warning or a failure it says what to change."""
+    """One line of the result; a warning or failure says what to change."""
 
     level: Level
     name: str
     message: str
-    subject: str = ""  # what it is about: of several problems, only the first finding about it is shown
+    subject: str = ""  # what it is about; only the first finding about a subject is shown
 
 
 def distinct(findings: Iterable[Finding]) -> list[Finding]:
-    """Of several problems: a name that failed or warned anywhere is not said to have passed."""
+    """Merge the findings of several problems: one per subject, and no pass of a check that failed or warned."""
     all_ = list(findings)
     worse = {f.name for f in all_ if f.level != "pass"}
     first = {(f.level, f.name, f.subject): f for f in reversed(all_) if f.level != "pass" or f.name not in worse}
@@ -28,7 +28,7 @@ def distinct(findings: Iterable[Finding]) -> list[Finding]:
 
 
 def lines(findings: Sequence[Finding]) -> str:
-    """One line each, and a last one that counts."""
+    """One line per finding, and a last line with the counts."""
     width = max(len(f.name) for f in findings)
     shown = [f"{'FAIL' if f.level == 'fail' else f.level}  {f.name:{width}}  {f.message}" for f in findings]
     counts = [f"{sum(f.level == level for f in findings)} {level}" for level in ("pass", "warn", "fail")]

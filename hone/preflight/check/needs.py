@@ -1,4 +1,4 @@
-"""Is everything there that a stage needs: its folder, packages, problems, models and server, room for its prompts?"""
+"""Checks that everything a stage needs exists: run folder, packages, server, problems, models, room for prompts."""
 
 from __future__ import annotations
 
@@ -21,43 +21,42 @@ from hone.rollout import check_server
 from hone.runs.sinks import check_installed
 from hone.tasks.curriculum import Curriculum
 
-# --- what needs the recipe alone -------------------------------------------------------------
+# --- of the recipe alone -------------------------------------------------------------
 
 
 def folder(subject: Subject) -> Iterator[Finding]:
-    """Can the run folder be made?"""
+    """Can the run folder be created?"""
     for place in (subject.folder, *subject.folder.parents):
         if place.is_symlink() or place.exists():
             if not place.is_dir():
-                said = f"{place} is a file, and the run folder would be {subject.folder}; set runs or name to another"
-                yield Finding("fail", "folder", said)
+                message = f"{place} is a file, and the run folder would be {subject.folder}; set runs or name"
+                yield Finding("fail", "folder", f"{message} to another")
             elif not os.access(place, os.W_OK | os.X_OK):
-                said = (
-                    f"{place} cannot be written to, and the run folder would be {subject.folder}; set runs to another"
-                )
-                yield Finding("fail", "folder", said)
+                message = f"{place} cannot be written to, and the run folder would be {subject.folder}"
+                yield Finding("fail", "folder", f"{message}; set runs to another")
             return
 
 
 def packages(subject: Subject) -> Iterator[Finding]:
-    """Is everything installed that the stage asks for?"""
+    """Is everything installed that the stage needs?"""
     stage = subject.stage
     check_installed(stage.sinks)
     if stage.lora is not None and find_spec("peft") is None:
         yield Finding("fail", "packages", "lora: peft is not installed; run `pip install 'hone-rl[lora]'`")
     if stage.launch.kind == "ray" and find_spec("ray") is None:
-        said = "launch.kind: ray is not installed here; run `pip install 'hone-rl[ray]'`, on every machine"
-        yield Finding("fail", "packages", said)
+        message = "launch.kind: ray is not installed here; run `pip install 'hone-rl[ray]'`, on every machine"
+        yield Finding("fail", "packages", message)
     if stage.stage not in ("rl", "distil") or stage.rollout.engine == "native":
         return
     engine = stage.rollout.engine
     if not _runs_elsewhere(stage) and find_spec(engine) is None:
-        said = f"rollout.engine: {sys.executable} has no {engine}; install it there (pip install 'hone-rl[{engine}]')"
-        yield Finding("fail", "packages", f"{said}, or name the interpreter that has it in rollout.{engine}.python")
+        remedy = f"install it there (pip install 'hone-rl[{engine}]'), or name the interpreter that has it"
+        message = f"rollout.engine: {sys.executable} has no {engine}; {remedy} in rollout.{engine}.python"
+        yield Finding("fail", "packages", message)
 
 
 def _runs_elsewhere(stage: Recipe) -> bool:
-    """Whether the engine is a server that runs already, or is of another interpreter or machine."""
+    """Whether the engine is a running server, or belongs to another interpreter or machine."""
     settings = getattr(stage.rollout, stage.rollout.engine)
     return settings.url is not None or settings.python is not None or stage.launch.kind != "local"
 
@@ -71,7 +70,7 @@ def server(subject: Subject) -> Iterator[Finding]:
     """Does the server answer, or is it installed where it will be started? Nothing is started."""
     rollout = subject.stage.rollout
     if rollout.engine == "native" or subject.stage.launch.kind != "local":
-        return  # a machine of a cluster may have what this one has not
+        return  # the machines of a cluster may differ from this one
     missing_here = not _runs_elsewhere(subject.stage) and find_spec(rollout.engine) is None  # said by `packages`
     if not missing_here and not (rollout.engine == "vllm" and rollout.vllm.in_process):
         yield from _refused("server", lambda: check_server(rollout, subject.folder))
@@ -85,11 +84,11 @@ def _refused(name: str, check: Callable[[], object]) -> Iterator[Finding]:
         yield Finding("fail", name, str(error))
 
 
-# --- what needs the data ---------------------------------------------------------------------
+# --- of the data ---------------------------------------------------------------------
 
 
 def splits(subject: Subject) -> Iterator[Finding]:
-    """Has every split problems that the stage will ask for, at its start or hours later?"""
+    """Does every split that the stage will use have problems?"""
     stage = subject.stage
     splits = {} if stage.stage == "sft" and stage.sft.data is not None else {"train": "task.train=1000"}
     if stage.stage in ("rl", "distil"):
@@ -97,46 +96,46 @@ def splits(subject: Subject) -> Iterator[Finding]:
         splits |= {"validation": "task.validation=100, or eval.every=0"} if stage.eval.every else {}
     for split, remedy in splits.items():
         if not subject.task.problems(split):  # type: ignore[arg-type]
-            said = f"task {subject.task.name}: the {split} split is empty; give it a size, e.g. {remedy}"
-            yield Finding("fail", "splits", said, split)
+            message = f"task {subject.task.name}: the {split} split is empty; give it a size, e.g. {remedy}"
+            yield Finding("fail", "splits", message, split)
 
 
 def examples(subject: Subject) -> Iterator[Finding]:
-    """Are there examples for supervised training? Those of an earlier stage are not there yet."""
+    """Are there examples for supervised training? Those of an earlier stage do not exist yet."""
     stage = subject.stage
     if stage_named(stage.sft.data) is None and (stage.sft.data is not None or subject.task.problems("train")):
         yield from _refused("examples", lambda: read_examples(stage, subject.task, subject.folder))
 
 
 def levels(subject: Subject) -> Iterator[Finding]:
-    """Can the problems be drawn as the curriculum of every phase says?"""
+    """Can the problems be drawn by the curriculum of every phase?"""
     problems = subject.task.problems("train")
     if not problems:
         return
-    course = Curriculum(problems, subject.stage.seed)
-    for settings in subject.settings:
+    curriculum = Curriculum(problems, subject.stage.seed)
+    for phase in subject.phases:
         try:
-            course.check(settings.curriculum)
+            curriculum.check(phase.curriculum)
         except UserError as error:
-            yield Finding("fail", "levels", str(error), str(settings.curriculum))
+            yield Finding("fail", "levels", str(error), str(phase.curriculum))
 
 
 def graded(subject: Subject) -> Iterator[Finding]:
-    """Whatever follows the accuracy needs a task that grades."""
+    """Does the task grade, if a setting depends on the accuracy?"""
     if content.is_graded(subject.task):
         return
-    asked = {
-        "curriculum.kind: adaptive": any(one.curriculum.kind == "adaptive" for one in subject.settings),
+    is_set = {
+        "curriculum.kind: adaptive": any(phase.curriculum.kind == "adaptive" for phase in subject.phases),
         "checkpoint.keep_best": bool(subject.stage.checkpoint.keep_best),
         "reset.on_stagnation": subject.stage.reset.on_stagnation is not None,
     }
-    for key in (key for key, is_asked in asked.items() if is_asked):
-        said = f"{key}: needs an accuracy, and with task.grading: none there is none; remove one of the two"
-        yield Finding("fail", "graded", said, key)
+    for key in (key for key, value in is_set.items() if value):
+        message = f"{key}: needs an accuracy, which task.grading: none does not have; remove one of the two"
+        yield Finding("fail", "graded", message, key)
 
 
 def models(subject: Subject) -> Iterator[Finding]:
-    """Are the models there? Only their tokenizers are loaded: the weights are large, and come with the stage."""
+    """Do the models exist? Only their tokenizers are loaded: weights are large, and are loaded by the stage."""
     stage = subject.stage
     teacher = stage.teacher if stage.stage in ("generate", "distil") else None
     if teacher is not None and stage_named(teacher) is None and "://" not in teacher:
@@ -148,19 +147,24 @@ def models(subject: Subject) -> Iterator[Finding]:
 
 
 def length(subject: Subject) -> Iterator[Finding]:
-    """Do the longest prompt and the longest answer fit the model together, in every phase and in evaluation?"""
+    """Do the longest prompt and the longest answer fit the model's context, in every phase and in evaluation?"""
     stage, limit = subject.stage, subject.context
     if limit is None:
         return
-    longest_answer = max(one.sampling.max_tokens for one in subject.settings)
-    asked: list[tuple[str, str, int, int | None]] = [("train", "sampling.max_tokens", longest_answer, None)]
-    asked.append((stage.eval.split, "eval.sampling.max_tokens", stage.eval.sampling.max_tokens, stage.eval.problems))
-    for split, key, most, count in asked:
+    longest_answer = max(phase.sampling.max_tokens for phase in subject.phases)
+    uses: list[tuple[str, str, int, int | None]] = [
+        ("train", "sampling.max_tokens", longest_answer, None),
+        (stage.eval.split, "eval.sampling.max_tokens", stage.eval.sampling.max_tokens, stage.eval.problems),
+    ]
+    for split, key, answer, count in uses:
         problems = subject.task.problems(split)[:count]  # type: ignore[arg-type]
-        longest = longest_prompt(problems, subject.renderer) if problems else 0
-        if longest + most > limit:
-            room = f"set {key} to {limit - longest} at most" if longest < limit else "shorten or drop such prompts"
-            said = (
-                f"prompts of up to {longest} tokens ({split}) and answers of {most} ({key}) are more than the {limit}"
+        prompt = longest_prompt(problems, subject.renderer) if problems else 0
+        if prompt + answer > limit:
+            remedy = f"set {key} to {limit - prompt} at most" if prompt < limit else "shorten or drop such prompts"
+            yield Finding(
+                "fail",
+                "length",
+                f"prompts of up to {prompt} tokens ({split}) and answers of {answer} ({key}) are more than the {limit} "
+                f"positions of the model; {remedy}",
+                key,
             )
-            yield Finding("fail", "length", f"{said} positions of the model; {room}", key)

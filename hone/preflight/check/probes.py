@@ -1,4 +1,4 @@
-"""Answers whose reward one should know before training: right, wrong, none at all, and known ways to cheat."""
+"""Probes: answers whose reward is worth knowing before training: right, wrong, empty, and known ways to cheat."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class Probe:
 
 @dataclass(frozen=True, slots=True)
 class Probed:
-    """What the reward made of a probe."""
+    """A probe with its reward."""
 
     probe: Probe
     reward: Reward
@@ -46,7 +46,7 @@ Writer = Callable[[str], str]  # an answer -> a whole completion
 
 
 def writers(problem: Problem) -> dict[str, Writer]:
-    """The shapes in which tasks want answers; the thinking is the question, which names everything and says nothing."""
+    """The answer formats that tasks expect, by name. The thinking is the question: all its words, no reasoning."""
     thought = problem.messages[-1]["content"][:500] if problem.messages else "Let me see."
     return {
         "tags": lambda answer: completion(thought, answer),
@@ -57,24 +57,24 @@ def writers(problem: Problem) -> dict[str, Writer]:
 
 
 def writer_of(task: Task, problem: Problem) -> Writer | None:
-    """The first shape in which the gold answer is graded correct; None if there is none."""
+    """The first format in which the gold answer is graded correct; None if there is none."""
     gold = gold_text(problem)
     return next((w for w in writers(problem).values() if task.grade(problem, w(gold)).verdict == "correct"), None)
 
 
 def best_paid(problem: Problem, reward: RewardFn, count: Callable[[str], int]) -> Writer:
-    """The shape in which the reward pays most for the gold answer: of a task that grades nothing."""
+    """The format in which the gold answer has the highest reward; for tasks without a grader."""
     gold = gold_text(problem)
 
     def paid(write: Writer) -> float:
-        (found,) = reward(problem, [rollout_of(problem, Probe("gold", "right", write(gold)), count)])
-        return -np.inf if found.verdict in VERIFIER_FAILURES else found.total
+        (scored,) = reward(problem, [rollout_of(problem, Probe("gold", "right", write(gold)), count)])
+        return -np.inf if scored.verdict in VERIFIER_FAILURES else scored.total
 
     return max(writers(problem).values(), key=paid)
 
 
 def worked(task: Task, problem: Problem) -> str | None:
-    """A worked solution of the task's own that is graded correct, if it has one."""
+    """A worked solution from the task that is graded correct; None if there is none."""
     texts = [problem.reference or ""]
     if isinstance(task, TracedTask):
         texts.append(task.trace(problem, task.trace_styles[0], seed=0).text)
@@ -82,7 +82,7 @@ def worked(task: Task, problem: Problem) -> str | None:
 
 
 def wrong_answer(task: Task, problem: Problem, others: Sequence[Problem], write: Writer) -> str:
-    """An answer that can be read and is wrong: another problem's, a guess of the task's, or the next number."""
+    """A readable wrong answer: another problem's, one from the task's traces, or the gold number plus 1."""
     candidates = [gold_text(other) for other in others[:20]]
     if isinstance(task, TracedTask):
         tries = [task.trace(problem, task.trace_styles[-1], seed).text for seed in range(20)]
@@ -96,15 +96,17 @@ def wrong_answer(task: Task, problem: Problem, others: Sequence[Problem], write:
 
 
 def probes(task: Task, problem: Problem, others: Sequence[Problem], write: Writer | None = None) -> list[Probe]:
-    """`write`: the shape of an answer, by default the first that is graded correct.
+    """The probes of a problem. `write`: the format of answers, by default the first that is graded correct.
 
-    Raises UserError if the task says no gold answer, or grades it as correct in no shape.
+    Raises UserError if the problem has no gold answer, or if no format of it is graded correct.
     """
     gold = gold_text(problem)
     write = write or writer_of(task, problem)
     if write is None:
-        shapes = ", ".join(writers(problem))
-        raise UserError(f"{problem.id}: the gold answer {gold[:60]!r} is graded correct in none of the shapes {shapes}")
+        formats = ", ".join(writers(problem))
+        raise UserError(
+            f"{problem.id}: the gold answer {gold[:60]!r} is graded correct in none of the formats {formats}"
+        )
     right, wrong = write(gold), wrong_answer(task, problem, others, write)
     solution = worked(task, problem)
     return [
@@ -128,14 +130,14 @@ def probes(task: Task, problem: Problem, others: Sequence[Problem], write: Write
 
 
 def junk(problem: Problem) -> str:
-    """Words of the question and role words, in random order; the same for the same problem."""
+    """Words of the question, tags and role names in random order; deterministic for each problem."""
     rng = streams.text("junk", problem.id)
     words = [*problem.messages[-1]["content"].split(), "Assistant:", "<answer>", "</answer>", ")(", "\\boxed{", "####"]
     return " ".join(rng.choices(words, k=JUNK_LENGTH // 4))[:JUNK_LENGTH]
 
 
 def rollout_of(problem: Problem, probe: Probe, count: Callable[[str], int]) -> Rollout:
-    """The probe as if it had been sampled; `count` says how many tokens a text has."""
+    """The probe as a sampled rollout; `count` returns the number of tokens of a text."""
     ids = np.zeros(count(probe.text), np.int64)
     turn = Turn(np.zeros(1, np.int64), ids, np.zeros(len(ids), np.float32), probe.finish, 0)
     return Rollout(problem.id, 0, (turn,), probe.text)
@@ -148,33 +150,33 @@ def score(
     count: Callable[[str], int],
     seconds: float = float("inf"),
 ) -> list[Probed]:
-    """Every probe through the reward, one at a time, with the seconds that it took; none is begun after `seconds`."""
+    """Score the probes one at a time and measure the time of each. Stops after `seconds`."""
     began = time.monotonic()
-    reward(problem, [rollout_of(problem, chosen[0], count)])  # what is loaded at the first call is not counted
+    reward(problem, [rollout_of(problem, chosen[0], count)])  # the first call may load something: not timed
     result = []
     for probe in chosen:
         if time.monotonic() - began > seconds:
             break
         rollout = rollout_of(problem, probe, count)
         best = float("inf")
-        for _ in range(3):  # so that a busy machine is not to blame
+        for _ in range(3):  # the best of three, as the machine may be busy
             start = time.perf_counter()
-            (found,) = reward(problem, [rollout])
+            (scored,) = reward(problem, [rollout])
             best = min(best, time.perf_counter() - start)
             if not SLOW < best < TOO_SLOW:
                 break
-        result.append(Probed(probe, found, best))
+        result.append(Probed(probe, scored, best))
     return result
 
 
-# --- what to make of it ----------------------------------------------------------------------
+# --- findings ----------------------------------------------------------------------
 
 
 def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = True) -> Iterator[Finding]:
     """Findings from the scores of one problem.
 
-    `by_model`: the reward asks a model what it makes of the reasoning. Then only the best of the right answers, the
-    worked one, has to be ahead of the wrong ones, and the time is the model's. Not `graded`: verdicts mean nothing.
+    `by_model`: a model scores the reasoning. Then only the best right answer, the worked solution, has to score more
+    than the wrong ones, and time is not checked. `graded`: verdicts are meaningful.
     """
     rows, unscored = _apart(rows)
     yield from _unscored(unscored)
@@ -188,69 +190,69 @@ def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = 
     gold = (max if by_model else min)(r.reward.total for r in right)
     bad = [r for r in right if graded and r.reward.verdict != "correct"]
     for r in bad:
-        said = f"{r.probe.name} is graded {r.reward.verdict}: right answers would be punished"
-        yield Finding("fail", "gold", said, r.probe.name)
+        message = f"{r.probe.name} is graded {r.reward.verdict}: right answers would be punished"
+        yield Finding("fail", "gold", message, r.probe.name)
     if not bad:
         least = "; the best of them scores" if by_model else " and score at least"
-        said = f"right answers are graded correct{least}" if graded else "right answers score at least"
-        yield Finding("pass", "gold", f"{said} {gold:g}")
+        message = f"right answers are graded correct{least}" if graded else "right answers score at least"
+        yield Finding("pass", "gold", f"{message} {gold:g}")
     yield from _cheats(rows, gold)
-    yield from _shape(rows, gold)
+    yield from _format(rows, gold)
     if not by_model:
         yield _time(max(rows, key=lambda r: r.seconds))
 
 
 def _apart(rows: Sequence[Probed]) -> tuple[list[Probed], list[Probed]]:
-    """(those with a score, those on which a verifier failed)."""
+    """Split into rows with a score, and rows whose verifier failed."""
     failed = [r.reward.verdict in VERIFIER_FAILURES for r in rows]
     return [r for r, f in zip(rows, failed) if not f], [r for r, f in zip(rows, failed) if f]
 
 
 def _unscored(rows: Sequence[Probed]) -> Iterator[Finding]:
-    """A right answer without a score is never learned from; of the others it may be meant."""
+    """A right answer without a score is a failure; for other probes it may be intended."""
     for kind, level in (("right", "fail"), ("other", "warn")):
         those = [r for r in rows if (r.probe.kind == "right") == (kind == "right")]
         if those:
             names, first = ", ".join(r.probe.name for r in those), those[0].reward
-            said = f"no score for {names}, which training would leave out: {first.verdict}: {first.note}"
-            repair = "; repair the reward" if level == "fail" else ""
-            yield Finding("fail" if level == "fail" else "warn", "scored", f"{said}{repair}", kind)
+            message = f"no score for {names}, which training would leave out: {first.verdict}: {first.note}"
+            remedy = "; repair the reward" if level == "fail" else ""
+            yield Finding("fail" if level == "fail" else "warn", "scored", f"{message}{remedy}", kind)
 
 
 def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
     others = [r for r in rows if r.probe.kind != "right"]
-    taken = [r for r in others if r.reward.verdict == "correct"]
-    paid = [r for r in others if r.reward.total >= gold and r not in taken]
-    for r in taken:
+    accepted = [r for r in others if r.reward.verdict == "correct"]
+    paid = [r for r in others if r.reward.total >= gold and r not in accepted]
+    for r in accepted:
         yield Finding("fail", "hack", f"{r.probe.name} is graded correct: make the grader stricter", r.probe.name)
     for r in paid:
-        said = f"{r.probe.name} scores {r.reward.total:g}, a right answer {gold:g}"
+        message = f"{r.probe.name} scores {r.reward.total:g}, a right answer {gold:g}"
         remedy = "give correctness more weight, or cap the parts that pay for it"
-        yield Finding("fail", "hack", f"{said}; {remedy}", r.probe.name)
-    if not taken and not paid:
+        yield Finding("fail", "hack", f"{message}; {remedy}", r.probe.name)
+    if not accepted and not paid:
         best = max(others, key=lambda r: r.reward.total)
-        said = f"the most is {best.reward.total:g} ({best.probe.name})"
-        yield Finding("pass", "hack", f"nothing wrong scores as much as a right answer: {said}")
+        message = "no wrong answer scores as much as a right one"
+        yield Finding("pass", "hack", f"{message}: the most is {best.reward.total:g} ({best.probe.name})")
 
 
-def _shape(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
-    """Is a wrong answer in the right shape, with thinking that says nothing, worth learning?"""
+def _format(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
+    """Does a well-formed wrong answer with empty thinking earn enough to be worth learning?"""
     by_name = {r.probe.name: r.reward.total for r in rows}
-    if not by_name.keys() >= {"empty", "dummy thinking, wrong", "wrong answer"}:  # one has no score
+    if not by_name.keys() >= {"empty", "dummy thinking, wrong", "wrong answer"}:  # one of them has no score
         return
     empty, dummy, wrong = (by_name[name] for name in ("empty", "dummy thinking, wrong", "wrong answer"))
     share, missed = ((x / (gold - empty) if gold > empty else 0.0) for x in (dummy - empty, wrong - dummy))
-    said = f"a wrong answer after dummy thinking is worth {share:.0%} of the way from nothing to a right answer"
-    if share > 0.25 and missed < 0.1:  # nothing lost by not thinking
+    message = f"a wrong answer after dummy thinking earns {share:.0%} of what a right answer earns over an empty one"
+    if share > 0.25 and missed < 0.1:  # and real thinking earns no more
         remedy = "small models stop there; add reward.parts.thinking, or lower the parts for format"
-        yield Finding("warn", "shape", f"{said}: {remedy}")
+        yield Finding("warn", "shape", f"{message}: {remedy}")
     else:
-        yield Finding("pass", "shape", said)
+        yield Finding("pass", "shape", message)
 
 
 def _time(slowest: Probed) -> Finding:
-    said = f"the slowest, {slowest.probe.name}, took {slowest.seconds * 1000:.1f} ms"
+    message = f"the slowest probe, {slowest.probe.name}, took {slowest.seconds * 1000:.1f} ms"
     if slowest.seconds <= SLOW:
-        return Finding("pass", "time", said)
+        return Finding("pass", "time", message)
     level: Literal["fail", "warn"] = "fail" if slowest.seconds > TOO_SLOW else "warn"
-    return Finding(level, "time", f"{said}: long answers would hold up every step; bound what it reads")
+    return Finding(level, "time", f"{message}: long answers would hold up every step; limit how much text it reads")

@@ -1,4 +1,4 @@
-"""`hone check RECIPE`: what would go wrong in a run, seen before anything expensive.
+"""`hone check RECIPE`: finds what would go wrong in a run, before anything expensive.
 
 hone check recipes/demo/recipe.yaml              # with the model that the first RL stage starts from
 hone check recipes/demo/recipe.yaml --no-model   # rewards, template and data only
@@ -36,11 +36,11 @@ if TYPE_CHECKING:
 
 @dataclass
 class CheckReport:
-    """What `hone check` shows, and with --json prints."""
+    """What `hone check` shows."""
 
     findings: list[Finding]
     scores: list[dict[str, Any]]  # the probes of the first problem
-    base: dict[str, Any] | None = None  # None: no model was asked
+    base: dict[str, Any] | None = None  # None: the model was not sampled
 
     @property
     def failed(self) -> bool:
@@ -50,7 +50,7 @@ class CheckReport:
 def cli_check(
     recipe: Recipe | Pipeline, problems: int, with_model: bool, checkpoint: Path | None, as_json: bool
 ) -> int:
-    """Prints the result; 1 if something failed, else 0."""
+    """Print the result. Returns the exit code: 1 if a check failed, else 0."""
     result = check(recipe, problems, with_model, checkpoint)
     if as_json:
         values = {"failed": result.failed, **asdict(result)}
@@ -63,9 +63,9 @@ def cli_check(
 def check(
     recipe: Recipe | Pipeline, problems: int = 8, with_model: bool = True, checkpoint: Path | None = None
 ) -> CheckReport:
-    """The preflight, and answers of the model of the first RL stage (of the first stage, if there is none).
+    """Run the checks of `hone train`, and sample answers of the model that the first RL stage starts from.
 
-    Raises UserError for what `train` would refuse before it can be looked at.
+    Without an RL stage it is the model of the first stage. Raises UserError for what cannot be read at all.
     """
     with keeping():
         return _check(recipe, problems, with_model, checkpoint)
@@ -81,17 +81,17 @@ def _check(recipe: Recipe | Pipeline, problems: int, with_model: bool, checkpoin
     if with_model and where is None:
         folder = Path(recipe.runs) / recipe.name / stage.model.stage if stage.model.stage is not None else None
         why = f"is made by the stages before it ({folder}/model)" if folder else "is made from scratch by the run"
-        said = f"the model of stage {stage.name} {why}; train them, or --checkpoint"
-        result.findings.insert(0, Finding("warn", "model", said))
+        message = f"the model of stage {stage.name} {why}; train them, or --checkpoint"
+        result.findings.insert(0, Finding("warn", "model", message))
     if stage.stage == "rl" and subject.model is not None:
-        reward = make_reward(stage.reward, subject.task, subject.frozen)
-        result.base, more = _base(stage, subject.task, subject.renderer, subject.model, reward, problems)
-        result.findings = distinct([*result.findings, *more])
+        reward = make_reward(stage.reward, subject.task, subject.answerer)
+        result.base, findings = _sampled(stage, subject.task, subject.renderer, subject.model, reward, problems)
+        result.findings = distinct([*result.findings, *findings])
     return result
 
 
 def model_of(recipe: Recipe | Pipeline, place: int, checkpoint: Path | None) -> str | None:
-    """Where the model is that a stage starts from; None if it has not been made yet."""
+    """The path of the model that a stage starts from; None if it does not exist yet."""
     stages = stages_of(recipe)
     stage, folder = stages[place][0], Path(recipe.runs) / recipe.name
     if checkpoint is not None:
@@ -107,10 +107,10 @@ def model_of(recipe: Recipe | Pipeline, place: int, checkpoint: Path | None) -> 
 # --- the model --------------------------------------------------------------------------------
 
 
-def _base(
+def _sampled(
     stage: Recipe, task: Task, renderer: Renderer, model: PreTrainedModel, reward: RewardFn, count: int
 ) -> tuple[dict[str, Any], list[Finding]]:
-    """Answers to a few training problems, sampled and rewarded as in training."""
+    """Sample and reward answers to a few training problems, as training would."""
     engine = native_engine(model, renderer.tokenizer, stage.rollout)
     chosen = task.problems("train")[:count]
     seed = streams.answers("check", stage.seed)
@@ -121,14 +121,14 @@ def _base(
 
 
 def score_table(scores: Sequence[dict[str, Any]]) -> str:
-    """One row per probe; the parts that are the same for all are left out."""
+    """A table with a row per probe; reward parts that are equal for all probes are left out."""
     if not scores:
         return "no reward was checked"
     names = list(dict.fromkeys(name for row in scores for name in row["parts"]))
-    telling = [n for n in names if len(Counter(row["parts"].get(n) for row in scores)) > 1]
-    rows = [["probe", "reward", "verdict", "ms", *telling]]
+    shown = [n for n in names if len(Counter(row["parts"].get(n) for row in scores)) > 1]
+    rows = [["probe", "reward", "verdict", "ms", *shown]]
     for row in scores:
-        parts = [f"{row['parts'][n]:g}" if n in row["parts"] else "-" for n in telling]
+        parts = [f"{row['parts'][n]:g}" if n in row["parts"] else "-" for n in shown]
         rows.append([row["probe"], f"{row['total']:+.3f}", row["verdict"], f"{row['milliseconds']:.1f}", *parts])
     widths = [max(len(r[i]) for r in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(w) for cell, w in zip(r, widths)).rstrip() for r in rows)
@@ -138,9 +138,9 @@ def score_table(scores: Sequence[dict[str, Any]]) -> str:
 
 
 def dry_run(recipe: Recipe | Pipeline) -> int:
-    """`hone train --dry-run`: what the stages will do, two prompts as the model sees them, `check` without a model.
+    """`hone train --dry-run`: print what the stages will do, two prompts as the model sees them, and the checks.
 
-    Returns its exit code: 1 if something failed, else 0.
+    Returns the exit code: 1 if a check failed, else 0.
     """
     for stage, sub in stages_of(recipe):
         start = stage.model.path if stage.model.stage is None else f"the model of stage {stage.model.stage}"
@@ -149,16 +149,16 @@ def dry_run(recipe: Recipe | Pipeline) -> int:
         print(f"  starts from {start}" if start else "  trains nothing")
         print(f"  {plan(stage)}")
     result = preflight(recipe)
-    shown = Subject(recipe, stages_of(recipe)[-1][0])
-    for problem in shown.task.problems("train")[:2]:
-        prompt = shown.renderer.prompt_text(problem)
-        print(visible(f"\nprompt of {problem.id}, {len(shown.renderer.prompt_ids(problem))} tokens:\n{prompt}"))
+    last = Subject(recipe, stages_of(recipe)[-1][0])
+    for problem in last.task.problems("train")[:2]:
+        prompt = last.renderer.prompt_text(problem)
+        print(visible(f"\nprompt of {problem.id}, {len(last.renderer.prompt_ids(problem))} tokens:\n{prompt}"))
     print(visible(f"\n{score_table(result.subject.scores)}\n\n{lines(result.findings)}"))
     return int(any(finding.level == "fail" for finding in result.findings))
 
 
 def plan(stage: Recipe) -> str:
-    """What a stage will do, in a line."""
+    """One line on what a stage will do."""
     if stage.stage == "sft" and stage.sft.data is not None:
         return f"{stage.sft.epochs} epoch(s) of {stage.sft.data}, {stage.sft.examples_per_step} examples a step"
     if stage.stage == "sft":
@@ -167,7 +167,7 @@ def plan(stage: Recipe) -> str:
         problems = "all" if stage.generate.problems is None else f"the first {stage.generate.problems}"
         return (
             f"{stage.samples_per_prompt} answers of at most {stage.sampling.max_tokens} tokens to {problems} train "
-            f"problems, by {teacher(stage)}; of the right ones is kept: {stage.generate.keep}"
+            f"problems, by {teacher(stage)}; of the right answers it keeps: {stage.generate.keep}"
         )
     samples = stage.prompts_per_step * stage.samples_per_prompt
     by = f"; the teacher is {teacher(stage)}" if stage.stage == "distil" else ""

@@ -1,4 +1,4 @@
-"""What the checks before a run look at: a stage, with what they need of it."""
+"""What the checks look at: one stage of a recipe, with its task, tokenizer and model, each loaded when first needed."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ if TYPE_CHECKING:
 
 @dataclass
 class Subject:
-    """One stage, with what checks need of it: made when it is first asked for, and once."""
+    """One stage, and what checks need of it."""
 
     recipe: Recipe | Pipeline
     stage: Recipe
-    where: str | None = None  # the folder or hub id of the model that the stage starts from; None: it is not loaded
-    seconds: float = float("inf")  # that a slow reward is asked at most
-    scores: list[dict[str, Any]] = field(default_factory=list)  # of the probes of the first problem
+    where: str | None = None  # folder or hub id of the model that the stage starts from; None: it is not loaded
+    seconds: float = float("inf")  # time limit for calls of a slow reward
+    scores: list[dict[str, Any]] = field(default_factory=list)  # of the first problem's probes, for the report
 
     @property
     def folder(self) -> Path:
@@ -55,16 +55,16 @@ class Subject:
         return None if self.where is None else load_model(self.stage.model.at(self.where)).eval()
 
     @cached_property
-    def frozen(self) -> Answerer | None:
-        """What the perplexity reward asks."""
+    def answerer(self) -> Answerer | None:
+        """The answerer of the perplexity reward; None if the reward does not use it, or no model is loaded."""
         if self.where is None:
             return None
         stage = self.stage
         return load_answerer(stage.reward, stage.model.at(self.where), stage.prompt, self.task.system, self.model)
 
     @cached_property
-    def settings(self) -> list[Recipe]:
-        """The stage in each of its phases."""
+    def phases(self) -> list[Recipe]:
+        """The settings of the stage in each of its phases."""
         if self.stage.stage != "rl":
             return [self.stage]
         phases = Phases(self.stage)

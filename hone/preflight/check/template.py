@@ -1,4 +1,4 @@
-"""Does text survive the tokenizer and its chat template? What is lost here is lost silently in training."""
+"""Checks that text survives the tokenizer and its chat template: a loss there would be silent in training."""
 
 from __future__ import annotations
 
@@ -17,7 +17,8 @@ THOUGHT, ANSWER = "I add 2 and 2.", "4"
 def check_template(
     renderer: Renderer, problems: Sequence[Problem], max_tokens: int, solutions: Sequence[str], longest: int | None
 ) -> Iterator[Finding]:
-    """`solutions`: whole completions that a model should be able to say; `longest`: the model's positions, if known."""
+    """Run the checks. `solutions`: completions that a model should be able to produce; `longest`: the model's
+    positions, if known."""
     yield from _prompts(renderer, problems, max_tokens, longest)
     yield from _completions(renderer, solutions, max_tokens)
     yield _opening(renderer)
@@ -43,7 +44,7 @@ def _prompts(
             )
             break
     else:
-        yield Finding("pass", "prompt", f"{len(problems)} prompts are the same after tokenizing and back")
+        yield Finding("pass", "prompt", f"{len(problems)} prompts survive tokenizing and decoding unchanged")
     most = max(len(tokens) for tokens in ids)
     if longest is not None and most + max_tokens > longest:
         yield Finding(
@@ -58,23 +59,23 @@ def _prompts(
 
 
 def _completions(renderer: Renderer, solutions: Sequence[str], max_tokens: int) -> Iterator[Finding]:
-    """Decoding drops special tokens: a tag that is one would vanish from every answer before it is graded."""
+    """Decoding drops special tokens: a tag that is a special token would vanish before grading."""
     encode = renderer.tokenizer.encode
     lost = [tag for tag in TAGS if tag not in _decoded(renderer, encode(tag, add_special_tokens=False))]
     if lost:
         yield Finding(
             "fail",
             "tags",
-            f"{', '.join(lost)} vanish when an answer is decoded, since the tokenizer calls them special: no answer "
-            "would be well-formed. Register them as ordinary added tokens",
+            f"{', '.join(lost)} vanish when an answer is decoded, since they are special tokens: no answer would be "
+            "well-formed. Register them as ordinary added tokens",
         )
     changed = [s for s in solutions if _decoded(renderer, encode(s, add_special_tokens=False)) != s]
     if changed and not lost:
         yield Finding(
-            "warn", "tags", f"a worked answer is not the same after tokenizing and back: {changed[0][:60]!r}..."
+            "warn", "tags", f"a worked answer changes when it is tokenized and decoded: {changed[0][:60]!r}..."
         )
     if not changed and not lost:
-        yield Finding("pass", "tags", "tags and worked answers are the same after tokenizing and back")
+        yield Finding("pass", "tags", "tags and worked answers survive the tokenizer unchanged")
     lengths = sorted(len(encode(s, add_special_tokens=False)) + 1 for s in solutions)
     over = sum(n > max_tokens for n in lengths)
     if over:
@@ -97,20 +98,20 @@ def _opening(renderer: Renderer) -> Finding:
 
 
 def _chat(renderer: Renderer) -> Iterator[Finding]:
-    """The template's generation prompt, and what it does to an assistant's thinking."""
-    asked = [{"role": "user", "content": "What is 2 + 2?"}]
-    bare, open_ = (renderer.apply_template(asked, add_generation_prompt=flag) for flag in (False, True))
-    said = completion(THOUGHT, ANSWER)
-    whole = renderer.apply_template([*asked, {"role": "assistant", "content": said}], add_generation_prompt=False)
-    if open_ == bare and whole.startswith(bare) and whole[len(bare) :].lstrip().startswith(said):
-        last = bare[bare.rindex(asked[0]["content"]) + len(asked[0]["content"]) :]
+    """Checks the template's generation prompt, and that it keeps the thinking of an assistant's turn."""
+    question = [{"role": "user", "content": "What is 2 + 2?"}]
+    bare, open_ = (renderer.apply_template(question, add_generation_prompt=flag) for flag in (False, True))
+    answer = completion(THOUGHT, ANSWER)
+    whole = renderer.apply_template([*question, {"role": "assistant", "content": answer}], add_generation_prompt=False)
+    if open_ == bare and whole.startswith(bare) and whole[len(bare) :].lstrip().startswith(answer):
+        last = bare[bare.rindex(question[0]["content"]) + len(question[0]["content"]) :]
         yield Finding("pass", "generation", f"no generation prompt is needed: an answer follows {last!r} directly")
     elif open_ == bare or not open_.startswith(bare):
         yield Finding(
             "warn",
             "generation",
-            "the chat template adds no generation prompt: the model would first have to say that it is its turn. "
-            "Give prompt.style: raw, or a tokenizer with another template",
+            "the chat template adds no generation prompt: the model would have to write the header of its turn itself. "
+            "Set prompt.style: raw, or a tokenizer with another template",
         )
     else:
         yield Finding("pass", "generation", f"the generation prompt is {open_[len(bare) :]!r}")
@@ -131,13 +132,13 @@ def _chat(renderer: Renderer) -> Iterator[Finding]:
                 "warn",
                 "turn",
                 f"the chat template ends a turn with {renderer.piece(ids[0])!r}, the tokenizer with "
-                f"{renderer.tokenizer.eos_token!r}: supervised training teaches the second, and an answer is cut off "
-                "where the model says neither. Set eos_token to the first, unless generation_config lists both",
+                f"{renderer.tokenizer.eos_token!r}: supervised training teaches the second, and an answer that ends "
+                "in neither is cut off. Set eos_token to the first, unless generation_config lists both",
             )
 
 
 def _stop(renderer: Renderer) -> Finding:
-    """The last token of a supervised answer, which the sampler's stop token has to be."""
+    """Checks that a supervised answer ends in the token that stops the sampler."""
     ids = renderer.completion_ids(renderer.prefix + THOUGHT)
     token = renderer.tokenizer.eos_token
     if ids[-1] != renderer.tokenizer.eos_token_id:
