@@ -17,7 +17,8 @@ from fractions import Fraction
 from functools import lru_cache
 
 from hone.grade import units
-from hone.grade.algebra import MAX_LENGTH, TooLarge, Undecided, Value, number, value
+from hone.grade.algebra import TooLarge, Undecided, Value, number
+from hone.grade.formulas import MAX_LENGTH, value
 from hone.grade.kinds import NUMBER_WORDS, Date, Ratio, Time, agree, is_quotient, read_kind
 from hone.grade.notation import closing, normalise, split, squeeze
 

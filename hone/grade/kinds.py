@@ -12,7 +12,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from hone.grade.algebra import Undecided, Value, value
+from hone.grade.algebra import Undecided, Value
+from hone.grade.formulas import value
 
 _NAMES_OF_NUMBERS = (
     "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen seventeen "

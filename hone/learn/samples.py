@@ -22,13 +22,13 @@ from hone.types import BoolArray, FloatArray, Group, IntArray, Rollout, Sample, 
 
 def chains(rollout: Rollout) -> list[list[Turn]]:
     """The turns, grouped into chains in which every prompt begins with all tokens of the turn before."""
-    found: list[list[Turn]] = []
+    result: list[list[Turn]] = []
     for turn in rollout.turns:
-        if found and _continues(turn, found[-1][-1]):
-            found[-1].append(turn)
+        if result and _continues(turn, result[-1][-1]):
+            result[-1].append(turn)
         else:
-            found.append([turn])
-    return found
+            result.append([turn])
+    return result
 
 
 def _continues(turn: Turn, before: Turn) -> bool:

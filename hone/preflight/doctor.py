@@ -70,15 +70,15 @@ def packages() -> Iterator[Diagnosis]:
         wanted = f">={_dotted(lowest)}" + (f",<{_dotted(too_new)}" if too_new else "")
         remedy = f"pip install '{name}{wanted}'"
         try:
-            found = version(name)
+            installed = version(name)
         except PackageNotFoundError:
             yield Diagnosis(name, "fail", f"not installed: {remedy}")
             continue
-        number = tuple(int(part) for part in found.split("+")[0].split(".")[:2] if part.isdecimal())
+        number = tuple(int(part) for part in installed.split("+")[0].split(".")[:2] if part.isdecimal())
         if number < lowest or (too_new and number >= too_new):
-            yield Diagnosis(name, "fail", f"{found}, hone works with {wanted}: {remedy}")
+            yield Diagnosis(name, "fail", f"{installed}, hone works with {wanted}: {remedy}")
         else:
-            yield Diagnosis(name, "ok", found)
+            yield Diagnosis(name, "ok", installed)
 
 
 def extras() -> Iterator[Diagnosis]:

@@ -84,7 +84,7 @@ def fitting(sources: Sequence[str], overrides: Sequence[str]) -> list[list[str]]
 
 def _columns(source: str) -> set[str]:
     """Names of the columns of a file or folder."""
-    rows = (row for found in read_source(source).values() for row in found) if is_data(source) else ()
+    rows = (row for of_split in read_source(source).values() for row in of_split) if is_data(source) else ()
     return {name for row in rows for name in row}
 
 
@@ -112,8 +112,8 @@ def counts(problems: Sequence[Problem], measure: Measure, unit: str) -> list[str
     """Lengths, levels and domains."""
     lines = [f"{len(problems)} problems"]
     texts = {"question": map(question_of, problems), "solution": (p.reference for p in problems if p.reference)}
-    for name, found in texts.items():
-        lengths = sorted(map(measure, found))
+    for name, values in texts.items():
+        lengths = sorted(map(measure, values))
         if lengths:
             high = lengths[min(len(lengths) - 1, round(0.95 * len(lengths)))]
             lines.append(
@@ -154,9 +154,9 @@ def check(source: DataSource) -> tuple[list[str], int]:
     lines: list[str] = []
     faults: list[str] = []
     if isinstance(source.task, RowsTask):
-        found = source.task.read()
-        lines += [*found.report]
-        faults += [*found.faults, *_unreadable(source.task, found.rows)]
+        table = source.task.read()
+        lines += [*table.report]
+        faults += [*table.faults, *_unreadable(source.task, table.rows)]
     rows = source.problems()
     for split, problems in rows.items():
         copies = len(problems) - len(_forms(problems))
@@ -199,8 +199,8 @@ def _not_correct(source: DataSource, rows: Mapping[str, Sequence[Problem]]) -> l
     if style is None:
         return []
     untraced, faults = [], []
-    left = (p for problems in rows.values() for p in problems)
-    while chunk := list(islice(left, GRADED)):
+    remaining = (p for problems in rows.values() for p in problems)
+    while chunk := list(islice(remaining, GRADED)):
         traced = []
         for p in chunk:
             try:

@@ -31,7 +31,7 @@ class AnswerServer(Answerer):
         self.url = f"{self.http.url}/completions"
         self.model, self.prompt, self.system = model, prompt, prompt.system_prompt(system)
 
-    def logprobs_all(self, asked: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
+    def logprobs_all(self, requests: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
         """See `hone.rewards.perplexity.Answerer`."""
 
         def one(group: AnswerRequest) -> list[FloatArray] | AnswererError:
@@ -41,7 +41,7 @@ class AnswerServer(Answerer):
                 return error
 
         with ThreadPoolExecutor(CONCURRENT) as threads:
-            return list(threads.map(one, asked))
+            return list(threads.map(one, requests))
 
     def _logprobs(self, problem: Problem, contexts: Sequence[str], cue: str, answer: str) -> list[FloatArray]:
         different = list(dict.fromkeys(contexts))

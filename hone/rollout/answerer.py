@@ -41,11 +41,11 @@ class LocalAnswerer(Answerer):
                 "tokens, so the answer cannot be separated from the prompt; choose a model with a fast tokenizer"
             )
 
-    def logprobs_all(self, asked: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
+    def logprobs_all(self, requests: Sequence[AnswerRequest], cue: str) -> list[list[FloatArray] | AnswererError]:
         """See `hone.rewards.perplexity.Answerer`. The common prefix of a group's sequences is computed once."""
         places: list[tuple[int, str]] = []  # the group and context of each sample; equal contexts are one sample
         samples: list[Sample] = []
-        for n, one in enumerate(asked):
+        for n, one in enumerate(requests):
             question = self._question(one.problem)
             different = list(dict.fromkeys(one.contexts))
             encoded = [self._encode(question, context, cue, one.answer) for context in different]
@@ -57,7 +57,7 @@ class LocalAnswerer(Answerer):
         values_of: dict[tuple[int, str], FloatArray] = {}
         for batch, values in zip(batches, frozen_logprobs(self.model, batches, 1.0), strict=True):
             values_of |= {places[i]: part for i, part in split_by_sample(batch, values)}
-        return [[values_of[n, context] for context in one.contexts] for n, one in enumerate(asked)]
+        return [[values_of[n, context] for context in one.contexts] for n, one in enumerate(requests)]
 
     def prompt_ids(self, problem: Problem, context: str, cue: str) -> IntArray:
         """Ids [Lp] of the prompt alone, for the answerer to continue. Trailing blanks belong to the next token."""

@@ -2,8 +2,9 @@
 
 import pytest
 
-from hone.grade.algebra import TooLarge, value
+from hone.grade.algebra import TooLarge
 from hone.grade.answers import equivalent
+from hone.grade.formulas import value
 
 
 @pytest.mark.parametrize(

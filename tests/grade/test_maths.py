@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 
 from hone.base.settings import UserError
 from hone.grade import maths as maths_module
-from hone.grade.algebra import TooLarge, Undecided, Value, number, power, square_root, value
+from hone.grade.algebra import TooLarge, Undecided, Value, number, power, square_root
 from hone.grade.answers import equivalent
+from hone.grade.formulas import value
 from hone.grade.maths import Maths
 from hone.rewards.base import Composed
 from hone.rewards.config import RewardConfig

@@ -97,7 +97,7 @@ def _random_model(stage: Recipe, device: torch.device) -> PreTrainedModel:
 def _seconds(what: Callable[[], object], device: torch.device) -> float:
     """The shorter of two, after one that does not count. With one thread on a CPU its processor time: on a busy machine
     the clock on the wall would count what others do."""
-    found = []
+    times = []
     for _ in range(3):
         _wait(device)
         start, worked = time.perf_counter(), time.process_time()
@@ -105,8 +105,8 @@ def _seconds(what: Callable[[], object], device: torch.device) -> float:
         _wait(device)
         wall = time.perf_counter() - start
         busy = time.process_time() - worked
-        found.append(min(wall, busy) if device.type == "cpu" and torch.get_num_threads() == 1 else wall)
-    return min(found[1:])
+        times.append(min(wall, busy) if device.type == "cpu" and torch.get_num_threads() == 1 else wall)
+    return min(times[1:])
 
 
 def _wait(device: torch.device) -> None:

@@ -28,21 +28,21 @@ def lengths_of(stage: Recipe) -> Lengths:
     assumed.
     """
     per = batches.CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
-    said: list[str] = []
+    assumptions: list[str] = []
     try:
         with offline():
             task = make_task(stage.task, stage.seed)
             problems = task.problems("train")
     except UserError as error:
         why = str(error).splitlines()[0]
-        said.append(f"prompts of at most {ASSUMED_PROMPT} tokens, as the data cannot be looked at here: {why}")
-        return Lengths(ASSUMED_PROMPT, _answer(stage, None, per, said), tuple(said))
+        assumptions.append(f"prompts of at most {ASSUMED_PROMPT} tokens, as the data cannot be looked at here: {why}")
+        return Lengths(ASSUMED_PROMPT, _answer(stage, None, per, assumptions), tuple(assumptions))
     if Path(stage.model.path).is_dir():
         prompt = batches.longest_prompt(problems, Renderer(load_tokenizer(stage.model), stage.prompt, task.system))
     else:
         prompt = batches.assumed_prompt(stage, problems, task.system)
-        said.append(f"prompts of at most {prompt} tokens: {per:g} characters a token, no tokenizer is at hand")
-    return Lengths(prompt, _answer(stage, task, per, said), tuple(said), batches.data_bytes(problems))
+        assumptions.append(f"prompts of at most {prompt} tokens: {per:g} characters a token, no tokenizer is at hand")
+    return Lengths(prompt, _answer(stage, task, per, assumptions), tuple(assumptions), batches.data_bytes(problems))
 
 
 @contextmanager
@@ -62,7 +62,7 @@ def offline() -> Iterator[None]:
             vars(module)["HF_HUB_OFFLINE"] = value
 
 
-def _answer(stage: Recipe, task: Task | None, per: float, said: list[str]) -> int:
+def _answer(stage: Recipe, task: Task | None, per: float, assumptions: list[str]) -> int:
     """In SFT the longest example, else what may be said."""
     if stage.stage != "sft":
         return stage.sampling.max_tokens
@@ -70,5 +70,5 @@ def _answer(stage: Recipe, task: Task | None, per: float, said: list[str]) -> in
         chosen = task.problems("train")[:WRITTEN]
         texts = [task.trace(p, style, i).text for i, p in enumerate(chosen) for style in stage.sft.styles]
         return max(1, round(max(map(len, texts)) / per))
-    said.append(f"answers of at most {ASSUMED_ANSWER} tokens in stage {stage.name}")
+    assumptions.append(f"answers of at most {ASSUMED_ANSWER} tokens in stage {stage.name}")
     return ASSUMED_ANSWER

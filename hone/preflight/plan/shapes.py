@@ -64,8 +64,8 @@ def published(path: str) -> PretrainedConfig | None:
     if name not in PUBLISHED:
         return None
     kind, shape = PUBLISHED[name]
-    found: PretrainedConfig = AutoConfig.for_model(kind, **shape)
-    return found
+    config: PretrainedConfig = AutoConfig.for_model(kind, **shape)
+    return config
 
 
 def config_of(model: ModelConfig) -> tuple[PretrainedConfig, str]:

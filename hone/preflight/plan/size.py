@@ -60,9 +60,9 @@ def advise(
                 if n > parallel.shard
             ]
     for changed, one, split in ways:
-        found = fitting(one, split)
-        if found is not None:
-            return Advice(True, {**changed, **_differences(stage, found)}, planned(found, split))
+        fitted = fitting(one, split)
+        if fitted is not None:
+            return Advice(True, {**changed, **_differences(stage, fitted)}, planned(fitted, split))
     return Advice(False, {}, plan)
 
 
@@ -96,12 +96,12 @@ def _with_cache(stage: Recipe, plan: Plan, usable: int) -> Recipe | None:
     if "generation" not in plan.moments:
         return stage
     parts = plan.moments["generation"]
-    left = usable - sum(size for name, size in parts.items() if name not in ("kv cache", "allocator"))
+    free = usable - sum(size for name, size in parts.items() if name not in ("kv cache", "allocator"))
     one = (plan.prompt_tokens + plan.answer_tokens + 32) * plan.kv_bytes_per_token
-    if left < one:
+    if free < one:
         return None
-    asked = min(left, max(one, _all_rows(stage, plan)))
-    gib = max(0.01, int(asked / GIB * 100 + 0.999) / 100) if asked < left else int(left / GIB * 100) / 100
+    wanted = min(free, max(one, _all_rows(stage, plan)))
+    gib = max(0.01, int(wanted / GIB * 100 + 0.999) / 100) if wanted < free else int(free / GIB * 100) / 100
     return stage.model_copy(update={"rollout": stage.rollout.model_copy(update={"kv_cache_gib": gib})})
 
 
@@ -112,9 +112,9 @@ def _all_rows(stage: Recipe, plan: Plan) -> int:
     return positions * plan.kv_bytes_per_token
 
 
-def _differences(stage: Recipe, found: Recipe) -> dict[str, float | int | bool]:
+def _differences(stage: Recipe, changed: Recipe) -> dict[str, float | int | bool]:
     pairs = {
-        "tokens_per_microbatch": (stage.tokens_per_microbatch, found.tokens_per_microbatch),
-        "rollout.kv_cache_gib": (stage.rollout.kv_cache_gib, found.rollout.kv_cache_gib),
+        "tokens_per_microbatch": (stage.tokens_per_microbatch, changed.tokens_per_microbatch),
+        "rollout.kv_cache_gib": (stage.rollout.kv_cache_gib, changed.rollout.kv_cache_gib),
     }
     return {key: new for key, (old, new) in pairs.items() if new is not None and new != old}

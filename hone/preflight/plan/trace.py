@@ -40,10 +40,10 @@ class Alive(TorchDispatchMode):
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0  # transformers asks whether positions restart, for a mask that our attention does not use
         out = func(*args, **(kwargs or {}))
-        given = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)}
+        inputs = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)}
         for tensor in tree_iter(out):
             # A view of a weight, or a gradient that was added to, is nothing new.
-            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in given:
+            if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in inputs:
                 self._add(tensor.untyped_storage())
         return out
 

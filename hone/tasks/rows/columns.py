@@ -18,6 +18,7 @@ from hone.tasks.rows.store import Row
 
 Role = Literal["question", "messages", "answer", "solution", "level", "domain"]
 ROLES: tuple[Role, ...] = get_args(Role)
+PROMPT: frozenset[Role] = frozenset(("question", "messages"))  # a row has one or the other
 
 #: Usual names. `prompt` is a question or messages, by what is in it.
 NAMES: Mapping[Role, tuple[str, ...]] = {
@@ -56,49 +57,49 @@ def value(row: Mapping[str, Any], column: str) -> Any:
     """The value of a column, with dots for one inside another; None if it is missing."""
     if column in row:
         return row[column]
-    found: Any = row
+    inner: Any = row
     for part in column.split("."):
-        if not isinstance(found, Mapping) or part not in found:
+        if not isinstance(inner, Mapping) or part not in inner:
             return None
-        found = found[part]
-    return found
+        inner = inner[part]
+    return inner
 
 
-def recognise(rows: Sequence[Row], given: Mapping[Role, str] | None = None, need_answer: bool = True) -> Columns:
+def recognise(rows: Sequence[Row], configured: Mapping[Role, str] | None = None, need_answer: bool = True) -> Columns:
     """The mapping of columns; what is `given` counts, the rest is recognised.
 
     Raises UserError that lists the candidates if there is more than one or none, and says how to choose.
     """
-    given = given or {}
+    configured = configured or {}
     sample = list(rows[:: max(1, len(rows) // SAMPLE)])
     if not sample:
         raise UserError("there are no rows, so no columns")
     present = _present(sample)
-    for role, column in given.items():
+    for role, column in configured.items():
         if column not in present:
             raise UserError(f"task.columns.{role}: no column {column!r}; there are {', '.join(sorted(present))}")
-    if not given:
+    if not configured:
         if {"quiz", "names", "solution", "statements"} <= present:
             return Columns("knights")
         if {"nums", "target"} <= present and isinstance(value(sample[0], "nums"), list):
             return Columns("countdown")
-    found: dict[Role, str] = {}
+    columns: dict[Role, str] = {}
     for role in ROLES:
-        if role in given:
-            found[role] = given[role]
-        elif not (role == "messages" and "question" in given) and not (role == "question" and "messages" in given):
-            chosen = _choose(role, sample, present - set(given.values()))
+        if role in configured:
+            columns[role] = configured[role]
+        elif role not in PROMPT or not PROMPT & configured.keys():
+            chosen = _choose(role, sample, present - set(configured.values()))
             if chosen is not None:
-                found[role] = chosen
-    if "question" in found and "messages" in found and found.keys() - given.keys() >= {"question", "messages"}:
-        _same_prompt(found, sample)
-        del found["messages"]
-    lacking: list[Role] = [] if "question" in found or "messages" in found else ["question"]
-    if need_answer and not found.keys() & {"answer", "solution", "messages"}:
+                columns[role] = chosen
+    if columns.keys() - configured.keys() >= PROMPT:
+        _same_prompt(columns, sample)
+        del columns["messages"]
+    lacking: list[Role] = [] if PROMPT & columns.keys() else ["question"]
+    if need_answer and not columns.keys() & {"answer", "solution", "messages"}:
         lacking.append("answer")
     if lacking:
         raise _missing(lacking, present, sample)
-    return Columns("text", found)
+    return Columns("text", columns)
 
 
 def _present(rows: Sequence[Row]) -> set[str]:
@@ -113,16 +114,16 @@ def _present(rows: Sequence[Row]) -> set[str]:
     return names
 
 
-def is_messages(found: Any) -> bool:
+def is_messages(cell: Any) -> bool:
     """A list of {"role", "content"} (or ShareGPT's {"from", "value"})."""
-    return isinstance(found, list) and all(isinstance(m, Mapping) and ({"role", "from"} & m.keys()) for m in found)
+    return isinstance(cell, list) and all(isinstance(m, Mapping) and ({"role", "from"} & m.keys()) for m in cell)
 
 
-def read_messages(found: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
+def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
     """Messages as {"role", "content"}. Raises ValueError for one that holds something else than text."""
     roles = {"human": "user", "gpt": "assistant"}
     made = []
-    for message in found:
+    for message in messages:
         role = str(message.get("role") or message.get("from"))
         content = message.get("content") if "content" in message else message.get("value")
         made.append({"role": roles.get(role, role), "content": _content_text(content)})
@@ -141,14 +142,14 @@ def _content_text(content: Any) -> str:
     return "".join(texts)
 
 
-def _fits(role: Role, found: Any) -> bool:
+def _fits(role: Role, cell: Any) -> bool:
     if role == "messages":
-        return is_messages(found)
+        return is_messages(cell)
     if role == "question":
-        return isinstance(found, str)
+        return isinstance(cell, str)
     if role == "answer":
-        return isinstance(found, str | int | float) or (isinstance(found, list) and len(found) == 1)
-    return isinstance(found, str | int | float) and not isinstance(found, bool)
+        return isinstance(cell, str | int | float) or (isinstance(cell, list) and len(cell) == 1)
+    return isinstance(cell, str | int | float) and not isinstance(cell, bool)
 
 
 def _choose(role: Role, rows: Sequence[Row], present: set[str]) -> str | None:
@@ -179,15 +180,15 @@ def _agree(a: Sequence[str], b: Sequence[str]) -> bool:
     return all(x == y or x == "None" or y == "None" for x, y in zip(a, b))
 
 
-def _same_prompt(found: Mapping[Role, str], rows: Sequence[Row]) -> None:
+def _same_prompt(columns: Mapping[Role, str], rows: Sequence[Row]) -> None:
     """A question and messages in one row have to say the same."""
     for row in rows:
-        question, messages = (value(row, found[role]) for role in ("question", "messages"))
-        said = " ".join(str(m.get("content") or m.get("value") or "") for m in messages or ())
-        if question and messages and question.strip() not in said:
+        question, messages = (value(row, columns[role]) for role in ("question", "messages"))
+        texts = " ".join(str(m.get("content") or m.get("value") or "") for m in messages or ())
+        if question and messages and question.strip() not in texts:
             raise UserError(
-                f"which column is the prompt? {found['question']} and {found['messages']} differ; choose with "
-                f"task.columns.question={found['question']} or task.columns.messages={found['messages']}"
+                f"which column is the prompt? {columns['question']} and {columns['messages']} differ; choose with "
+                f"task.columns.question={columns['question']} or task.columns.messages={columns['messages']}"
             )
 
 

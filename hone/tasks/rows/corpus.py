@@ -41,8 +41,8 @@ def words(text: str) -> list[str]:
 
 def ngrams(text: str, n: int) -> set[tuple[str, ...]]:
     """Runs of n words; a shorter text has none."""
-    found = words(text)
-    return {tuple(found[i : i + n]) for i in range(len(found) - n + 1)}
+    all_words = words(text)
+    return {tuple(all_words[i : i + n]) for i in range(len(all_words) - n + 1)}
 
 
 def question_of(problem: Problem) -> str:
@@ -146,13 +146,15 @@ def _distinct(name: str, split: str, ranks: np.ndarray, lines: list[str]) -> np.
 def _without(
     every: np.ndarray, places: np.ndarray, others: Mapping[Split, np.ndarray], label: str, lines: list[str]
 ) -> np.ndarray:
-    left = places
+    remaining = places
     for split, theirs in others.items():
-        kept = left[~among(every[left], every[theirs])]
-        if len(kept) < len(left):
-            lines.append(f"{label}: {len(left) - len(kept)} of {len(left)} problems left out, they are in {split}")
-        left = kept
-    return left
+        kept = remaining[~among(every[remaining], every[theirs])]
+        if len(kept) < len(remaining):
+            lines.append(
+                f"{label}: {len(remaining) - len(kept)} of {len(remaining)} problems left out, they are in {split}"
+            )
+        remaining = kept
+    return remaining
 
 
 def _lowest(every: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:

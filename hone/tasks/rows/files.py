@@ -72,10 +72,10 @@ def _parquet_batches(path: Path) -> tuple[Any, Iterator[Any]]:
 
     def batches() -> Iterator[Any]:
         with file:
-            left = file.iter_batches(batch_size=BATCH)
+            remaining = file.iter_batches(batch_size=BATCH)
             while True:
                 try:
-                    batch = next(left, None)
+                    batch = next(remaining, None)
                 except (pyarrow.ArrowException, OSError) as error:
                     raise failed(error) from error
                 if batch is None:

@@ -28,7 +28,7 @@ CONVERSATIONS = ("messages", "conversations", "conversation")
 
 def read_pairs(source: str) -> dict[str, list[Example]]:
     """By split: train, validation, test or all. Raises UserError naming the first row that is no pair."""
-    found: dict[str, list[Example]] = {}
+    by_split: dict[str, list[Example]] = {}
     for split, rows in read_source(source).items():
         made = []
         for number, row in enumerate(rows, start=1):
@@ -36,8 +36,8 @@ def read_pairs(source: str) -> dict[str, list[Example]]:
                 made.append(pair(row))
             except ValueError as error:
                 raise UserError(f"{source}: {split} row {number}: {error}") from error
-        found[split] = made
-    return found
+        by_split[split] = made
+    return by_split
 
 
 def pair(row: Row) -> Example:
@@ -50,9 +50,11 @@ def pair(row: Row) -> Example:
         what = "prompt" if not prompt else "completion"
         names = (*PROMPTS, *CONVERSATIONS) if not prompt else COMPLETIONS
         raise ValueError(f"no {what}: none of {', '.join(names)} among its columns {', '.join(row)}")
-    said = read_messages(completion) if is_messages(completion) else [{"role": "assistant", "content": str(completion)}]
-    asked = read_messages(prompt) if is_messages(prompt) else [{"role": "user", "content": str(prompt)}]
-    return _example(row, [*asked, *said])
+    answer = (
+        read_messages(completion) if is_messages(completion) else [{"role": "assistant", "content": str(completion)}]
+    )
+    question = read_messages(prompt) if is_messages(prompt) else [{"role": "user", "content": str(prompt)}]
+    return _example(row, [*question, *answer])
 
 
 def _first(row: Row, names: Sequence[str]) -> Any:
@@ -60,25 +62,25 @@ def _first(row: Row, names: Sequence[str]) -> Any:
 
 
 def _example(row: Row, messages: Sequence[Mapping[str, str]]) -> Example:
-    *asked, said = messages
-    if said["role"] != "assistant" or not said["content"].strip():
+    *conversation, answer = messages
+    if answer["role"] != "assistant" or not answer["content"].strip():
         raise ValueError("the last message is not the assistant's, or says nothing")
-    if not asked or asked[-1]["role"] != "user":
+    if not conversation or conversation[-1]["role"] != "user":
         raise ValueError("before the answer there is no message of the user")
-    if sum(message["role"] == "user" for message in asked) > 1:
+    if sum(message["role"] == "user" for message in conversation) > 1:
         raise ValueError("a conversation of several turns; give one question with its answer")
-    digest = hashlib.sha256(canonical_text(asked[-1]["content"]).encode()).hexdigest()[:12]
+    digest = hashlib.sha256(canonical_text(conversation[-1]["content"]).encode()).hexdigest()[:12]
     level = row.get("level")
     form = row.get("canonical")
     problem = Problem(
         str(row.get("problem_id") or digest),
         "pairs",
-        tuple(asked),
+        tuple(conversation),
         None,
         "" if level is None else str(level),
         extra={"canonical": form} if isinstance(form, str) else {},
     )
-    return Example(problem, said["content"], "data")
+    return Example(problem, answer["content"], "data")
 
 
 def key_of(problem: Problem) -> str:

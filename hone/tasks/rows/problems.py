@@ -153,9 +153,9 @@ def characters(problem: Problem) -> int:
 def _walk(rows: Mapping[str, Joined], read: Reader) -> Index:
     made, faults, bare = _Columns(), [], 0
     sizes = {}
-    for split, found in rows.items():
+    for split, of_split in rows.items():
         before = len(made.row)
-        for number, row in enumerate(found):
+        for number, row in enumerate(of_split):
             try:
                 one = read(row)
             except (ValueError, KeyError, TypeError) as error:  # a cell that is missing or of another kind

@@ -179,8 +179,8 @@ def json_batches(texts: Iterable[bytes]) -> tuple[Any, Iterator[Any]]:
     schema = pyarrow.schema([(JSON_COLUMN, pyarrow.large_binary())], metadata={"rows": "json"})
 
     def batches() -> Iterator[Any]:
-        left = iter(texts)
-        while chunk := list(islice(left, BATCH)):
+        remaining = iter(texts)
+        while chunk := list(islice(remaining, BATCH)):
             # Not pyarrow.array: it imports pandas where that is installed, which takes 60 MB and seconds.
             ends = np.cumsum([0, *map(len, chunk)], dtype=np.int64)
             buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(chunk))]

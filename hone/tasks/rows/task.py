@@ -127,10 +127,10 @@ class RowsTask:
         strict = self.config.extraction == "strict"
         if self.grading in ("maths", "exact"):
             return self._maths.grades([(problem.answer, text) for problem, text in items], strict)
-        found = [extract(text, strict) for _, text in items]
+        answers = [extract(text, strict) for _, text in items]
         if self.grading == "none":
-            return [Grade("ungraded", answer) for answer in found]
-        return [_same_words(problem, answer, self.grading) for (problem, _), answer in zip(items, found)]
+            return [Grade("ungraded", answer) for answer in answers]
+        return [_same_words(problem, answer, self.grading) for (problem, _), answer in zip(items, answers)]
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
         """`worked`: the solution and the answer; `answer`: that alone. Raises UserError for a row without."""
@@ -228,8 +228,8 @@ class RowsTask:
         """The problem of a row and its canonical form; None if it is not one of those asked for."""
         problem, form = self._problem(row, self._columns)
         if self._domains:
-            asked = form if self._other is None else canonical_text(question_of(problem))
-            label = self._domains.get(problem.id) or self._domains.get(asked)
+            question = form if self._other is None else canonical_text(question_of(problem))
+            label = self._domains.get(problem.id) or self._domains.get(question)
             problem = replace(problem, domain=label) if label else problem
         return (problem, form) if self.wanted(problem) else None
 
@@ -244,8 +244,8 @@ class RowsTask:
         return self._text_problem(row, columns)
 
     def _text_problem(self, row: Row, columns: Columns) -> tuple[Problem, str]:
-        messages, said = _messages(row, columns)
-        solution = columns.get(row, "solution") or said
+        messages, reply = _messages(row, columns)
+        solution = columns.get(row, "solution") or reply
         recorded = columns.get(row, "answer")
         if self.grading == "none":
             answer: Any = recorded
@@ -330,10 +330,10 @@ def _messages(row: Row, columns: Columns) -> tuple[tuple[Mapping[str, str], ...]
             raise ValueError(f"column {columns.of['question']}: {question!r} is no question")
         return ({"role": "user", "content": question.strip()},), None
     made = read_messages(columns.get(row, "messages") or ())
-    said = made.pop()["content"] if made and made[-1]["role"] == "assistant" else None
+    reply = made.pop()["content"] if made and made[-1]["role"] == "assistant" else None
     if not any(m["role"] == "user" and m["content"].strip() for m in made):
         raise ValueError(f"column {columns.of['messages']}: no message of the user")
-    return tuple(made), said
+    return tuple(made), reply
 
 
 def _plain_solution(text: str) -> str:

@@ -1,0 +1,77 @@
+"""House rules that a count can check: parameters of functions, and names of variables."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+MOST = 6  # parameters, without self and cls
+
+#: Rooms in which they are counted.
+COUNTED = ("learn", "rollout", "stages")
+
+#: path, function -> why it has more.
+EXCEPTIONS: dict[tuple[str, str], str] = {}
+
+#: Names that say nothing of the thing, by the rooms that have none of them left.
+RIDDLES = ("found",)
+NAMED = ("learn", "model", "preflight", "rollout", "tasks/rows")
+
+
+def parameters(function: ast.FunctionDef | ast.AsyncFunctionDef) -> int:
+    arguments = function.args
+    every = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs]
+    every += [one for one in (arguments.vararg, arguments.kwarg) if one is not None]
+    return sum(one.arg not in ("self", "cls") for one in every)
+
+
+def functions(source: str) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def assigned(source: str) -> Iterator[tuple[int, str]]:
+    """(line, name) of every variable and parameter."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.lineno, node.id
+        elif isinstance(node, ast.arg):
+            yield node.lineno, node.arg
+
+
+def files(*rooms: str) -> Iterator[tuple[str, str]]:
+    """(path below hone/, source)."""
+    for room in rooms:
+        for path in sorted((ROOT / "hone" / room).rglob("*.py")):
+            yield path.relative_to(ROOT / "hone").as_posix(), path.read_text()
+
+
+def test_functions_have_few_parameters():
+    wide = {
+        (name, function.name): f"hone/{name}:{function.lineno} {function.name} has {parameters(function)}"
+        for name, source in files(*COUNTED)
+        for function in functions(source)
+        if parameters(function) > MOST
+    }
+    assert wide.keys() == EXCEPTIONS.keys(), "\n".join(wide.values())
+
+
+def test_variables_are_named_after_the_thing():
+    riddles = [
+        f"hone/{name}:{line} {variable}"
+        for name, source in files(*NAMED)
+        for line, variable in assigned(source)
+        if variable in RIDDLES
+    ]
+    assert not riddles, "\n".join(riddles)
+
+
+def test_the_counts_themselves():
+    source = "class A:\n    def f(self, a, /, b, *c, d=1, **e): ...\n    async def g(cls): found, x = a\n"
+    assert [parameters(f) for f in functions(source)] == [5, 0]
+    assert (3, "found") in list(assigned(source))
+    assert list(assigned("lambda found: found.left")) == [(1, "found")]
