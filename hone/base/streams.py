@@ -117,7 +117,7 @@ KEYS: dict[str, tuple[str | int, ...]] = {
     "shares": ("seed", "step", 0, 1),  # which level gets the problem that is left over
     "refill": ("seed", "step", "refill"),  # problems that replace others
     "level": ("seed", "epoch", 1, "level"),  # the order of a level's problems
-    # stage sft: hone.stages.examples
+    # stage sft: hone.learn.examples, hone.stages.sft
     "styles": ("seed", 1),
     "example order": ("seed", 2, "epoch"),
     "validation styles": ("seed", 4),

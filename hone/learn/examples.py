@@ -2,7 +2,7 @@
 
     examples(recipe, task, folder).train        # [Example], the same for the same seed
 
-Validation examples are of the task's validation split, or of problems held out from the dataset.
+The validation loss is measured on other problems: the task's validation split, or problems held out from the dataset.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ HELD_OUT: tuple[Split, ...] = ("validation", "test")
 
 @dataclass(frozen=True)
 class Examples:
-    """What is learned, and what is only measured."""
+    """Examples to train on, and examples for the validation loss."""
 
     train: list[Example]
     validation: list[Example]
-    report: tuple[str, ...] = ()  # what was left out, one line per fact
+    report: tuple[str, ...] = ()  # lines about what was left out
 
 
 def examples(recipe: Recipe, task: Task, folder: Path) -> Examples:
-    """Of the task or of `sft.data`. Raises UserError if there are none."""
+    """The examples of `sft.data`, or of the task. Raises UserError if there are none."""
     if recipe.sft.data is not None:
         return of_dataset(recipe, task, beside(recipe.sft.data, folder, "dataset.jsonl"))
     if not isinstance(task, TracedTask):
@@ -52,7 +52,7 @@ def examples(recipe: Recipe, task: Task, folder: Path) -> Examples:
 
 
 def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count: int, stream: str) -> list[Example]:
-    """Problems, in turn, each with a trace in a style drawn by its share."""
+    """`count` worked answers to the problems in turn, each in a style drawn with the probabilities `sft.styles`."""
     styles = list(recipe.sft.styles)
     shares = np.asarray([recipe.sft.styles[s] for s in styles])
     chosen = streams.generator(stream, seed=recipe.seed).choice(len(styles), size=count, p=shares / shares.sum())
@@ -63,21 +63,24 @@ def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count:
 
 
 def of_dataset(recipe: Recipe, task: Task, source: str) -> Examples:
-    """Its own validation split if it has one, else problems held out from the rest; none that evaluation will ask."""
+    """The rows of a dataset without the problems of the task's validation and test splits.
+
+    The validation examples are the dataset's own validation split, or problems held out from the others.
+    """
     sealed.require_file(Path(source).parent, Path(source).name)  # of an earlier stage
-    found = read_pairs(source)
-    pool, held_out = [*found.get("train", ()), *found.get("all", ())], found.get("validation", [])
-    later = [problem for name in HELD_OUT for problem in task.problems(name)]
-    asked = {form for problem in later for form in (canonical(problem), key_of(problem))}
-    clean = [pair for pair in pool if key_of(pair.problem) not in asked]
+    splits = read_pairs(source)
+    pool, held_out = [*splits.get("train", ()), *splits.get("all", ())], splits.get("validation", [])
+    evaluated = [problem for name in HELD_OUT for problem in task.problems(name)]
+    forms = {form for problem in evaluated for form in (canonical(problem), key_of(problem))}
+    clean = [pair for pair in pool if key_of(pair.problem) not in forms]
     if not clean:
         raise UserError(
             f"sft.data: {source} has no rows to train on; {len(pool)} are in splits that are not trained on"
         )
     lines = []
     if len(clean) < len(pool):
-        more = f"{len(pool) - len(clean)} of {len(pool)} examples left out"
-        lines.append(f"{more}: their questions are in the validation or test split of task {task.name}")
+        count = f"{len(pool) - len(clean)} of {len(pool)} examples left out"
+        lines.append(f"{count}: their questions are in the validation or test split of task {task.name}")
     if held_out:
         known = {key_of(pair.problem) for pair in held_out}
         train = [pair for pair in clean if key_of(pair.problem) not in known]

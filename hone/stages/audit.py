@@ -137,7 +137,7 @@ def _draws(recipe: Recipe, ledger: Rows, metrics: Rows) -> dict[tuple[int, int],
 def _examples(recipe: Recipe, folder: Path, steps: int) -> dict[tuple[int, int], list[str]]:
     """What supervised training draws."""
     from hone.learn.examples import examples
-    from hone.stages.examples import draw
+    from hone.stages.sft import draw
 
     found = examples(recipe, make_task(recipe.task, recipe.seed), folder).train
     count = recipe.sft.examples_per_step

@@ -32,9 +32,9 @@ from hone.rollout.prompts import made_tokenizer
 from hone.runs import card, lock
 from hone.runs.retention import best_validated
 from hone.runs.sinks import check_installed, copying
-from hone.stages import examples as sft
 from hone.stages import generate as distil
 from hone.stages import loop as rl
+from hone.stages import sft
 from hone.stages.resume import Todo, complete_stages, damage, fill_defaults, outlook
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}

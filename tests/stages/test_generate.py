@@ -21,9 +21,8 @@ from hone.recipe.recipe import Pipeline, Recipe, resolved
 from hone.recipe.rules import notices
 from hone.recipe.schedule import Phases
 from hone.report.build import build
-from hone.stages import examples as sft
 from hone.stages import generate as distil
-from hone.stages import pipeline
+from hone.stages import pipeline, sft
 from hone.tasks import make_task
 from hone.tasks.rows.pairs import key_of, pair, read_pairs, split
 from tests.rollout.test_hosted import Server, says
