@@ -1,4 +1,4 @@
-"""Looking after finished and cut runs: is everything there exactly once, and a model of any checkpoint.
+"""Checks that a run folder is complete and undamaged, and exports the model of any checkpoint.
 
 hone runs check runs/demo                     # ledger against curriculum, rollouts, metrics, checksums
 hone export runs/demo@20 out/                 # an ordinary Hugging Face folder; also @best, or the end of the run
@@ -32,27 +32,30 @@ Rows = Sequence[Mapping[str, Any]]
 
 
 def check(folder: Path) -> tuple[list[str], int]:
-    """(lines to print, how many faults) of a run folder, all its stages. Raises UserError if there is none."""
+    """Check all stages of a run folder; returns lines to print and the number of faults.
+
+    Raises UserError if no run was started there.
+    """
     begun = [sub for sub in seal.stage_folders(folder) if (sub / "manifest.json").is_file()]
     if not begun:
         raise UserError(f"{folder}: no run was started there; give a run folder, such as runs/demo")
     own = [] if folder in begun else [f"{name}: {problem}" for name, problem in seal.faults(folder)]
     lines, count = own, len(own)
     for sub in begun:
-        found = list(faults(sub))
+        problems = list(faults(sub))
         rows = jsonl.read(sub / "ledger.jsonl")
         prompts = sum(len(row.get("problems", ())) for row in rows)
         steps = len({row.get("step") for row in rows})
         saved = len(checkpoint.found(sub / "checkpoints"))
-        lines.append(f"{sub}: {steps} steps, {prompts} prompts, {saved} checkpoints: {len(found)} faults")
-        lines += [f"  {fault}" for fault in found]
-        count += len(found)
+        lines.append(f"{sub}: {steps} steps, {prompts} prompts, {saved} checkpoints: {len(problems)} faults")
+        lines += [f"  {fault}" for fault in problems]
+        count += len(problems)
     return lines, count
 
 
 def faults(folder: Path) -> Iterator[str]:
-    """What is wrong in the folder of one stage."""
-    places.use(folder)  # the draws are made again, from the run's own data
+    """The faults in the folder of one stage."""
+    places.use(folder)  # problems are drawn again, from the run's own data
     damaged = dict(seal.faults(folder))
     yield from (f"{name}: {problem}" for name, problem in damaged.items())
     for place in (*sorted((folder / "resets").glob("reset_*")), *(folder / name for name in ("model", "adapter"))):
@@ -60,20 +63,20 @@ def faults(folder: Path) -> Iterator[str]:
             yield f"{place.relative_to(folder)}: {problem}"
     metrics = jsonl.read(folder / "metrics.jsonl")
     if [row.get("step") for row in metrics] != list(range(len(metrics))):
-        yield "metrics.jsonl: a step is missing, twice there, or out of order"
+        yield "metrics.jsonl: a step is missing, repeated, or out of order"
     for saved in checkpoint.found(folder / "checkpoints"):
         if problem := checkpoint.fault(saved):
             yield f"{saved.name}: {problem}"
     if "config.resolved.json" in damaged:
-        return  # what follows draws the problems again, as these settings say
+        return  # the checks below draw the problems again with these settings
     yield from _evals_faults(folder)
     ledger = jsonl.read(folder / "ledger.jsonl")
     if not ledger and metrics:
-        yield "ledger.jsonl: not there; the run began with a version of hone that wrote none"
+        yield "ledger.jsonl: missing; the run began with a version of hone that did not write it"
         return
     recipe = Recipe.model_validate(without_defaults(json.loads((folder / "config.resolved.json").read_text()), Recipe))
     known = {row["step"] for row in metrics}
-    ledger = [row for row in ledger if row["step"] in known]  # one of a step that was cut is cut off when resumed
+    ledger = [row for row in ledger if row["step"] in known]  # a resumed run drops rows of an interrupted step
     expected = _examples(recipe, folder, len(metrics)) if recipe.stage == "sft" else _draws(recipe, ledger, metrics)
     yield from differences(ledger, expected)
     if recipe.stage != "sft":
@@ -81,31 +84,33 @@ def faults(folder: Path) -> Iterator[str]:
 
 
 def _evals_faults(folder: Path) -> Iterator[str]:
-    """Evaluations that came twice or whose samples are not there."""
+    """Evaluations that are repeated, or whose samples are missing."""
     seen = Counter((row.get("step"), row.get("label")) for row in jsonl.read(folder / "evals.jsonl"))
-    yield from (f"evals.jsonl: {label} of step {step} is there {n} times" for (step, label), n in seen.items() if n > 1)
+    yield from (
+        f"evals.jsonl: {label} of step {step} is recorded {n} times" for (step, label), n in seen.items() if n > 1
+    )
     for row in jsonl.read(folder / "evals.jsonl"):
         name = row.get("samples_file")
         if isinstance(name, str) and not (folder / name).is_file():
-            yield f"{name}: the samples of {row.get('label')} of step {row.get('step')} are not there"
+            yield f"{name}: the samples of {row.get('label')} of step {row.get('step')} are missing"
 
 
 def differences(ledger: Rows, expected: Mapping[tuple[int, int], Sequence[str]]) -> Iterator[str]:
-    """Lines for what was drawn and should not have been, or the other way round. `expected`: (step, round) -> ids."""
-    found: dict[tuple[int, int], list[str]] = {}
+    """Differences between the problems in the ledger and the `expected` ones: (step, round) -> ids."""
+    recorded: dict[tuple[int, int], list[str]] = {}
     for row in ledger:
         place = (row["step"], row["round"])
-        if place in found:
-            yield f"step {place[0]}, round {place[1]}: twice in the ledger"
-        found[place] = row["problems"]
-    for place in sorted(found.keys() | expected.keys()):
-        has, wants = Counter(found.get(place, ())), Counter(expected.get(place, ()))
-        for what, more in (("was lost", wants - has), ("came and was not drawn", has - wants)):
+        if place in recorded:
+            yield f"step {place[0]}, round {place[1]}: repeated in the ledger"
+        recorded[place] = row["problems"]
+    for place in sorted(recorded.keys() | expected.keys()):
+        has, wants = Counter(recorded.get(place, ())), Counter(expected.get(place, ()))
+        for what, more in (("is missing", wants - has), ("was not drawn", has - wants)):
             yield from (f"step {place[0]}, round {place[1]}: problem {name} {what}" for name in more)
 
 
 def _draws(recipe: Recipe, ledger: Rows, metrics: Rows) -> dict[tuple[int, int], list[str]]:
-    """What the curriculum draws, step by step, given how the problems before were answered."""
+    """The problems that the curriculum draws, step by step, given the recorded answers to the earlier ones."""
     rows: dict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for row in ledger:
         rows[row["step"]][row["round"]] = row
@@ -135,14 +140,14 @@ def _draws(recipe: Recipe, ledger: Rows, metrics: Rows) -> dict[tuple[int, int],
 
 
 def _examples(recipe: Recipe, folder: Path, steps: int) -> dict[tuple[int, int], list[str]]:
-    """What supervised training draws."""
+    """The problems that supervised training draws."""
     from hone.learn.examples import examples
     from hone.stages.sft import draw
 
-    found = examples(recipe, make_task(recipe.task, recipe.seed), folder).train
+    chosen = examples(recipe, make_task(recipe.task, recipe.seed), folder).train
     count = recipe.sft.examples_per_step
     return {
-        (step, 0): [found[i].problem.id for i in draw(recipe.seed, step, len(found), count)] for step in range(steps)
+        (step, 0): [chosen[i].problem.id for i in draw(recipe.seed, step, len(chosen), count)] for step in range(steps)
     }
 
 
@@ -160,12 +165,12 @@ def _unlike_rollouts(folder: Path, ledger: Rows, samples: int) -> Iterator[str]:
 
 
 def export(target: str, out: Path, adapter: bool = False) -> str:
-    """Write the model of a run, RUN@STEP or RUN@best as an ordinary Hugging Face folder; says what it is.
+    """Write the model of a run, RUN@STEP or RUN@best as an ordinary Hugging Face folder; returns a message.
 
-    An adapter is merged in; with `adapter` it is written alone, in peft's format. Raises UserError if `out` is there.
+    An adapter is merged in; with `adapter` it is written alone, in peft's format. Raises UserError if `out` exists.
     """
     if out.exists():
-        raise UserError(f"{out}: is there already; give another folder, or remove it")
+        raise UserError(f"{out} exists already; give another folder, or remove it")
     chosen = at_step(target)
     if chosen.parent.name == "checkpoints" and (problem := checkpoint.fault(chosen)):
         raise UserError(f"{chosen} is damaged ({problem}); export another step")
@@ -209,6 +214,6 @@ def _export_adapter(folder: Path, out: Path) -> str:
         raise UserError(f"{folder}: no adapter there; the run trained all weights, so leave out --adapter")
     shutil.copytree(folder, out, ignore=shutil.ignore_patterns("*.safetensors"))
     save_file(shards.whole(folder), out / lora.WEIGHTS_FILE, metadata={"format": "pt"})
-    if (out / CONFIG).exists():  # written before hone put the older keys there
+    if (out / CONFIG).exists():  # exported by a version of hone that did not write them
         add_older_keys(out)
     return "adapter"

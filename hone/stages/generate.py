@@ -9,15 +9,15 @@
 A row of a shard: {"problem_id": "knights-train-0003", "index": 2, "verdict": "correct", "tokens": 112, "finish":
 "stop", "text": "<think>...", "teacher": "stages.rl", "sampling": {"temperature": 1.0, ...}, "seed": 7, ...}
 A row of the dataset: {"prompt": [{"role": "user", ...}], "completion": [{"role": "assistant", ...}], ...}. Its prompt
-is the problem alone: whoever learns from it renders it with a template and a system prompt of its own.
+is the problem alone: the student renders it with its own chat template and system prompt.
 
-Random numbers are keyed by (seed, problem, sample): a stage that was cut goes on with the answer it lacks.
+Random numbers are keyed by (seed, problem, sample), so that an interrupted stage continues with the missing answers.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -51,14 +51,14 @@ class Teacher(Protocol):
     name: str  # where it is
 
     def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
-        """Every wanted sample, in the order in which they are done; some at once."""
+        """The wanted samples in batches, in the order in which they are complete."""
         ...
 
 
 def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
-    """Let `model`, or the endpoint that the recipe names, answer; then keep what is to be imitated.
+    """Sample answers of `model`, or of the endpoint that the recipe names, and keep those to be imitated.
 
-    Raises UserError if the folder holds answers of another teacher, or if no answer is right.
+    Raises UserError if the folder holds answers of another teacher, or if no answer is correct.
     """
     world = World.from_env(recipe.parallel)
     task = make_task(recipe.task, recipe.seed)
@@ -89,16 +89,20 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             wanted = [(i, g) for i in shard for g in range(samples) if (i, g) not in have]
             if wanted:
                 teacher = teacher or make_teacher(recipe, model, task, writer.event)
-                fill(path, wanted, problems, teacher, task, recipe, progress)
+                about = {"teacher": name, "sampling": recipe.sampling.model_dump(mode="json"), "seed": recipe.seed}
+                fill(path, graded(teacher.answers(wanted, problems), problems, task, about), progress)
             tidy(path)
     world.barrier("the last shards")
     world.on_main(lambda: finish(writer, recipe, [row for path in paths for row in jsonl.read(path)], problems))
 
 
 def finished(path: Path, teacher: str, problems: Sequence[Problem], shard: range) -> set[Key]:
-    """What a shard holds already; a line that a kill has torn is dropped. Raises UserError for another's answers."""
+    """The samples that a shard already holds. Raises UserError for answers of another teacher.
+
+    An incomplete last line, left by an interrupted run, is removed.
+    """
     jsonl.keep(path, lambda row: True)
-    found = set()
+    keys = set()
     for row in jsonl.read(path):
         i = row["number"]
         if i not in shard or row["problem_id"] != problems[i].id or row["teacher"] != teacher:
@@ -106,26 +110,18 @@ def finished(path: Path, teacher: str, problems: Sequence[Problem], shard: range
                 f"{path} holds answers of {row['teacher']} to other problems, or of another teacher than {teacher}; "
                 "move the run away, or give it another name"
             )
-        found.add((i, row["index"]))
-    return found
+        keys.add((i, row["index"]))
+    return keys
 
 
-def fill(
-    path: Path,
-    wanted: Sequence[Key],
-    problems: Sequence[Problem],
-    teacher: Teacher,
-    task: Task,
-    recipe: Recipe,
-    progress: Track,
-) -> None:
-    """Append the wanted answers to a shard, each as it is done."""
-    sampling = recipe.sampling.model_dump(mode="json")
-    right = 0
-    for some in teacher.answers(wanted, problems):
+def graded(
+    answers: Iterable[Sequence[tuple[Key, Rollout]]], problems: Sequence[Problem], task: Task, about: Row
+) -> Iterator[Row]:
+    """Rows of a shard, each as soon as its answer is complete. `about`: teacher, sampling settings and seed."""
+    for some in answers:
         judged = judge_all(task, [(problems[i], rollout) for (i, _), rollout in some])
         for ((i, g), rollout), one in zip(some, judged, strict=True):
-            row = {
+            yield {
                 "number": i,
                 "problem_id": problems[i].id,
                 "index": g,
@@ -136,17 +132,21 @@ def fill(
                 "tokens": rollout.num_tokens,
                 "finish": rollout.finish,
                 "text": rollout.text,
-                "teacher": teacher.name,
-                "sampling": sampling,
-                "seed": recipe.seed,
+                **about,
             }
-            jsonl.append(path, row)
-            right += one.grade.verdict == "correct"
-            progress.advance(f"{right} right in {path.stem}")
+
+
+def fill(path: Path, rows: Iterable[Row], progress: Track) -> None:
+    """Append the rows to a shard, each as it comes."""
+    correct = 0
+    for row in rows:
+        jsonl.append(path, row)
+        correct += row["verdict"] == "correct"
+        progress.advance(f"{correct} right in {path.stem}")
 
 
 def tidy(path: Path) -> None:
-    """A shard that is complete stands in order, however often it was cut; then it is never written again."""
+    """Sort a complete shard by problem and sample; it is not written again."""
     rows = jsonl.read(path)
     rows_in_order = sorted(rows, key=lambda row: (row["number"], row["index"]))
     if rows != rows_in_order:
@@ -157,35 +157,35 @@ def tidy(path: Path) -> None:
 
 
 def right(row: Row) -> bool:
-    """Whether an answer may be imitated: correct, and brought to an end by the teacher itself."""
+    """Whether an answer may be imitated: correct, and ended by the teacher, not by the token limit."""
     return bool(row["verdict"] == "correct" and row["finish"] == "stop")
 
 
 def reject(rows: Sequence[Row], keep: str, seed: int) -> list[Row]:
-    """Of the answers to each problem those to imitate; none of a problem without a right one.
+    """Choose the answers to imitate among the right ones of each problem.
 
-    `first`: the one of the lowest index. `shortest`: in tokens. `random`: any, by the seed. `all`: every distinct text.
+    `first`: the lowest index. `shortest`: in tokens. `random`: drawn with the seed. `all`: every distinct text.
     """
     by_problem: dict[int, list[Row]] = {}
     for row in rows:
         if right(row):
             by_problem.setdefault(row["number"], []).append(row)
     kept: list[Row] = []
-    for number, found in sorted(by_problem.items()):
-        found = sorted(found, key=lambda row: row["index"])
+    for number, answers in sorted(by_problem.items()):
+        answers = sorted(answers, key=lambda row: row["index"])
         if keep == "first":
-            kept.append(found[0])
+            kept.append(answers[0])
         elif keep == "shortest":
-            kept.append(min(found, key=lambda row: (row["tokens"], len(row["text"]))))
+            kept.append(min(answers, key=lambda row: (row["tokens"], len(row["text"]))))
         elif keep == "random":
-            kept.append(found[streams.generator("kept answer", seed=seed, problem=number).integers(len(found))])
+            kept.append(answers[streams.generator("kept answer", seed=seed, problem=number).integers(len(answers))])
         else:
-            kept += {" ".join(row["text"].split()): row for row in reversed(found)}.values()
+            kept += {" ".join(row["text"].split()): row for row in reversed(answers)}.values()
     return sorted(kept, key=lambda row: (row["number"], row["index"]))
 
 
 def counts(rows: Sequence[Row], kept: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """By level, and of `all`: problems, those with a right answer, answers, right ones, kept ones."""
+    """By level, and over `all`: problems, solved problems, answers, correct and kept answers."""
     result: dict[str, dict[str, int]] = {}
     for level in [*sorted({row["level"] for row in rows}), "all"]:
         of = [row for row in rows if level in (row["level"], "all")]
@@ -202,29 +202,29 @@ def counts(rows: Sequence[Row], kept: Sequence[Row]) -> dict[str, dict[str, int]
 
 
 def finish(writer: RunWriter, recipe: Recipe, rows: Sequence[Row], problems: Sequence[Problem]) -> None:
-    """Write the dataset and say what is in it."""
+    """Write the dataset, and record what it contains."""
     kept = reject(rows, recipe.generate.keep, recipe.seed)
-    found = counts(rows, kept)
-    jsonl.replace(writer.path("counts.json"), json.dumps(found, indent=1))
-    said = ", ".join(f"{level}: {c['solved']} of {c['problems']}" for level, c in found.items())
-    message = f"problems with a right answer: {said}; {found['all']['kept']} answers kept ({recipe.generate.keep})"
+    by_level = counts(rows, kept)
+    jsonl.replace(writer.path("counts.json"), json.dumps(by_level, indent=1))
+    solved = ", ".join(f"{level}: {c['solved']} of {c['problems']}" for level, c in by_level.items())
+    message = f"problems with a right answer: {solved}; {by_level['all']['kept']} answers kept ({recipe.generate.keep})"
     if not kept:
         raise UserError(
             f"{writer.folder}: no answer of the teacher is right, so there is nothing to learn from; {message}"
         )
-    writer.event("dataset", message, **found["all"])
+    writer.event("dataset", message, **by_level["all"])
     lines = [jsonl.line(dataset_row(row, problems[row["number"]])) for row in kept]
     sealed.put(writer.path(DATASET).parent, DATASET, "".join(lines))
     writer.event("finished", f"{len(rows)} answers to {len(problems)} problems")
 
 
 def dataset_row(row: Row, problem: Problem) -> dict[str, Any]:
-    """In the form that most supervised trainers read: a conversational prompt with its completion."""
+    """A row in the format that most supervised trainers read: a conversational prompt with its completion."""
     return {
         "prompt": [dict(message) for message in problem.messages],
         "completion": [{"role": "assistant", "content": row["text"]}],
         **{key: row[key] for key in ("problem_id", "level", "domain", "index", "tokens", "teacher")},
-        "canonical": canonical(problem),  # by which problems are held out: the same puzzle may come under other names
+        "canonical": canonical(problem),  # to hold problems out: the same puzzle may occur with other names
     }
 
 
@@ -232,7 +232,7 @@ def dataset_row(row: Row, problem: Problem) -> dict[str, Any]:
 
 
 def teacher_name(recipe: Recipe) -> str:
-    """As the recipe says it, so that a run folder can be moved."""
+    """The teacher as the recipe names it, so that a run folder can be moved."""
     start = recipe.model.path if recipe.model.stage is None else f"{PREFIX}{recipe.model.stage}"
     return recipe.teacher or start
 
@@ -245,7 +245,7 @@ def make_teacher(recipe: Recipe, model: ModelConfig, task: Task, event: Event) -
 
 
 class Local:
-    """A model in our own engine; a finished answer makes room for the next one."""
+    """A model in the native engine, which replaces finished answers by waiting ones."""
 
     def __init__(self, recipe: Recipe, config: ModelConfig, task: Task, event: Event) -> None:
         self.name, self.recipe = teacher_name(recipe), recipe

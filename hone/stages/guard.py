@@ -1,4 +1,4 @@
-"""Guards of the update: what is not finite is skipped and kept for a look; what pulls too hard is named.
+"""Guards of the update: non-finite updates are skipped and saved; samples behind a gradient spike are named.
 
 guard(writer, step, stats, updates, samples, watch)        # after every `writer.log`
 """
@@ -25,13 +25,13 @@ from hone.rewards.base import failures
 from hone.runs.writer import RunWriter
 from hone.types import TOKEN_FIELDS, VERIFIER_FAILURES, Block, Group, MicroBatch, Sample, StepStats
 
-#: How many samples a warning names.
+#: Samples that a warning names at most.
 NAMED = 3
 _TENSORS = ("inputs", "positions", "targets", *TOKEN_FIELDS)
 
 
 class NonFiniteUpdate(UserError):
-    """Raised when step after step an update had to be skipped because its loss or gradient was not finite."""
+    """Several steps in a row had an update whose loss or gradient was not finite."""
 
 
 def guard(
@@ -42,7 +42,7 @@ def guard(
     samples: Sequence[Sample],
     watch: WatchConfig,
 ) -> None:
-    """Events for a skipped update and for a gradient far larger than before; both name samples.
+    """Record a skipped update, or a gradient far above the usual size, as an event that names samples.
 
     The policy has skipped the update already. Raises NonFiniteUpdate after `watch.max_skipped` such steps in a row.
     `writer.history` ends with this step's row.
@@ -76,9 +76,9 @@ def guard(
 
 
 def guard_rewards(writer: RunWriter, step: int, groups: Sequence[Group], watch: WatchConfig) -> None:
-    """An event for samples that were left out because their verifier failed, with the reasons.
+    """Record the samples that were left out because their verifier failed, with the reasons.
 
-    Raises UserError after `watch.max_unscored` steps in a row in which that was every sample.
+    Raises UserError after `watch.max_unscored` steps in a row without a single scored sample.
     """
     message = failures(groups)
     if message is None:
@@ -93,13 +93,13 @@ def guard_rewards(writer: RunWriter, step: int, groups: Sequence[Group], watch: 
 
 
 def no_signal(groups: Sequence[Group], algo: AlgoConfig) -> str:
-    """Why a step without micro-batches taught nothing: what became of its samples, and what to change."""
+    """Why nothing was learned in a step without micro-batches, and what to change."""
     samples = [(group, i) for group in groups for i in range(len(group.rewards))]
     if not samples:  # all were replaced, or there were none
         return "no group had a reward difference: nothing was learned in this step"
     unscored = sum(group.rewards[i].verdict in VERIFIER_FAILURES for group, i in samples)
     masked = len(samples) - sum(map(len, updates_of(groups, algo))) - unscored
-    left = len(samples) - unscored - masked
+    remaining = len(samples) - unscored - masked
     out = []
     if masked:
         out.append(f"{masked} were cut off at sampling.max_tokens, and algo.mask_truncated leaves those out")
@@ -108,18 +108,18 @@ def no_signal(groups: Sequence[Group], algo: AlgoConfig) -> str:
     if not out:
         return "no group had a reward difference: nothing was learned in this step"
     remedy = "; raise sampling.max_tokens, or set algo.mask_truncated: false" if masked > unscored else ""
-    rest = f"the other {left} have no reward difference" if left else "no sample is left to learn from"
+    rest = f"the other {remaining} have no reward difference" if remaining else "no sample is left to learn from"
     return f"of {len(samples)} samples {' and '.join(out)}; {rest}: nothing was learned in this step{remedy}"
 
 
 def skipped_in_a_row(history: Sequence[Mapping[str, Any]]) -> int:
-    """Steps at the end of the history that had a skipped update; steps without any update say nothing."""
+    """The number of last steps with a skipped update; steps without an update are passed over."""
     tried = [row for row in history if row.get("trained_tokens") != 0]
     return len(list(takewhile(lambda row: bool(row.get("skipped")), reversed(tried))))
 
 
 def usual_grad_norm(history: Sequence[Mapping[str, Any]], watch: WatchConfig) -> float | None:
-    """Median over the last steps that had a gradient, or None if these are too few to say."""
+    """Median over the last steps with a gradient; None if there are fewer than `watch.window`."""
     recent = [row["grad_norm"] for row in history[-4 * watch.window :]]
     norms = [x for x in recent if x is not None and math.isfinite(x) and x > 0.0]
     return median(norms) if len(norms) >= watch.window else None
@@ -138,7 +138,7 @@ def _culprits(stats: StepStats, samples: Sequence[Sample]) -> str:
 
 
 def _name(i: int, samples: Sequence[Sample]) -> str:
-    """The number is that of the sample in the step; in RL it is its line in the step's rollouts file."""
+    """The sample's problem and its number in the step, which in RL is its line in the rollouts file."""
     return f"{samples[i].problem_id} (sample {i + 1})"
 
 
@@ -146,7 +146,7 @@ def _name(i: int, samples: Sequence[Sample]) -> str:
 
 
 def write_batches(path: Path, updates: Sequence[Sequence[MicroBatch]]) -> None:
-    """All that the updates of one step were computed from."""
+    """Save the micro-batches of the updates of a step."""
     tensors, shapes = {}, []
     for u, batches in enumerate(updates):
         for b, batch in enumerate(batches):
@@ -159,7 +159,7 @@ def write_batches(path: Path, updates: Sequence[Sequence[MicroBatch]]) -> None:
 
 
 def read_batches(path: Path) -> list[list[MicroBatch]]:
-    """What `write_batches` wrote, to compute it again."""
+    """Read the micro-batches that `write_batches` saved."""
     updates: list[list[MicroBatch]] = []
     with safe_open(path, "pt") as file:
         names = set(file.keys())

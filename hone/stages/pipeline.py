@@ -1,10 +1,10 @@
-"""Stages, one after the other: each goes on with the model of the one before it, or of the one that it names.
+"""Runs the stages of a recipe in order: each starts from the model of the stage before, or of one that it names.
 
 runs/NAME/                 a recipe of one stage: its run folder
 runs/NAME/base/            the from-scratch model, if the recipe asks for `tiny`
 runs/NAME/STAGE/           with `stages:`, one run folder each, its own `base` in it if it begins another model
 runs/NAME/stages.json      which stages there are, and where
-runs/NAME/results.json     what came out, with seconds and peak memory
+runs/NAME/results.json     evaluations, seconds and peak memory
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hone.stages.resume import Todo, complete_stages, damage, fill_defaults, out
 
 STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}
 
-#: What a sitting is said to have taken.
+#: What is measured of a session.
 MEASURED = ("seconds", "cpu_seconds", "peak_rss_bytes")
 
 
@@ -92,9 +92,9 @@ def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Pat
 
 
 def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
-    """Make the run folder ready: how many stages are done already, or None if the run is finished.
+    """Prepare the run folder; returns the number of stages that are done already, None if the run is finished.
 
-    Settings with which it cannot go on are refused before anything is touched, as `checked` does with the rest.
+    Settings with which it cannot continue are refused before anything is touched, as `checked` does with the rest.
     """
     todo = prepared(recipe, folder, resume)
     if todo is None:
@@ -103,13 +103,13 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
     if folder.exists() and not resume:
         set_aside(folder)
     if resume and not folder.exists():
-        print(f"{folder}: there is no run to go on with; it begins now", file=sys.stderr)
+        print(f"{folder}: there is no run to continue; a new one begins", file=sys.stderr)
     for _, sub in stages:
         fill_defaults(folder / sub / "config.resolved.json")
     if todo.reopened is not None:
         reopen(folder, folder / stages[-1][1], todo.reopened)
-    for said in todo.lines:
-        print(said, file=sys.stderr)
+    for message in todo.lines:
+        print(message, file=sys.stderr)
     folder.mkdir(parents=True, exist_ok=True)
     pin(folder)
     rows = [
@@ -123,9 +123,9 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
 
 
 def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | None:
-    """What there is to do in a run folder, which is only looked at; None if the run is finished, which is said.
+    """What there is to do in a run folder, without changing it; prints a message and returns None if it is finished.
 
-    Raises UserError for settings with which a run cannot go on.
+    Raises UserError for settings with which a run cannot continue.
     """
     stages = stages_of(recipe)
     todo = outlook(stages, folder) if resume else Todo(0)
@@ -139,13 +139,13 @@ def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | No
 
 
 def _enter(around: contextlib.ExitStack, context: contextlib.AbstractContextManager[object]) -> None:
-    """What is entered stays in this process; the others hear only that it went well."""
+    """Enter the context in this process; returns nothing, as results are sent to the other processes."""
     around.enter_context(context)
 
 
 @contextlib.contextmanager
 def how_to_go_on(folder: Path, world: World) -> Iterator[None]:
-    """Says, after a Ctrl-C, what was saved and how to continue."""
+    """Print, after a Ctrl-C, what was saved and how to continue."""
     try:
         yield
     except (KeyboardInterrupt, Preempted) as stop:
@@ -158,8 +158,10 @@ def how_to_go_on(folder: Path, world: World) -> Iterator[None]:
 
 
 def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
-    """Where a stage with this run folder finds its model, or its teacher where that is all it needs: what an earlier
-    stage left, `base` made from scratch for `tiny`, else as the recipe says."""
+    """The model that a stage with this run folder starts from, or its teacher if it needs no other model.
+
+    That is the model of an earlier stage, `base` (created here) for `tiny`, else the path in the recipe.
+    """
     if recipe.stage in MODELLESS and recipe.teacher is not None:
         return beside(recipe.teacher, folder, "model")
     if recipe.model.stage is not None:
@@ -174,7 +176,7 @@ def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:
 
 @contextlib.contextmanager
 def session(folder: Path, world: World = ALONE) -> Iterator[None]:
-    """Records how long this sitting took, by the clock and of the CPU, and its peak memory, however it ends."""
+    """Record the wall and CPU time of this session and its peak memory, however it ends."""
     if not world.main:
         yield
         return
@@ -193,7 +195,7 @@ def session(folder: Path, world: World = ALONE) -> Iterator[None]:
 
 
 def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """A sitting that was killed could not say how long it took: until the last row that it wrote."""
+    """The row of a session; one that was killed lasted until the last row that it wrote."""
     if row["seconds"] is None:
         last = max((path.stat().st_mtime for path in folder.rglob("*.jsonl")), default=row["started"])
         return {**row, "seconds": round(max(0.0, last - row["started"]), 2)}
@@ -201,49 +203,49 @@ def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
-    """results.json, and before it, since it says that all is done, the cards of the models."""
+    """Write the cards of the models, then results.json, which marks the run as finished."""
     for n, (_, sub) in enumerate(stages, start=1):
         if (folder / sub / "model").exists():
             card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
-    found = results(folder, stages)
-    if "memory" in found:
-        print(line(found["memory"]), file=sys.stderr)
-    sealed.put(folder, "results.json", json.dumps(found, indent=1))
+    summary = results(folder, stages)
+    if "memory" in summary:
+        print(line(summary["memory"]), file=sys.stderr)
+    sealed.put(folder, "results.json", json.dumps(summary, indent=1))
 
 
 def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
-    """Time and peak memory over all sittings, and the evaluations before and after the last RL stage.
+    """Time and peak memory over all sessions, and the evaluations before and after the last RL stage.
 
-    `cpu_seconds`: of this process, not of servers or verifiers; None if a sitting was killed and could not say.
-    `stages`: the evaluations of every stage that has some, and what the collapse watch named, at which step first.
+    `cpu_seconds`: of this process, not of servers or verifiers; None if a session was killed.
+    `stages`: the evaluations of every stage that has some, and the first step of each warning of the collapse watch.
     """
-    sittings = jsonl.read(folder / "sessions.jsonl")
-    cpu: list[Any] = [s.get("cpu_seconds") for s in sittings]
-    found: dict[str, Any] = {
-        "seconds": round(sum(s["seconds"] for s in sittings), 1),
+    sessions = jsonl.read(folder / "sessions.jsonl")
+    cpu: list[Any] = [s.get("cpu_seconds") for s in sessions]
+    summary: dict[str, Any] = {
+        "seconds": round(sum(s["seconds"] for s in sessions), 1),
         "cpu_seconds": None if None in cpu else round(float(sum(cpu)), 1),
-        "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sittings),
+        "peak_rss_bytes": max(s["peak_rss_bytes"] or 0 for s in sessions),
         "seed": stages[0][0].seed,
     }
     memory = compared([folder / sub for _, sub in stages])
     if memory is not None:
-        found["memory"] = memory
+        summary["memory"] = memory
     for stage, sub in stages:
         evals = jsonl.read(folder / sub / "evals.jsonl")
         if best := best_validated(evals, stage.checkpoint.keep_best):
             row = next(row for row in evals if row["step"] == best[0] and row["label"] == "validation")
-            found["best"] = {"stage": stage.name, "steps": best, "split": "validation", "accuracy": row["accuracy"]}
+            summary["best"] = {"stage": stage.name, "steps": best, "split": "validation", "accuracy": row["accuracy"]}
     each = {stage.name: rows for stage, sub in stages if (rows := evaluations(folder / sub))}
     for rows in each.values():
-        found |= rows
+        summary |= rows
     if len(stages) > 1:
         named = {stage.name: collapses(folder / sub) for stage, sub in stages}
-        found["stages"] = {name: {**rows, "collapse": named[name]} for name, rows in each.items()}
-    return found
+        summary["stages"] = {name: {**rows, "collapse": named[name]} for name, rows in each.items()}
+    return summary
 
 
 def evaluations(folder: Path) -> dict[str, dict[str, Any]]:
-    """`before` and `after` of a stage, without what only the report needs."""
+    """The evaluations `before` and `after` of a stage, without the keys that only the report needs."""
     keys = (
         "accuracy",
         "truncation_rate",
@@ -263,6 +265,6 @@ def evaluations(folder: Path) -> dict[str, dict[str, Any]]:
 
 
 def collapses(folder: Path) -> dict[str, int]:
-    """Warnings of the collapse watch in a stage, with the first step of each."""
+    """The warnings of the collapse watch in a stage -> the first step of each."""
     events = [e for e in jsonl.read(folder / "events.jsonl") if e["kind"] == "collapse" and "name" in e]
     return {event["name"]: event["step"] for event in reversed(events)}

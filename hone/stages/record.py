@@ -1,4 +1,4 @@
-"""What is recorded of a step: one row of numbers, every sample, and events for what looks wrong."""
+"""Records a step: a row of metrics, every sample, and events for what looks wrong."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from hone.types import NOT_GRADED, VERIFIER_FAILURES, End, Group, Reward, Rollou
 
 @dataclass(frozen=True, slots=True)
 class StepLog:
-    """All that is known of a step once its update is done."""
+    """Everything about a finished step."""
 
     sampled: Sampled
     batch: Batch
@@ -40,7 +40,7 @@ class StepLog:
         state: Mapping[str, float],
         seconds: Mapping[str, float],
     ) -> StepLog:
-        """`state`: where the run stands, such as the check of the weights and the hard resets before the step.
+        """Collect the metrics. `state`: further columns, such as the number of hard resets before the step.
 
         Rewards, verdicts and lengths are those of all groups: without the replaced ones they would be biased.
         """
@@ -62,7 +62,7 @@ class StepLog:
 
 
 def record(writer: RunWriter, log: StepLog, renderer: Renderer) -> None:
-    """Writes down what the step did, and warns of what looks wrong."""
+    """Write the step to the run folder, and record warnings as events."""
     sampled, batch, stats = log.sampled, log.batch, log.stats
     step, settings = sampled.step, sampled.settings
     writer.log_prompts(step, sampled.drawn, sampled.groups, sampled.replaced)
@@ -86,7 +86,7 @@ def record(writer: RunWriter, log: StepLog, renderer: Renderer) -> None:
 
 
 def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
-    """Rewards, verdicts, lengths in tokens, share of groups without a reward difference, reflection.
+    """Means over the groups: rewards, verdicts, lengths in tokens, groups without a reward difference, reflection.
 
     Samples whose verifier failed count in `verdict/*` and in lengths, not in rewards or accuracy.
     """
@@ -98,7 +98,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
     ungraded = any(r.verdict == "ungraded" for r in rewards)
     verdicts = [v for v in get_args(Verdict) if v != "ungraded" or ungraded]
     parts = sorted({name for r in graded for name in r.parts})
-    # One per problem, and only where there is any: a model without tags does not think the same, it does not think.
+    # One per problem. Texts without thinking tags do not count: they would all be equal.
     first_thoughts = [t for g in groups if (t := parse(g.rollouts[0].text).thinking) is not None]
     return {
         "reward/mean": float(totals.mean()),

@@ -1,10 +1,10 @@
 """Hard resets: when one is due, and what it leaves in the run folder.
 
-    hone reset runs/mine      # asks for one: a running run follows after the step in progress, a cut one when resumed
+    hone reset runs/mine      # requests one: after the step in progress, or when the run is resumed
 
-    reset.request             what `hone reset` wrote: {"id": ...}; a request is followed once
-    resets/reset_001/         the model as it was merged at the first reset: the reference from then on, the base of the
-                              next adapter, and what a resumed run reads back; with checksums, as a checkpoint
+    reset.request             written by `hone reset`: {"id": ...}; each request is followed once
+    resets/reset_001/         the merged model at the first reset: the reference from then on, and the base of the next
+                              adapter, also for a resumed run; with checksums, as a checkpoint
 
 Liu et al., ProRL, arXiv:2505.24864: when validation stagnates, the policy becomes the reference, with a new optimizer.
 """
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hone.types import MicroBatch
 
 
-#: Most that a log-prob may change in a reset in float32, in which only the order of sums changes.
+#: The largest change of a log-prob in a reset, in float32, where only the order of sums changes.
 TOLERANCE = 1e-3
 
 Why = dict[str, Any]  # {"why": "asked" | "step" | "stagnates" | "declines", ...}
@@ -37,9 +37,9 @@ Why = dict[str, Any]  # {"why": "asked" | "step" | "stagnates" | "declines", ...
 def due(
     config: ResetConfig, step: int, steps: int, writer: RunWriter, resets: Sequence[Mapping[str, Any]]
 ) -> Why | None:
-    """Why a reset is due before `step` of `steps`, or None. `resets` are those that have been.
+    """The reason why a reset is due before `step` of `steps`, or None. `resets`: the resets so far.
 
-    One process reads the files and decides for all: a request may come at any moment.
+    One process reads the files and decides for all, since a request may come at any moment.
     """
     if step >= steps:
         return None
@@ -47,9 +47,9 @@ def due(
 
 
 def _due(config: ResetConfig, step: int, writer: RunWriter, resets: Sequence[Mapping[str, Any]]) -> Why | None:
-    asked = read_request(writer.folder)
-    if asked is not None and asked not in [r.get("request") for r in resets]:
-        return {"why": "asked", "request": asked}
+    request = read_request(writer.folder)
+    if request is not None and request not in [r.get("request") for r in resets]:
+        return {"why": "asked", "request": request}
     if step in config.at:
         return {"why": "step"}
     rule = config.on_stagnation
@@ -74,7 +74,7 @@ def reset(
     phases: Phases[Any],
     minibatches: Sequence[Sequence[MicroBatch]],
 ) -> None:
-    """Merge and begin anew before `step`. Raises RuntimeError if that changes the log-probs of the step's batch."""
+    """Do a hard reset before `step`. Raises RuntimeError if that changes the log-probs of the step's batch."""
 
     def probe() -> list[Any]:  # of the first micro-batch, if the step had any
         return policy.logprobs([batch for update in minibatches for batch in update][:1], 1.0)
@@ -101,7 +101,7 @@ def reset(
 
 
 def keep_model(policy: Policy, folder: Path) -> None:
-    """The base of the next adapter, written aside and renamed."""
+    """Write the base of the next adapter, atomically."""
     from hone.learn.checkpoint import fsync, sync
 
     aside = folder.with_name(f".{folder.name}")
@@ -111,7 +111,7 @@ def keep_model(policy: Policy, folder: Path) -> None:
     if policy.world.main:
         checksums.write(aside)
         sync(aside)
-        checksums.remove(folder)  # of an attempt that was cut before its checkpoint
+        checksums.remove(folder)  # left by a run that was interrupted before its checkpoint
         os.replace(aside, folder)
         fsync(folder.parent)
     policy.world.barrier("the model at the reset")
@@ -119,7 +119,7 @@ def keep_model(policy: Policy, folder: Path) -> None:
 
 
 def announce(writer: RunWriter, step: int, phases: Phases[Any], resets: int) -> None:
-    """Record each line of the schedule that begins to hold in `step`; `writer.history` ends with the step before."""
+    """Record each line of the schedule that becomes active in `step`; `writer.history` ends with the step before."""
     before = int(writer.history[-1].get("reset", 0)) if writer.history else 0
     for i in phases.news(step, resets, before):
         line = phases.schedule[i]

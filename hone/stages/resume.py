@@ -1,4 +1,4 @@
-"""What is left to do in the folder of a run, and whether it can go on with the settings that it is given now.
+"""What remains to be done in a run folder, and whether the run can continue with the current settings.
 
 todo = outlook(stages_of(recipe), folder)       # None: it is finished
 """
@@ -21,10 +21,10 @@ from hone.runs import seal
 from hone.runs.changes import Change, changes, check_possible, longer
 from hone.stages.generate import DATASET
 
-#: Settings of how a stage is run, which a finished one need not share.
+#: Settings of how a stage is run; they may differ from those of a finished stage.
 ELSEWHERE = ("name", "runs", "sinks", "parallel", "launch")
 
-#: Of a finished stage, what may be raised to have it go on.
+#: The setting that extends a finished stage.
 LENGTH = {"rl": "steps", "distil": "steps", "sft": "sft.epochs"}
 
 Stages = Sequence[tuple[Recipe, Path]]
@@ -34,13 +34,13 @@ Stages = Sequence[tuple[Recipe, Path]]
 class Todo:
     """What a start has to do."""
 
-    done: int  # stages that are complete and stay so
-    reopened: int | None = None  # the last stage is complete and goes on: the steps that it has
-    lines: tuple[str, ...] = ()  # what is to be said about that
+    done: int  # number of stages that are complete
+    reopened: int | None = None  # steps of the last stage, if it is complete and is extended
+    lines: tuple[str, ...] = ()  # messages about that
 
 
 def complete(stage: Recipe, folder: Path) -> bool:
-    """Whether a stage is: what it writes last, in one step, is there."""
+    """Whether a stage is complete: the file or folder that it writes last exists."""
     return (folder / (DATASET if stage.stage == "generate" else "model")).exists()
 
 
@@ -50,11 +50,11 @@ def complete_stages(stages: Stages, folder: Path) -> list[tuple[Recipe, Path]]:
 
 
 def outlook(stages: Stages, folder: Path) -> Todo | None:
-    """What there is to do, None if nothing is. Nothing is touched.
+    """What there is to do; None if the run is finished. Changes nothing.
 
-    Raises UserError for settings with which the run cannot go on, or that differ from those of a finished stage.
+    Raises UserError for settings with which the run cannot continue, or that differ from those of a finished stage.
     """
-    if (folder / "results.json").exists():  # without it the last stage is looked at, and it is written again
+    if (folder / "results.json").exists():  # if it is missing, it is written again
         sealed.require_file(folder, "results.json")
     done = complete_stages(stages, folder)
     for stage, sub in done[:-1] if len(done) == len(stages) else done:
@@ -69,13 +69,13 @@ def outlook(stages: Stages, folder: Path) -> Todo | None:
         if before is not None:
             check_unchanged(stage, folder / sub)
         return None if (folder / "results.json").exists() else Todo(len(done))
-    found = changes(before, stage.model_dump(mode="json"), ELSEWHERE)
-    check_possible(found, folder / sub)
-    return Todo(len(done) - 1, steps_of(folder / sub), tuple(extension(before, stage, found, folder / sub)))
+    changed = changes(before, stage.model_dump(mode="json"), ELSEWHERE)
+    check_possible(changed, folder / sub)
+    return Todo(len(done) - 1, steps_of(folder / sub), tuple(extension(before, stage, changed, folder / sub)))
 
 
 def stored(folder: Path) -> dict[str, Any] | None:
-    """The settings of the stage in a folder as they were, with the defaults of settings that did not exist then."""
+    """The recorded settings of the stage in a folder, with defaults for settings that did not exist then."""
     path = folder / "config.resolved.json"
     if not path.exists():
         return None
@@ -84,7 +84,7 @@ def stored(folder: Path) -> dict[str, Any] | None:
 
 
 def fill_defaults(resolved: Path) -> None:
-    """A run that began before a setting was there has it at its default, and so no other settings than now."""
+    """Add settings that did not exist when the run began, at their defaults, so that they do not count as changed."""
     if not resolved.exists():
         return
     sealed.require_file(resolved.parent, resolved.name)
@@ -94,13 +94,12 @@ def fill_defaults(resolved: Path) -> None:
 
 
 def check_unchanged(stage: Recipe, folder: Path) -> None:
-    """A finished stage counts only for the settings that it was trained with. Raises UserError for others, and if what
-    the results are made of is damaged."""
+    """Raises UserError if a finished stage was trained with other settings, or if its logs are damaged."""
     seal.require_logs(folder, "metrics.jsonl", "evals.jsonl", seal.EVENTS)
     before = stored(folder)
-    found = [] if before is None else changes(before, stage.model_dump(mode="json"), ELSEWHERE)
-    if found:
-        lines = "\n".join(f"  {change}" for change in found)
+    changed = [] if before is None else changes(before, stage.model_dump(mode="json"), ELSEWHERE)
+    if changed:
+        lines = "\n".join(f"  {change}" for change in changed)
         key = LENGTH.get(stage.stage)
         extend = f", raise {key} to extend it if it is the last stage" if key else ""
         raise UserError(
@@ -110,7 +109,7 @@ def check_unchanged(stage: Recipe, folder: Path) -> None:
 
 
 def check_going_on(stage: Recipe, folder: Path) -> None:
-    """Raises UserError if a stage that has begun cannot go on with its settings of now."""
+    """Raises UserError if a stage that has begun cannot continue with the current settings."""
     before = stored(folder)
     if before is None:
         return
@@ -122,7 +121,7 @@ def check_going_on(stage: Recipe, folder: Path) -> None:
 
 
 def more(before: dict[str, Any], stage: Recipe) -> bool:
-    """Whether a finished stage is asked to go on. Raises UserError if it is asked for less than it has done."""
+    """Whether the settings extend a finished stage. Raises UserError if they shorten it."""
     key = LENGTH.get(stage.stage)
     if key is None:
         return False
@@ -132,10 +131,10 @@ def more(before: dict[str, Any], stage: Recipe) -> bool:
     return bool(new > old)
 
 
-def extension(before: dict[str, Any], stage: Recipe, found: Sequence[Change], folder: Path) -> list[str]:
-    """What is said when a finished stage goes on."""
+def extension(before: dict[str, Any], stage: Recipe, changed: Sequence[Change], folder: Path) -> list[str]:
+    """Messages for a finished stage that is extended."""
     old = Recipe.model_validate(without_defaults(before, Recipe))
-    lines = [f"{folder} was finished and goes on: {', '.join(map(str, found))}"]
+    lines = [f"{folder} was finished and goes on: {', '.join(map(str, changed))}"]
     if old.updates is not None and stage.updates is not None:
         change = longer(stage.optim, old.updates, stage.updates)
         lines += [change] if change else []
@@ -157,7 +156,7 @@ def damage(folder: Path) -> list[str]:
 
 
 def steps_of(folder: Path) -> int:
-    """That a stage has done."""
+    """The number of steps that a stage has done."""
     return sum(1 for _ in jsonl.read(folder / "metrics.jsonl"))
 
 

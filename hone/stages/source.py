@@ -65,7 +65,7 @@ class Source(Protocol):
         ...
 
     def groups(self, step: int) -> Sampled:
-        """The groups of `step`; every step is asked for once, in order."""
+        """The groups of `step`; every step is requested once, in order."""
         ...
 
 
@@ -89,8 +89,11 @@ class Sampler:
         return self.rewards[key]
 
     def sample(self, step: int, progress: Callable[[int, int], None]) -> Sampled:
-        """With `algo.refill_rounds`, groups without a reward difference are replaced by groups of other problems, for
-        at most so many rounds (dynamic sampling: DAPO, arXiv:2503.14476)."""
+        """Sample and reward the groups of a step.
+
+        With `algo.refill_rounds`, groups without a reward difference are replaced by groups of other problems, in at
+        most that many rounds (dynamic sampling: DAPO, arXiv:2503.14476).
+        """
         settings, clock = self.phases.at(step, len(self.policy.resets)), Clock()
         self.curriculum.configure(settings.curriculum)
         kept: list[Group] = []
@@ -122,13 +125,13 @@ class Sampler:
         clock: Clock,
         progress: Callable[[int, int], None],
     ) -> list[Group]:
-        """The groups of one round; the first draws all prompts, a refill the missing ones, of problems not seen yet."""
+        """The groups of one round: the first draws all prompts, a refill replaces the missing ones by new problems."""
         if round == 0:
             problems = self.curriculum.draw(step, settings.prompts_per_step)
         else:
             missing = settings.prompts_per_step - sum(not is_zero_variance(group_rewards(g)) for g in before)
             problems = self.curriculum.draw_others(step, round, missing, without={g.problem.id for g in before})
-        if not problems:  # the curriculum has no others now
+        if not problems:  # the curriculum has no other problems now
             return []
         answers = self.episodes.sample(
             problems,
@@ -151,7 +154,7 @@ class Now:
         self._sampler, self._progress = sampler, progress
 
     def settle(self) -> None:
-        """Nothing is ever in flight between two calls of `groups`."""
+        """Returns at once: nothing is in flight between two calls of `groups`."""
 
     def groups(self, step: int) -> Sampled:
         sampled = self._sampler.sample(step, self._progress)
@@ -163,7 +166,7 @@ class Prefetch:
     """Samples step k + 1 in a thread while the policy learns step k."""
 
     def __init__(self, sampler: Sampler, progress: Callable[[int, int], None], steps: int, timeout: float) -> None:
-        """`steps`: of the run; the last has no next. `timeout`: seconds that one step's sampling may take."""
+        """`steps`: of the run: none is started after the last. `timeout`: seconds for the sampling of a step."""
         self._sampler, self._progress, self._steps, self._timeout = sampler, progress, steps, timeout
         self._pool = ThreadPoolExecutor(1, "hone-prefetch")
         self._running: tuple[int, Future[Sampled]] | None = None
@@ -171,7 +174,7 @@ class Prefetch:
         self._waited = 0.0
 
     def settle(self) -> None:
-        """Waits for the step in flight. Raises what its sampling raised, UserError after the time-out."""
+        """Wait for the step in flight. Raises what its sampling raised, and UserError after the time-out."""
         if self._running is None:
             return
         started = perf_counter()
@@ -186,12 +189,12 @@ class Prefetch:
         self._waited = perf_counter() - started
 
     def groups(self, step: int) -> Sampled:
-        """Starts the sampling of the next step before it returns."""
+        """The groups of `step`; the sampling of the next step starts before this returns."""
         self.settle()
         sampled, beside = self._ready, True
-        if sampled is None:  # of the first step: nothing was started before it
+        if sampled is None:  # the first step: nothing was started before it
             sampled, beside = self._sampler.sample(step, self._progress), False
-        assert sampled.step == step, "steps are asked for in order"
+        assert sampled.step == step, "steps are requested in order"
         self._ready = None
         # Observed before the next draw, so that an adaptive curriculum draws the same however long sampling takes.
         self._sampler.curriculum.observe(sampled.everyone)
@@ -216,14 +219,14 @@ class Prefetch:
 def make_source(
     recipe: Recipe, sampler: Sampler, progress: Callable[[int, int], None]
 ) -> AbstractContextManager[Source]:
-    """The source that `rollout.ahead` asks for."""
+    """The source that `rollout.ahead` selects."""
     if recipe.rollout.ahead:
         return Prefetch(sampler, progress, recipe.steps, time_limit(recipe.rollout, recipe.algo.refill_rounds))
     return nullcontext(Now(sampler, progress))
 
 
 def time_limit(rollout: RolloutConfig, refill_rounds: int) -> float:
-    """Seconds within which the rollouts of a step must come, with every restart and refill that may happen."""
+    """Time limit for the rollouts of a step, seconds, with all restarts and refills that may happen."""
     server = rollout.vllm if rollout.engine == "vllm" else rollout.sglang
     once = server.request_timeout + server.sync_timeout + server.start_timeout
     return (1 + refill_rounds) * (1 + server.restarts) * once

@@ -42,10 +42,10 @@ def teacher_batch(
     sampling: SamplingConfig,
     packer: Packer,
 ) -> Batch:
-    """What a step trains on; its `teacher/kl` is the mean of log p_student - log p_teacher over all tokens, an
-    estimate of the KL.
+    """The batch of a step. Its metric `teacher/kl` is the mean of log p_student - log p_teacher over all tokens, an
+    estimate of the KL divergence.
 
-    Both log-probs are of the model as it is before the update, at the sampling temperature.
+    Both log-probs are computed before the update, at the sampling temperature.
     """
     samples = [s for group in groups for s in to_samples(group)]
 
@@ -55,7 +55,7 @@ def teacher_batch(
     old = logprobs_of(policy.model)
     judged = teacher_advantages(samples, old, logprobs_of(teacher))
     every = np.concatenate([s.advantages[s.trained] for s in judged])
-    members = updates_of(groups, algo, graded=False)  # an answer teaches whether or not a verifier has a verdict on it
+    members = updates_of(groups, algo, graded=False)  # the teacher scores ungraded answers too
     several = algo.updates_per_rollout > 1
     updates = minibatches(members, judged, algo, sampling.max_tokens, packer, old_logprobs=old if several else None)
     kl = -float(every.mean(dtype=np.float64))
@@ -74,7 +74,7 @@ def teacher_advantages(
 
 
 def load_teacher(recipe: Recipe, folder: Path, policy: Policy) -> PreTrainedModel:
-    """Frozen, in the dtype of the student. Raises UserError if its tokens are others than the student's."""
+    """Load the frozen teacher, in the student's dtype. Raises UserError if it has another tokenizer."""
     assert recipe.teacher is not None, "validated"
     where = recipe.model.at(beside(recipe.teacher, folder, "model")).model_copy(update={"revision": None})
     check_same_tokens(policy.tokenizer, load_tokenizer(where), recipe.teacher)
@@ -90,7 +90,7 @@ def load_teacher(recipe: Recipe, folder: Path, policy: Policy) -> PreTrainedMode
 
 
 def check_same_tokens(student: PreTrainedTokenizerBase, teacher: PreTrainedTokenizerBase, name: str) -> None:
-    """Raises UserError if a token id means one thing to the student and another to the teacher."""
+    """Raises UserError if a token id stands for different tokens in the two tokenizers."""
     ours, theirs = ({i: token for token, i in t.get_vocab().items()} for t in (student, teacher))
     other = sorted(i for i in ours.keys() | theirs.keys() if ours.get(i) != theirs.get(i))
     if other:

@@ -307,10 +307,10 @@ def test_what_was_lost_and_what_came_twice() -> None:
     ]
     expected = {(0, 0): ["a", "b"], (1, 0): ["c", "d"], (2, 0): ["e"]}
     assert list(differences(ledger, expected)) == [
-        "step 1, round 0: twice in the ledger",
-        "step 1, round 0: problem c was lost",
-        "step 1, round 0: problem a came and was not drawn",
-        "step 2, round 0: problem e was lost",
+        "step 1, round 0: repeated in the ledger",
+        "step 1, round 0: problem c is missing",
+        "step 1, round 0: problem a was not drawn",
+        "step 2, round 0: problem e is missing",
     ]
     assert not list(differences(ledger[:1], {(0, 0): ["b", "a"]}))
 

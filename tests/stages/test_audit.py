@@ -92,9 +92,9 @@ def test_faults_are_named(whole: Path, tmp_path: Path, monkeypatch: pytest.Monke
     lines, faults = runs.check(run)
     text = "\n".join(lines)
     assert faults == len(lines) - 1
-    assert f"step 3, round 0: problem {lost} was lost" in text
+    assert f"step 3, round 0: problem {lost} is missing" in text
     assert "step_000004: state.json differs from its checksum" in text
-    assert "metrics.jsonl: a step is missing, twice there, or out of order" in text
+    assert "metrics.jsonl: a step is missing, repeated, or out of order" in text
     assert "rollouts/step_000003.jsonl: not the 4 answers" in text
     monkeypatch.setattr("sys.argv", ["hone", "runs", "check", str(run)])
     with pytest.raises(SystemExit) as left:

@@ -6,6 +6,7 @@ import json
 import math
 import re
 import shutil
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -202,7 +203,13 @@ def test_cut_and_resumed_is_the_same_bits(
         with paths[-1].open("a") as file:
             file.write('{"number": 1, "ind')  # what a kill tears
         fill = distil.fill
-        monkeypatch.setattr(distil, "fill", lambda *a: (asked.extend(a[1]), fill(*a)))
+
+        def noted(rows: Iterator[Any]) -> Iterator[Any]:
+            for row in rows:
+                asked.append(row)
+                yield row
+
+        monkeypatch.setattr(distil, "fill", lambda path, rows, progress: fill(path, noted(rows), progress))
     assert pipeline.run(recipe, resume=True) == run
     assert "middle" not in where or len(asked) == every - there
     expected = bits(whole)

@@ -202,11 +202,11 @@ def compared(folders: Sequence[Path]) -> dict[str, Any] | None:
     if not rows:
         return None
     predicted = max(row["allocated_bytes"] for row in rows)
-    found = [max(sizes) for sizes in zip(*(row["measured_bytes"] for row in rows))]
+    measured_bytes = [max(sizes) for sizes in zip(*(row["measured_bytes"] for row in rows))]
     return {
         "predicted_bytes": predicted,
-        "measured_bytes": found,  # of each process
-        "error": round(predicted / max(found) - 1, 4),
+        "measured_bytes": measured_bytes,  # of each process
+        "error": round(predicted / max(measured_bytes) - 1, 4),
         "stages": {row["stage"]: {"predicted_bytes": row["allocated_bytes"], "parts": row["moments"]} for row in rows},
     }
 

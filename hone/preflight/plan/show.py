@@ -61,12 +61,12 @@ def _speeds(stage: Recipe, plan: Plan, shape: Shape, timed: bool) -> Speeds | No
 def cli_plan(recipe: Recipe | Pipeline, device: str | None, gib: float | None, timed: bool, as_json: bool) -> int:
     """Prints; returns the exit code: 1 if a stage does not fit as it is written, else 0."""
     total = None if gib is None else int(gib * GIB)
-    found = [plan_stage(stage, device, total, timed) for stage in stages(recipe)]
+    plans = [plan_stage(stage, device, total, timed) for stage in stages(recipe)]
     if as_json:
-        print(json.dumps([row(one) for one in found], indent=1))
+        print(json.dumps([row(one) for one in plans], indent=1))
     else:
-        print("\n\n".join(text(one) for one in found))
-    return int(any(one.plan.peak_bytes > one.plan.total_bytes for one in found))
+        print("\n\n".join(text(one) for one in plans))
+    return int(any(one.plan.peak_bytes > one.plan.total_bytes for one in plans))
 
 
 def row(one: Planned) -> dict[str, Any]:
