@@ -1,7 +1,7 @@
-"""`hone doctor`: can this machine do the job, and if not, what to do about it.
+"""`hone doctor`: checks whether this machine is ready, and says what to do if it is not.
 
 ok    torch          2.13.0, 2 threads, cpu (AVX512)
-warn  disk           3.1 GB free in .; checkpoints and rollouts want 5 GB: free some, or set runs=/another/disk
+warn  disk           3.1 GB free in .; checkpoints and rollouts need 5 GB: free some, or set runs=/another/disk
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ SLOW_GFLOPS = 10.0  # a single modern core with a proper BLAS does 50 and more i
 class Diagnosis:
     name: str
     level: Literal["ok", "warn", "fail"]
-    text: str  # what is; for warn and fail also what to do
+    text: str  # the state; for warn and fail also what to do
 
 
 def examine() -> int:
@@ -91,7 +91,7 @@ def extras() -> Iterator[Diagnosis]:
 
 
 def device() -> Iterator[Diagnosis]:
-    """Import torch for real, and multiply once: a wrong build or a slow BLAS shows here, not after an hour."""
+    """Import torch and multiply matrices: a wrong build or a slow BLAS shows here, not after an hour."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of another build or CUDA version
@@ -131,7 +131,7 @@ def device() -> Iterator[Diagnosis]:
 
 
 def compiler() -> Iterator[Diagnosis]:
-    """The kernel that generation on a CPU uses; compiles it where that was not done before."""
+    """The kernel for generation on a CPU; compiles it unless that was done before."""
     from hone.rollout.native import kernel
 
     try:
@@ -148,7 +148,7 @@ def disk() -> Iterator[Diagnosis]:
     text = f"{free:.1f} GB free in {Path.cwd()}"
     if free < 5:
         remedy = "free some, or put runs on another disk: runs=/path"
-        yield Diagnosis("disk", "fail" if free < 1 else "warn", f"{text}; checkpoints and rollouts want 5 GB: {remedy}")
+        yield Diagnosis("disk", "fail" if free < 1 else "warn", f"{text}; checkpoints and rollouts need 5 GB: {remedy}")
     else:
         yield Diagnosis("disk", "ok", text)
 
@@ -160,7 +160,7 @@ def memory() -> Iterator[Diagnosis]:
     if free < 3:
         remedy = "close other programs, or lower tokens_per_microbatch and rollout.max_sequences"
         yield Diagnosis(
-            "memory", "fail" if free < 1 else "warn", f"{free:.1f} GB available, the demo wants 3 GB: {remedy}"
+            "memory", "fail" if free < 1 else "warn", f"{free:.1f} GB available, the demo needs 3 GB: {remedy}"
         )
     else:
         yield Diagnosis("memory", "ok", f"{free:.1f} GB available")

@@ -1,4 +1,4 @@
-"""`hone data`: what is in a task or a file, what is wrong with it, what it shares with another, and what is left of it.
+"""`hone data`: shows, checks, compares and deduplicates the problems of a task or a file.
 
 A source is the name of a task, a recipe, or data: a file, or a folder of files. Every function takes problems and
 returns lines; the command line prints them.
@@ -35,7 +35,7 @@ from hone.types import Problem, Split
 
 Measure = Callable[[str], int]
 
-#: Answers that are graded at once.
+#: Answers graded in one batch.
 GRADED = 4096
 
 KNIGHTS = {"quiz", "names", "solution", "statements"}
@@ -43,7 +43,7 @@ KNIGHTS = {"quiz", "names", "solution", "statements"}
 
 @dataclass(frozen=True)
 class DataSource:
-    """A task that was opened for a look."""
+    """A task, opened to be inspected."""
 
     label: str
     task: Task
@@ -70,9 +70,9 @@ def open_source(source: str, overrides: Sequence[str] = ()) -> DataSource:
 
 
 def fitting(sources: Sequence[str], overrides: Sequence[str]) -> list[list[str]]:
-    """The settings of each source: `task.columns.ROLE=NAME` counts where there is a column NAME, and others everywhere.
+    """The overrides of each source: `task.columns.ROLE=NAME` only for sources with a column NAME, others for all.
 
-    Sources that are compared may have other columns. A name that none has is left, so that it is an error.
+    Sources that are compared may have different columns. A name that no source has is kept, so that it is an error.
     """
     named = {text: match[1] for text in overrides if (match := re.match(r"task\.columns\.\w+=(\w+)", text))}
     if not named or len(sources) < 2:
@@ -149,8 +149,10 @@ def measure_of(model: str | None) -> tuple[Measure, str]:
 
 
 def check(source: DataSource) -> tuple[list[str], int]:
-    """(what was found, how many faults): rows that are no problems, recorded answers that cannot be read or do not
-    grade as correct. Duplicates and overlaps are said; they are left out when a task is loaded."""
+    """Lines to print, and the number of faults: invalid rows, and recorded answers that are unreadable or graded wrong.
+
+    Duplicates and overlaps are reported but are not faults: they are left out when a task is loaded.
+    """
     lines: list[str] = []
     faults: list[str] = []
     if isinstance(source.task, RowsTask):
@@ -192,7 +194,7 @@ def _unreadable(task: RowsTask, rows: Mapping[str, Sequence[tuple[Row, Problem]]
 def _not_correct(source: DataSource, rows: Mapping[str, Sequence[Problem]]) -> list[str]:
     """Problems whose own worked answer is not graded correct."""
     task = source.task
-    if isinstance(task, RowsTask):  # first: a look at its attributes, as below, would load it, faults and all
+    if isinstance(task, RowsTask):  # first: the test below would load its rows, faults and all
         style = "answer" if task.grading != "none" else None
     else:
         style = task.trace_styles[0] if isinstance(task, TracedTask) else None
@@ -205,7 +207,7 @@ def _not_correct(source: DataSource, rows: Mapping[str, Sequence[Problem]]) -> l
         for p in chunk:
             try:
                 traced.append((p, cast("TracedTask", task).trace(p, style, source.seed).text))
-            except UserError as error:  # a countdown row that has no solution
+            except UserError as error:  # a countdown row without a solution
                 untraced.append(str(error))
         grades = task.grade_all(traced) if isinstance(task, RowsTask) else grade_all(task, traced)
         faults += [
@@ -243,7 +245,7 @@ def _runs(problems: Iterable[Problem], n: int) -> set[tuple[str, ...]]:
 def split_pairs(
     label: str, splits: Mapping[str, Sequence[Problem]]
 ) -> list[tuple[str, Sequence[Problem], Sequence[Problem]]]:
-    """What is to be compared within one source. Raises UserError if there is only one split."""
+    """The pairs of splits to compare within one source. Raises UserError if there is only one split."""
     held = [("train", "test"), ("validation", "test"), ("train", "validation")]
     pairs = [(f"{a} in {b}", splits[a], splits[b]) for a, b in held if splits.get(a) and splits.get(b)]
     if not pairs:
@@ -257,7 +259,7 @@ def overlap(pairs: Sequence[tuple[str, Sequence[Problem], Sequence[Problem]]], n
     for label, a, b in pairs:
         lines.append(f"{label:24} {len(a):7} {len(b):7} {shared(a, b):9} {sharing_ngram(a, b, n):9}")
     short = sum(len(words(question_of(p))) < n for _, a, _ in pairs for p in a)
-    return [*lines, f"({short} of A have less than {n} words, and so no run of {n})"] if short else lines
+    return [*lines, f"({short} of A have fewer than {n} words, and so no run of {n})"] if short else lines
 
 
 def dedup(
@@ -268,7 +270,7 @@ def dedup(
     Returns (rows before, duplicates, rows that are in `against`). Raises UserError rather than write over a file.
     """
     if out.exists():
-        raise UserError(f"--out {out}: is there already; give another name, or remove it")
+        raise UserError(f"--out {out} exists already; give another name, or remove it")
     theirs, runs = _forms(against), _runs(against, n) if n else set()
     seen: set[bytes] = set()
     total = copies = leaked = 0

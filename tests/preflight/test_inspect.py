@@ -81,7 +81,7 @@ def test_dedup_writes_a_new_file(data, run):  # noqa: F811
     assert run("data", "dedup", "rows", "--out", "new.jsonl") == (
         2,
         "",
-        "--out new.jsonl: is there already; give another name, or remove it\n",
+        "--out new.jsonl exists already; give another name, or remove it\n",
     )
     assert "no effect without --against" in run("data", "dedup", "rows", "--out", "x.jsonl", "--ngram", "5")[2]
     run("data", "dedup", "countdown", "task.train=5", "--split", "train", "--out", "c.jsonl")

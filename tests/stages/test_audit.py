@@ -156,7 +156,7 @@ def test_any_checkpoint_becomes_a_hugging_face_folder(whole: Path, tmp_path: Pat
     assert "Chosen by its accuracy on the validation split." in (tmp_path / "best" / "README.md").read_text()
     final = AutoModelForCausalLM.from_pretrained(whole / "model").state_dict()
     assert any(not torch.equal(final[name], value) for name, value in load_at(tmp_path / "out@4").items())
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         runs.export(str(whole), tmp_path / "out")
     with pytest.raises(UserError, match="no adapter there"):
         runs.export(f"{whole}@4", tmp_path / "adapter", adapter=True)

@@ -1,4 +1,4 @@
-"""How long prompts and answers can be: from the data and the tokenizer, as far as they are here."""
+"""The longest prompt and answer of a stage, from the data and the tokenizer if they are available here."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from hone.rollout.prompts import Renderer
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask
 
-#: Worked answers that are written to see how long they get.
+#: Worked answers whose length is measured.
 WRITTEN = 64
 
 
 def lengths_of(stage: Recipe) -> Lengths:
-    """Of the longest prompt of the training problems, and of the longest answer that a stage can meet.
+    """Tokens of the longest training prompt, and of the longest answer that the stage can produce.
 
-    Without a tokenizer here, in characters (`hone.preflight.plan.batch.CHARACTERS_PER_TOKEN`); without the data here,
-    assumed.
+    Estimated from characters if no tokenizer is available (`hone.preflight.plan.batch.CHARACTERS_PER_TOKEN`), and
+    assumed if the data is not.
     """
     per = batches.CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
     assumptions: list[str] = []
@@ -35,20 +35,21 @@ def lengths_of(stage: Recipe) -> Lengths:
             problems = task.problems("train")
     except UserError as error:
         why = str(error).splitlines()[0]
-        assumptions.append(f"prompts of at most {ASSUMED_PROMPT} tokens, as the data cannot be looked at here: {why}")
+        assumptions.append(f"prompts of at most {ASSUMED_PROMPT} tokens, as the data cannot be read here: {why}")
         return Lengths(ASSUMED_PROMPT, _answer(stage, None, per, assumptions), tuple(assumptions))
     if Path(stage.model.path).is_dir():
         prompt = batches.longest_prompt(problems, Renderer(load_tokenizer(stage.model), stage.prompt, task.system))
     else:
         prompt = batches.assumed_prompt(stage, problems, task.system)
-        assumptions.append(f"prompts of at most {prompt} tokens: {per:g} characters a token, no tokenizer is at hand")
+        assumptions.append(
+            f"prompts of at most {prompt} tokens: {per:g} characters a token, as no tokenizer is available"
+        )
     return Lengths(prompt, _answer(stage, task, per, assumptions), tuple(assumptions), batches.data_bytes(problems))
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """The hub's packages look at what was downloaded only: asking for what is not there takes them minutes of trying
-    where there is no network, and of loading where there is one."""
+    """Within the block, the hub's packages use downloaded files only: retries without a network take minutes."""
     modules = [importlib.import_module("huggingface_hub.constants")]
     if importlib.util.find_spec("datasets"):
         modules.append(importlib.import_module("datasets.config"))
@@ -63,7 +64,7 @@ def offline() -> Iterator[None]:
 
 
 def _answer(stage: Recipe, task: Task | None, per: float, assumptions: list[str]) -> int:
-    """In SFT the longest example, else what may be said."""
+    """Tokens of the longest answer: in SFT of the longest example, else `sampling.max_tokens`."""
     if stage.stage != "sft":
         return stage.sampling.max_tokens
     if stage.sft.data is None and isinstance(task, TracedTask):

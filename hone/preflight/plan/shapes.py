@@ -1,4 +1,4 @@
-"""A model's shape without its weights: from its `config.json`, or for common ones from what was published.
+"""The shape of a model without its weights: from its `config.json`, or for common models from a table.
 
 config, where = config_of(ModelConfig(path="Qwen/Qwen2.5-7B-Instruct"))
 model = meta_model(config, "bfloat16")        # on the meta device: no memory, every shape
@@ -30,7 +30,7 @@ def _shape(kind: str, hidden: int, mlp: int, layers: int, heads: int, kv: int, v
 
 
 #: Shapes from the `config.json` of each model on the Hugging Face hub, under the organisations Qwen, meta-llama and
-#: deepseek-ai. Names are matched in lower case and without what says how it was tuned (`-Instruct`, `-Base`, `-1M`).
+#: deepseek-ai. Names are matched in lower case and without suffixes for the tuning (`-Instruct`, `-Base`, `-1M`).
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-0.5b": _shape("qwen2", 896, 4864, 24, 14, 2, 151936, tie_word_embeddings=True),
     "qwen2.5-1.5b": _shape("qwen2", 1536, 8960, 28, 12, 2, 151936, tie_word_embeddings=True),
@@ -69,7 +69,7 @@ def published(path: str) -> PretrainedConfig | None:
 
 
 def config_of(model: ModelConfig) -> tuple[PretrainedConfig, str]:
-    """The shape, and in words where it comes from. Raises UserError if it is found nowhere."""
+    """The model's config, and where it comes from in words. Raises UserError if there is none."""
     if model.path == "tiny":
         return architecture(model.tiny), "model.tiny"
     if lora.is_adapter(model.path):
@@ -85,14 +85,16 @@ def config_of(model: ModelConfig) -> tuple[PretrainedConfig, str]:
         return AutoConfig.from_pretrained(model.path, revision=model.revision), "its config.json"
     except (OSError, ValueError) as error:
         raise UserError(
-            f"model.path: {model.path}: its config.json is not on this machine and cannot be fetched, and its shape is "
-            f"none of those that hone knows ({', '.join(PUBLISHED)}); give a folder that holds its config.json"
+            f"model.path: {model.path}: its config.json is not on this machine and cannot be fetched, and its "
+            f"shape is not in hone's table ({', '.join(PUBLISHED)}); give a folder that holds its config.json"
         ) from error
 
 
 def share_of(config: PretrainedConfig, tensor: int) -> PretrainedConfig:
-    """The shape of what one of `tensor` processes computes: its heads, its part of the MLP and of the vocabulary; the
-    hidden states between are whole. A size that does not divide is left as it is."""
+    """The shape of the part that one of `tensor` processes computes: its heads, its share of MLP and vocabulary.
+
+    Hidden states are whole, and so are sizes that do not divide.
+    """
     if tensor == 1:
         return config
     mine = copy.deepcopy(config)

@@ -1,4 +1,4 @@
-"""Settings that fit the device: how many tokens a micro-batch may have, and how much memory keys and values may take.
+"""Settings that fit the device: tokens of a micro-batch, and memory for keys and values.
 
 advice = advise(stage, plan)
 advice.settings        # {"tokens_per_microbatch": 12288, "rollout.kv_cache_gib": 20.5}
@@ -13,20 +13,20 @@ from hone.base.parallel import ParallelConfig
 from hone.preflight.plan.memory import GIB, Lengths, Plan, stage_plan
 from hone.recipe.recipe import Recipe
 
-#: Share of the device that is planned with: the rest is for what is not predicted.
+#: The share of the device that is used; the rest is reserved for what is not predicted.
 USABLE = 0.9
 
-#: Tokens of a micro-batch beyond which nothing gets faster: matrices are large enough, and on a CPU caches overflow.
+#: Larger micro-batches are not faster: matrices are large enough, and on a CPU caches overflow.
 ENOUGH = {"cpu": 8192, "cuda": 32768}
 STEP = 512
 
-#: Ways out, in this order, where even the longest sequence alone does not fit.
+#: Tried in this order if even the longest sequence alone does not fit.
 SHARDS = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Advice:
-    """What to write in the recipe."""
+    """Recommended settings."""
 
     fits: bool  # with these settings
     settings: Mapping[str, float | int | bool]  # dotted key -> value; only what differs from the recipe
@@ -36,7 +36,7 @@ class Advice:
 def advise(
     stage: Recipe, plan: Plan, *, parallel: ParallelConfig, lengths: Lengths, device: str, total_bytes: int
 ) -> Advice:
-    """The largest micro-batch and the cache that is needed, as far as they fit; else the smallest change that helps."""
+    """The largest micro-batch and the cache that fit; if none does, the smallest change with which they do."""
     usable = int(USABLE * total_bytes)
 
     def planned(one: Recipe, split: ParallelConfig = parallel) -> Plan:
@@ -92,7 +92,7 @@ def _whole(tokens: float) -> int:
 
 
 def _with_cache(stage: Recipe, plan: Plan, usable: int) -> Recipe | None:
-    """As much as all rows need, or as is left; None if not even one row has room."""
+    """The stage with a cache for all rows, or as large as fits; None if not even one row fits."""
     if "generation" not in plan.moments:
         return stage
     parts = plan.moments["generation"]
@@ -106,7 +106,7 @@ def _with_cache(stage: Recipe, plan: Plan, usable: int) -> Recipe | None:
 
 
 def _all_rows(stage: Recipe, plan: Plan) -> int:
-    """Bytes for as many rows as there are, or as may be decoded at once."""
+    """Bytes of the cache for all rows of a step, or for as many as may be decoded at once."""
     rows = min(stage.rollout.max_sequences, stage.prompts_per_step * stage.samples_per_prompt)
     positions = -(-rows // stage.samples_per_prompt) * plan.prompt_tokens + rows * (plan.answer_tokens + 32)
     return positions * plan.kv_bytes_per_token

@@ -1,10 +1,10 @@
-"""What is alive while a micro-batch goes there and back: the step's own code, run on the meta device, and added up.
+"""Peak memory of a forward and backward pass: the code of the update, run on the meta device, with sizes added up.
 
     model = meta_model(config, "bfloat16")                        # shapes without numbers, of any architecture
     most = trace(model, batch, again=True)                        # bytes beyond the weights and gradients
 
 Tensors of the meta device have a size and no memory, so a model of 7 billion weights takes seconds and nothing else.
-What a kernel uses inside itself, and what an allocator keeps beside the tensors, is not seen here.
+Workspace inside kernels, and memory that an allocator keeps beside the tensors, are not counted.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Alive(TorchDispatchMode):
-    """Adds up the storages that are made while it is on, and takes away those that go."""
+    """While active, adds up the sizes of new storages, and subtracts those that are freed."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -42,7 +42,7 @@ class Alive(TorchDispatchMode):
         out = func(*args, **(kwargs or {}))
         inputs = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)}
         for tensor in tree_iter(out):
-            # A view of a weight, or a gradient that was added to, is nothing new.
+            # A view of a weight, or a gradient that was added to, is not new.
             if isinstance(tensor, torch.Tensor) and tensor.untyped_storage()._cdata not in inputs:
                 self._add(tensor.untyped_storage())
         return out
@@ -62,7 +62,7 @@ class Alive(TorchDispatchMode):
 
 
 def forward_backward(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: bool) -> None:
-    """The forward and backward pass of `Policy`'s step. `entropy`: its gradient too. Gradients are left behind."""
+    """The forward and backward pass of an update; gradients remain. `entropy`: include its gradient."""
     with update_mode(model):
         hidden, logprobs, entropies = packed_logprobs(model, batch, temperature, want_entropy=True)
         hidden.retain_grad()
@@ -82,10 +82,11 @@ def trace(
     entropy: bool = False,
     again: bool = True,
 ) -> int:
-    """Most bytes alive in `forward_backward`, beyond the weights and the gradients that were there before.
+    """Peak bytes in `forward_backward`, beyond the weights and the gradients that existed before.
 
-    `device`: cpu or cuda, which a model on the meta device stands for. `again`: a micro-batch before this one has left
-    gradients, to which these are added."""
+    `device`: cpu or cuda, for which the model on the meta device stands. `again`: gradients exist already, from the
+    micro-batch before.
+    """
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:
         p.grad = torch.empty_like(p) if again else None
