@@ -1,4 +1,4 @@
-"""What this machine reaches with this model: a micro-batch there and back, and a few tokens of every row.
+"""Measures the speed of this machine: forward and backward of a micro-batch, and a few tokens of every row.
 
     speeds = calibrate(stage, plan)        # some seconds; the weights are random, and of the real shape
 

@@ -10,7 +10,7 @@ trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `pa
     weights       W / (shard * tensor); with shard > 1 also `gathered`, the layers that are whole for the moment
     gradients     4 N / (shard * tensor): float32 also below bfloat16 weights (`hone.learn.master`)
     optimizer     8 N: two float32 moments (AdamW, arXiv:1711.05101); 4 N more of master weights below bfloat16
-    activations   what the forward pass of the longest micro-batch keeps, and what the way back adds at its highest
+    activations   what the forward pass of the longest micro-batch keeps, and what the backward pass adds at its highest
                   point: the step itself, traced on the meta device (`hone.preflight.plan.trace`)
     log-probs     a chunk of logits and what is computed from it, `hone.model.logprobs.BUDGET` elements each
     kv cache      2 * layers * kv heads * head size * bytes for each position, as `hone.rollout.native.memory`
@@ -298,8 +298,8 @@ def _kernels(sampled: nn.Module | None, rows: int, trained: nn.Module | None, to
 
 
 def _gathered(model: PreTrainedModel) -> int:
-    """FSDP2: the layer that is computed and the next one are whole, and so is what is outside of all layers; on the
-    way back the whole gradient of a layer too (PyTorch's `fully_shard`: one unit per layer, one for the rest)."""
+    """FSDP2: the current and the next layer are whole, and so are weights outside of the layers; in the backward pass
+    also the gradient of a layer (PyTorch's `fully_shard`: one unit per layer, one for the rest)."""
     by_depth: dict[int, int] = {}
     for name, depth in depths(model).items():
         by_depth[depth] = by_depth.get(depth, 0) + model.get_parameter(name).nbytes

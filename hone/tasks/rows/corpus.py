@@ -18,7 +18,7 @@ import numpy as np
 
 from hone.types import Problem, Split
 
-#: What is held out if nobody says how many: this share of what it is cut from, and at most so many.
+#: By default this share of a split is held out, and at most MOST problems.
 SHARE, MOST = 0.1, 500
 
 #: Brackets and factorials too: without them 2 * (3 + 4) would be 2 * 3 + 4.

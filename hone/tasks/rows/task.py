@@ -152,7 +152,7 @@ class RowsTask:
 
     @cached_property
     def splits(self) -> Mapping[Split, Problems]:
-        """The problems of each split. Raises UserError for a row that is none, saying how many there are."""
+        """The problems of each split. Raises UserError that counts the rows that are no problems."""
         read = self.read()
         if read.faults:
             more = f"\n(and {len(read.faults) - 1} more rows; hone data check lists them)" if read.faults[1:] else ""
@@ -298,10 +298,10 @@ def _task_of(columns: Columns) -> KnightsTask | CountdownTask | None:
 
 
 def answer_of(recorded: Any, solution: Any = None) -> tuple[str, str | None]:
-    """(the answer, the worked solution that stood before it) of the cells of a row.
+    """The answer in the cells of a row, and the worked solution before it.
 
-    After `####` comes the answer (GSM8K); else the last box is it (MATH); else the cell is. Raises ValueError if there
-    is none.
+    The answer is what follows `####` (GSM8K), else the last box (MATH), else the whole cell. Raises ValueError if there
+    is no answer.
     """
     if isinstance(recorded, list) and len(recorded) == 1:
         recorded = recorded[0]
