@@ -56,9 +56,9 @@ def load_local(
 
 def load_frozen(model: ModelConfig, on: torch.device | None = None) -> PreTrainedModel:
     """Load a model that is not trained. Raises UserError if hone does not compute it exactly."""
-    loaded = load_model(model, on).eval().requires_grad_(False)
-    check_model(loaded)
-    return loaded
+    loaded = load_model(model, on).eval()
+    check_model(loaded)  # before it is frozen: the check runs the code of an update, with gradients
+    return loaded.requires_grad_(False)
 
 
 def native_engine(
