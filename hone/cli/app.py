@@ -12,39 +12,27 @@ import contextlib
 import os
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
 import hone
 from hone.base import terminal
 from hone.base.visible import visible
+from hone.cli import models
+from hone.cli.arguments import OptionalTarget, Target, load_recipe
+from hone.cli.config import config
 from hone.cli.data import STYLE, Overrides, data
 from hone.cli.runs import runs
-
-if TYPE_CHECKING:
-    from hone.recipe.recipe import Pipeline, Recipe
 
 app = typer.Typer(
     help="Reinforcement-learning post-training for reasoning language models.",
     pretty_exceptions_enable=False,
     **STYLE,  # type: ignore[arg-type]
 )
-config = typer.Typer(help="Show recipes.", **STYLE)  # type: ignore[arg-type]
 app.add_typer(data, name="data")
 app.add_typer(config, name="config")
 app.add_typer(runs, name="runs")
-
-Target = Annotated[
-    str, typer.Argument(metavar="RECIPE", help="A recipe file or its folder, a run folder, or a preset.")
-]
-OptionalTarget = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RECIPE", help="A recipe file or its folder, a run folder, or a preset.", show_default=False
-    ),
-]
-Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last of the run.")]
 
 
 #: Verbs that finish their work even if their output is no longer read.
@@ -90,20 +78,6 @@ def _main() -> None:
             raise
         print(visible(problem), file=sys.stderr)
         sys.exit(2)
-
-
-def _load(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
-    from hone.base import device
-    from hone.launch import job
-    from hone.recipe.load import load
-    from hone.recipe.recipe import stages
-    from hone.recipe.rules import notices
-
-    recipe = load(target, overrides or ())
-    device.select(stages(recipe)[0].device)
-    for line in () if job.silent() else notices(recipe):
-        print(visible(f"note: {line}"), file=sys.stderr)
-    return recipe
 
 
 def _version(wanted: bool) -> None:
@@ -168,7 +142,7 @@ def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool, view:
     from hone.tasks import keeping
 
     follow_parent()
-    loaded = _load(recipe, overrides)
+    loaded = load_recipe(recipe, overrides)
     if dry_run:
         from hone.preflight.check import run as checks
 
@@ -228,7 +202,7 @@ def check(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
     """Check the reward, template, data and model before training. Exit code 1 if a check fails."""
-    loaded = _load(recipe, overrides)
+    loaded = load_recipe(recipe, overrides)
     from hone.preflight.check.run import cli_check
 
     raise typer.Exit(cli_check(loaded, problems, model, checkpoint, as_json))
@@ -248,7 +222,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
     """Predict the memory and time of a step, and suggest settings that fit. Exit code 1 if the recipe does not fit."""
-    loaded = _load(recipe, overrides)
+    loaded = load_recipe(recipe, overrides)
     from hone.preflight.plan.show import cli_plan
 
     raise typer.Exit(cli_plan(loaded, device, memory, calibrate, as_json))
@@ -271,123 +245,9 @@ def reset(run: Annotated[Path, typer.Argument(help="The folder of a run, such as
     print(ask(run))
 
 
-@app.command("eval")
-def evaluate(
-    recipe: Target,
-    models: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODEL | KEY=VALUE]...",
-            show_default=False,
-            help="Runs, checkpoints, Hugging Face folders or ids, or URL#model of an OpenAI-compatible endpoint "
-            "(default: the recipe's own model), and settings such as eval.samples=32.",
-        ),
-    ] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Random seed; another seed gives an independent sample.")] = 0,
-    k: Annotated[str, typer.Option(help="Values of k for pass@k, such as 1,8,32; default: powers of 2.")] = "",
-    out: Annotated[Path | None, typer.Option(help="Folder to append to; default: `evaluations` in the run.")] = None,
-    answerer: Annotated[
-        str | None, typer.Option(help="A frozen model that answers, given the evaluated model's reasoning.")
-    ] = None,
-    gold_perplexity: Annotated[
-        bool, typer.Option("--gold-perplexity", help="Also measure the perplexity of the gold answers.")
-    ] = False,
-) -> None:
-    """Evaluate models on the same held-out problems, with intervals.
-
-    Settings come from the recipe's eval section. Every sample is kept and none is drawn twice, so the same command
-    continues an interrupted evaluation.
-    """
-    from hone.base.settings import UserError
-
-    arguments = models or []
-    overrides = [one for one in arguments if "=" in one and not one.startswith((".", "/", "~")) and "://" not in one]
-    models_ = [one for one in arguments if one not in overrides]
-    loaded = _load(recipe, overrides)
-    if not all(part.strip().isdigit() for part in k.split(",") if k):
-        raise UserError(f"--k {k}: give whole numbers, such as 1,8,32")
-    if answerer is not None:
-        if len(models_) > 1 or seed or k or gold_perplexity:
-            raise UserError("--answerer: takes one model, and no --seed, --k or --gold-perplexity; remove them")
-        from hone.measure.two_model import cli_two_model
-
-        cli_two_model(loaded, answerer, checkpoint=Path(models_[0]) if models_ else None, out=out)
-        return
-    from hone.measure.run import cli_eval
-
-    ks = [int(part) for part in k.split(",") if part]
-    cli_eval(loaded, models_, seed=seed, ks=ks, out=out, score_gold=gold_perplexity)
-
-
-AnyModel = Annotated[
-    str, typer.Argument(metavar="MODEL", help="A recipe, a run folder, a checkpoint, a model folder or a hub id.")
-]
-HowSampled = Annotated[
-    list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings such as eval.sampling.temperature=0.6.")
-]
-
-
-@app.command()
-def sample(
-    model: AnyModel,
-    overrides: HowSampled = None,
-    checkpoint: Checkpoint = None,
-    problems: Annotated[int | None, typer.Option(min=1, help="Answer this many problems of the recipe's task.")] = None,
-    chat: Annotated[bool, typer.Option("--chat", help="Chat with the model; Ctrl-D ends the chat.")] = False,
-    prompt: Annotated[str | None, typer.Option(help="Answer this.")] = None,
-    file: Annotated[
-        Path | None, typer.Option(help="Answer each line (or .jsonl row); continues an existing --out.")
-    ] = None,
-    out: Annotated[Path | None, typer.Option(help="The .jsonl file for the answers to --file.")] = None,
-    step: Annotated[int | None, typer.Option(min=0, help="The run's checkpoint of this step, as in RUN@STEP.")] = None,
-    samples: Annotated[int, typer.Option(min=1, help="Answers per prompt of --file.")] = 1,
-    seed: Annotated[int | None, typer.Option(min=0, help="Default: the recipe's.")] = None,
-) -> None:
-    """Sample answers from a model: to problems of its task, in a chat, to one prompt, or to a file of prompts."""
-    from hone.base.settings import UserError
-
-    ways = [
-        name
-        for name, value in (("--problems", problems), ("--chat", chat), ("--prompt", prompt), ("--file", file))
-        if value not in (None, False)
-    ]
-    if len(ways) > 1:
-        raise UserError(f"{' and '.join(ways)}: give only one of them")
-    if (file is None) != (out is None):
-        raise UserError("--file (prompts) and --out (answers) go together: give both")
-    if samples > 1 and file is None:
-        raise UserError("--samples has no effect without --file")
-    if step is not None and (checkpoint is not None or "@" in model):
-        raise UserError(f"--step {step}: the checkpoint is named already; give it only once")
-
-    from hone.serve import sample as verb
-    from hone.serve.model import load_served
-
-    prompts = verb.read_prompts(file) if file is not None else []
-    model_ = load_served(model if step is None else f"{model}@{step}", overrides or (), checkpoint)
-    seed = model_.stage.seed if seed is None else seed
-    if prompt is not None:
-        verb.answer_one(model_, prompt, seed)
-    elif out is not None:
-        verb.answer_file(model_, prompts, out, samples, seed)
-    elif chat or (not ways and model_.task is None):
-        verb.chat(model_, seed)
-    else:
-        verb.show_problems(model_, problems or 2)
-
-
-@app.command()
-def serve(
-    model: AnyModel,
-    overrides: HowSampled = None,
-    checkpoint: Checkpoint = None,
-    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
-    host: Annotated[str, typer.Option(help="The default is reachable from this machine only.")] = "127.0.0.1",
-) -> None:
-    """Serve a model over HTTP with an OpenAI-compatible API, until Ctrl-C."""
-    from hone.serve.server import serve as run
-
-    run(model, overrides or (), checkpoint, host, port)
+app.command("eval")(models.evaluate)
+app.command()(models.sample)
+app.command()(models.serve)
 
 
 @app.command()
@@ -443,48 +303,6 @@ def export(
     from hone.stages.audit import export as write
 
     print(write(run, out, adapter))
-
-
-@config.command("show")
-def config_show(
-    recipe: Target,
-    overrides: Overrides = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of YAML.")] = False,
-) -> None:
-    """Print every value of a recipe, defaults included."""
-    import json
-
-    from ruamel.yaml import YAML
-
-    from hone.recipe.recipe import resolved
-
-    values = resolved(_load(recipe, overrides))
-    if as_json:
-        print(json.dumps(values, indent=2, ensure_ascii=False))
-    else:
-        yaml = YAML(typ="safe", pure=True)
-        yaml.default_flow_style = False
-        yaml.sort_base_mapping_type_on_output = False  # type: ignore[assignment]  # declared as None
-        yaml.dump(values, sys.stdout)
-
-
-@config.command("schema")
-def config_schema() -> None:
-    """Print the JSON schema of recipe files, for editors."""
-    import json
-
-    from hone.recipe.load import schema
-
-    print(json.dumps(schema(), indent=2))
-
-
-@config.command("presets")
-def config_presets() -> None:
-    """List the recipes that come with hone; every verb accepts their names."""
-    from hone.recipe.load import presets
-
-    for name, file in presets().items():
-        print(f"{name:20} {file}")
 
 
 @app.command()
