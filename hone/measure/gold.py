@@ -30,6 +30,7 @@ from hone.rewards.config import RewardConfig
 from hone.rewards.gold import gold_text
 from hone.rewards.perplexity import context_of
 from hone.rollout.answerer import LocalAnswerer
+from hone.rollout.local import LocalModel
 from hone.types import Grade, Problem, Rollout
 
 #: Opens the answer in the format that most tasks ask for.
@@ -73,7 +74,8 @@ def measure(store: Store, source: AnswerSource, problems: Sequence[Problem], sta
     path = store.folder / GOLD
     jsonl.keep(path, lambda row: row["cue"] == prompt.cue and row["context"] == prompt.context)
     present: set[Key] = {(row["problem_id"], row["index"]) for row in jsonl.read(path)}
-    answerer = LocalAnswerer(source.engine.model, source.renderer)  # type: ignore[attr-defined]  # see `check`
+    local: LocalModel = source.local  # type: ignore[attr-defined]  # a hosted model has none: see `check`
+    answerer = LocalAnswerer(local.model, local.renderer)
     with Track(f"gold answers, {store.settings['label']}", len(problems)) as progress:
         for problem in problems:
             contexts: dict[Key, str] = {(problem.id, None): ""}

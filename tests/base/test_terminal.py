@@ -95,6 +95,7 @@ def test_sigterm_before_anything_runs_is_75(tmp_path: Path) -> None:
 def test_ctrl_c_before_a_verb_runs_is_130_without_a_traceback(times: int) -> None:
     code = (
         "import os, signal, sys, hone.cli.app as cli\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # a job in the background ignores it
         "def app(**_): os.kill(os.getpid(), signal.SIGINT)\n"
         "cli.app = app\n"
         f"try: cli.main()\nfinally: [os.kill(os.getpid(), signal.SIGINT) for _ in range({times - 1})]"

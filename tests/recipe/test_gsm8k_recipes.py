@@ -21,7 +21,7 @@ FILES = (
     pytest.param("lora.yaml", 22.4, marks=pytest.mark.slow),
     pytest.param("80gb.yaml", 79.0, marks=pytest.mark.slow),
 )
-TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}"
+TEMPLATE = "{% for message in messages %}{{ message.content }}\n{% endfor %}{% if enable_thinking %}<think>{% endif %}"
 
 
 def recipe(name: str, file: str, *overrides: str) -> Recipe:
