@@ -1,4 +1,4 @@
-"""Environments in the training loop: warm-up on demonstrated episodes, RL, and the same bits after a kill."""
+"""Environments in the training loop: turns that earn rewards of their own, and the same bits after a kill."""
 
 import shutil
 from pathlib import Path
@@ -13,44 +13,56 @@ from tests.test_end_to_end import bits
 
 RECIPE = """
 name: small
-runs: {runs}
+runs: {folder}/runs
 model: {{path: tiny, tiny: {{vocab_size: 400, hidden_size: 32, layers: 2, heads: 2, kv_heads: 1, mlp_size: 64}}}}
-task: {{name: knights, people: [2], quiz: hidden, names: 2, train: 60, validation: 10, test: 20, repeats: true}}
-environment: {{name: knights_interrogation, max_turns: 3}}
+task: {{name: knights, people: [2], quiz: brief, names: 2, train: 60, validation: 10, test: 20, repeats: true}}
+environment: {{name: "{folder}/parity.py:Parity", max_turns: 4}}
 prompt: {{style: raw, system: "", template: "{{user}}\\n", reply_template: "{{user}}\\n"}}
 checkpoint: {{every: 2, keep: 2}}
 tokens_per_microbatch: 2048
 stages:
-  - name: warmup
-    stage: sft
-    sft: {{examples: 320, examples_per_step: 16, styles: {{hasty: 1.0}}}}
-    optim: {{lr: 5.0e-3, decay: cosine}}
   - name: rl
     stage: rl
     steps: 5
     prompts_per_step: 4
     samples_per_prompt: 4
-    sampling: {{max_tokens: 64}}
+    sampling: {{max_tokens: 64, stop: [a, e]}} # an untrained model hardly ever ends a turn
     algo: {{credit: turn, refill_rounds: 1}}
-    reward: {{parts: {{outcome: 1.0, well_formed: 0.5}}}}
+    reward: {{parts: {{environment: 1.0}}}}
     optim: {{lr: 1.0e-3}}
-    eval: {{problems: 20, every: 2, sampling: {{max_tokens: 64}}}}
+    eval: {{problems: 20, every: 2}}
+"""
+#: Two to four turns, as the seed says; each earns whether its length is odd.
+PARITY = """
+import random
+from hone import Environment, Observation
+
+
+class Parity(Environment):
+    def reset(self, problem, seed):
+        self.left = random.Random(seed).randint(2, 4)
+
+    def step(self, message):
+        self.left -= 1
+        odd = len(message["content"]) % 2
+        return Observation(({"role": "user", "content": f"{odd}, {self.left} to go"},), self.left == 0, float(odd))
 """
 
 
 @pytest.mark.slow
 def test_episodes_in_the_loop_and_the_same_bits_after_a_kill(tmp_path: Path) -> None:
-    (tmp_path / "recipe.yaml").write_text(RECIPE.format(runs=tmp_path / "runs"))
+    (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=tmp_path))
+    (tmp_path / "parity.py").write_text(PARITY)
     recipe = load(tmp_path / "recipe.yaml")
     run = pipeline.run(recipe)
     expected = bits(run)
     rows = jsonl.read(run / "rl" / "metrics.jsonl")
     assert any(row["grad_norm"] for row in rows)
-    assert any(row.get("episode/turns", 1.0) > 1.0 for row in rows)
-    said = jsonl.read(run / "rl" / "rollouts" / "step_000000.jsonl")
+    assert all(1.5 < row["episode/turns"] <= 4.0 for row in rows)
+    rollouts = jsonl.read(run / "rl" / "rollouts" / "step_000000.jsonl")
     tokens = load_file(run / "rl" / "tokens" / "step_000000.safetensors")
-    assert tokens["lengths"].tolist() == [row["tokens"] for row in said]
-    assert any(row.get("turns", 1) > 1 for row in said)
+    assert tokens["lengths"].tolist() == [row["tokens"] for row in rollouts]
+    assert {len(row["turns"]) if isinstance(row["turns"], list) else row["turns"] for row in rollouts} <= {2, 3, 4}
     (run / "results.json").unlink()
     shutil.rmtree(run / "rl" / "model")
     for newer in ("step_000004", "step_000005"):  # as if it had been killed in step 3
