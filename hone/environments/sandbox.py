@@ -79,6 +79,9 @@ os.execv(sys.executable, [sys.executable, "-I", "-B", "-"])
 """
 
 
+ROOT = "processes: you are root, whose processes no limit counts (run as another user)"
+
+
 def python(code: str) -> str:
     """Run Python code and return what it prints. Only the standard library is there, no network and no files.
 
@@ -98,9 +101,9 @@ def run_python(code: str, limits: Limits | None = None) -> str:
 
 
 def missing_protections() -> list[str]:
-    """What the code of a model is not kept from on this machine; empty with bubblewrap."""
+    """What the code of a model is not kept from on this machine; empty with bubblewrap for a user other than root."""
     if _has_bubblewrap():
-        return []
+        return [ROOT] if os.geteuid() == 0 else []
     missing = ["files: it can read and write what you can (install bubblewrap)"]
     if not _has_namespaces():
         missing += [
@@ -108,7 +111,7 @@ def missing_protections() -> list[str]:
             "processes: one that leaves its group may outlive the call (install bubblewrap)",
         ]
     if os.geteuid() == 0:
-        missing.append("processes: you are root, whose processes no limit counts (install bubblewrap, or be a user)")
+        missing.append(ROOT)
     if not sys.platform.startswith("linux"):
         missing.append("memory: the system has no limit on the address space")
     return missing
@@ -179,12 +182,16 @@ def _wrapping(limits: Limits) -> list[str]:
             binds += ["--symlink", os.readlink(path), str(path)]
         elif path.is_dir():
             binds += ["--ro-bind", str(path), str(path)]
+    packages = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": sys.base_prefix}))
+    if packages.is_dir():
+        binds += ["--size", "65536", "--tmpfs", str(packages)]  # the standard library only
     memory = ["--size", str(limits.folder_mb << 20), "--tmpfs", "/work", "--size", "65536", "--tmpfs", "/tmp"]
     return [
         shutil.which("bwrap") or "bwrap",
         *("--unshare-all", "--die-with-parent", "--new-session", "--clearenv", "--cap-drop", "ALL"),
         *binds,
-        *("--proc", "/proc", "--dev", "/dev", *memory, "--chdir", "/work", "--setenv", "HOME", "/work", "--"),
+        *("--proc", "/proc", "--dev", "/dev", *memory, "--remount-ro", "/"),
+        *("--chdir", "/work", "--setenv", "HOME", "/work", "--"),
     ]
 
 
