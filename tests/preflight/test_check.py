@@ -361,3 +361,21 @@ def test_findings_of_several_problems():
     hacks = [Finding("fail", "hack", f"{s} scores {n}", s) for n in range(3) for s in ("junk", "empty")]
     assert distinct(hacks) == hacks[:2]
     assert lines(distinct(some)).splitlines() == ["pass  a  1", "FAIL  b  2", "1 pass, 0 warn, 1 fail"]
+
+
+def test_a_reward_that_reads_one_form_of_a_right_answer_is_said_once():
+    def judged(worked, gold, wrong):
+        kinds = [("worked solution", "right", worked), ("gold answer", "right", gold), ("wrong answer", "wrong", wrong)]
+        kinds += [("empty", "none", 0.0), ("dummy thinking, wrong", "hack", 0.0)]
+        made = [
+            Probed(Probe(n, k, ""), Reward(t, {}, "correct" if k == "right" else "wrong"), 0.0) for n, k, t in kinds
+        ]
+        return list(judge_scores(made))
+
+    one_form = judged(worked=0.0, gold=1.0, wrong=0.0)
+    assert [(f.level, f.name) for f in one_form if f.level != "pass"] == [("warn", "gold")]
+    assert "worked solution scores 0, as an empty answer does" in one_form[0].message
+    nothing = judged(worked=0.0, gold=0.0, wrong=0.0)
+    assert [(f.level, f.name) for f in nothing] == [("fail", "gold")]
+    hacked = judged(worked=0.0, gold=1.0, wrong=1.5)
+    assert ("fail", "hack") in {(f.level, f.name) for f in hacked}

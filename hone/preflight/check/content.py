@@ -89,7 +89,9 @@ def rewards(subject: Subject) -> Iterator[Finding]:
         if remaining <= 0:
             break
         try:
-            write = None if is_graded(task) else probes.best_paid(problem, reward, count)
+            write = None  # a model that scores reasoning is not asked about the format of answers
+            if not (is_graded(task) and needs_model):
+                write = probes.best_paid(problem, reward, count, task if is_graded(task) else None)
             chosen = probes.probes(task, problem, task.problems("train")[1:], write)
         except UserError as error:
             yield Finding("fail" if is_graded(task) else "warn", "gold", str(error))

@@ -62,15 +62,21 @@ def writer_of(task: Task, problem: Problem) -> Writer | None:
     return next((w for w in writers(problem).values() if task.grade(problem, w(gold)).verdict == "correct"), None)
 
 
-def best_paid(problem: Problem, reward: RewardFn, count: Callable[[str], int]) -> Writer:
-    """The format in which the gold answer has the highest reward; for tasks without a grader."""
+def best_paid(
+    problem: Problem, reward: RewardFn, count: Callable[[str], int], task: Task | None = None
+) -> Writer | None:
+    """The format in which the gold answer has the highest reward, of those that `task` grades correct; None if it
+    grades none so. Without `task`, of all."""
     gold = gold_text(problem)
+    formats = [
+        w for w in writers(problem).values() if task is None or task.grade(problem, w(gold)).verdict == "correct"
+    ]
 
     def paid(write: Writer) -> float:
         (scored,) = reward(problem, [rollout_of(problem, Probe("gold", "right", write(gold)), count)])
         return -np.inf if scored.verdict in VERIFIER_FAILURES else scored.total
 
-    return max(writers(problem).values(), key=paid)
+    return max(formats, key=paid, default=None)
 
 
 def worked(task: Task, problem: Problem) -> str | None:
@@ -192,7 +198,19 @@ def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = 
     for r in bad:
         message = f"{r.probe.name} is graded {r.reward.verdict}: right answers would be punished"
         yield Finding("fail", "gold", message, r.probe.name)
-    if not bad:
+    nothing = max((r.reward.total for r in rows if r.probe.name == "empty"), default=-np.inf)
+    paid = [r.reward.total for r in right if r.reward.total > nothing]
+    if not paid:
+        message = f"right answers score {gold:g}, no more than an empty one ({nothing:g}), so nothing could be learned"
+        remedy = "give correctness weight, and look which form of a final answer the reward reads"
+        yield Finding("fail", "gold", f"{message}; {remedy}")
+        return
+    if gold <= nothing:  # the others show what the reward pays for
+        unread = ", ".join(r.probe.name for r in right if r.reward.total <= nothing)
+        message = f"{unread} scores {gold:g}, as an empty answer does, though it is graded correct"
+        yield Finding("warn", "gold", f"{message}: the reward does not read this form of a final answer")
+        gold = min(paid)
+    elif not bad:
         least = "; the best of them scores" if by_model else " and score at least"
         message = f"right answers are graded correct{least}" if graded else "right answers score at least"
         yield Finding("pass", "gold", f"{message} {gold:g}")
