@@ -24,7 +24,6 @@ from hone.environments.play import Episodes
 from hone.measure.evaluate import eval_problems, load_evaluated
 from hone.measure.two_model import contexts_of, two_model
 from hone.recipe.load import load
-from hone.recipe.recipe import stages
 from hone.rollout.answerer import LocalAnswerer
 from hone.tasks import make_task
 
@@ -73,7 +72,7 @@ def difference(before: Any, after: Any) -> dict[str, float]:
 
 def measure(folder: Path) -> tuple[dict[str, Any], Each]:
     """Before and after of one run, and what is between them, by problem."""
-    stage = stages(load(folder, check_files=False))[-1]
+    stage = load(folder, check_files=False).stages[-1]
     frozen = folder / "warmup" / "model"
     found: dict[str, Any] = {}
     each: Each = {}

@@ -38,6 +38,7 @@ from hone.preflight.plan.cost import (
     step_time,
     train_flops,
 )
+from hone.preflight.plan.memory import batch_of
 from hone.preflight.plan.shapes import config_of, published
 from hone.preflight.plan.trace import forward_backward
 from hone.recipe.recipe import Recipe
@@ -88,7 +89,7 @@ def measure(name: str, group: int, tokens: int, repeats: int) -> dict[str, Any]:
         share_prompts=group > 1, tokens_per_microbatch=tokens, prompts_per_step=64,
     )  # fmt: skip
     model = _random_model(stage, device())
-    batch = batches.longest(stage, PROMPT, ANSWER)
+    batch = batches.longest(batch_of(stage), PROMPT, ANSWER)
     shape = shape_of(config_of(model_config)[0], "float32")
 
     def train() -> None:

@@ -14,8 +14,8 @@ from hone.model import tiny
 from hone.preflight.check.run import dry_run
 from hone.recipe.explain import explain
 from hone.recipe.load import load, presets
-from hone.recipe.recipe import Pipeline, Recipe, stages
-from hone.recipe.rules import notices
+from hone.recipe.notes import notices
+from hone.recipe.recipe import Pipeline, Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.model import TinyConfig
 
@@ -39,7 +39,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("name", FULL)
 def test_it_can_be_started(name: str, model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """hone train NAME --dry-run, with few problems."""
-    task = stages(load(name))[0].task
+    task = load(name).stages[0].task
     given = [f"model={model}", "task.test=4", "task.validation=4"]
     if task.name in ("gsm8k", "math", "dataset"):  # otherwise they are on the hub
         rows = [{"question": f"How many legs have {n} cats?", "answer": f"So #### {4 * n}"} for n in range(40)]
@@ -90,7 +90,7 @@ def test_knights_7b() -> None:
 
 
 def test_direct_rl_is_the_cold_start_of_the_distilled_model_on_another_model() -> None:
-    direct, cold = only("knights-direct-full"), stages(load("knights-distil-full"))[-1]
+    direct, cold = only("knights-direct-full"), load("knights-distil-full").stages[-1]
     assert direct.model.path == "Qwen/Qwen2.5-1.5B-Instruct"
     for key in ("task", "reward", "sampling", "algo", "optim", "steps", "prompts_per_step", "samples_per_prompt"):
         assert getattr(direct, key) == getattr(cold, key), key
@@ -114,7 +114,9 @@ def test_prolonged() -> None:
     assert (r.algo.clip_low, r.algo.clip_high, r.algo.kl.coef) == (0.2, 0.4, 1e-3)
     assert r.algo.refill_rounds
     assert (r.eval.sampling.temperature, r.eval.sampling.top_p, r.eval.problems) == (1.0, 0.7, 100)
-    assert any("clip_low, clip_high" in line for line in notices(r)), "the published clip range never acted; it is said"
+    assert any("algo.clip_high has no effect with one" in line for line in notices(r)), (
+        "the published clip range never acted; it is said"
+    )
 
 
 def test_prorl_and_dapo() -> None:
@@ -162,7 +164,7 @@ def test_it_fits_devices_of_80_gb(name: str, tmp_path: Path) -> None:
     from hone.preflight.plan.memory import GIB
 
     given = ["task.test=4", "task.validation=4"]
-    if stages(load(name))[0].task.name in ("gsm8k", "math", "dataset"):
+    if load(name).stages[0].task.name in ("gsm8k", "math", "dataset"):
         rows = [{"question": f"How many legs have {n} cats?", "answer": f"So #### {4 * n}"} for n in range(40)]
         jsonl.write(tmp_path / "train.jsonl", rows)
         given += [f"task.source={tmp_path}"]

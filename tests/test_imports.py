@@ -126,7 +126,7 @@ def run_python(code: str, *arguments: str) -> subprocess.CompletedProcess:
     "body",
     [
         "import hone.cli.app, hone.preflight.doctor",
-        "from hone.recipe import load, recipe, rules\nr = load.load('demo'); rules.notices(r); recipe.resolved(r)",
+        "from hone.recipe import load, notes, recipe\nr = load.load('demo'); notes.notices(r); recipe.resolved(r)",
         "from hone.cli import app; sys.argv = ['hone', 'config', 'presets']\ntry: app.main()\nexcept SystemExit: 0",
         "import hone.types, hone.tasks, hone.rewards",
         "from hone.recipe.explain import explain; from hone.recipe.load import load; explain(load('demo'))",
@@ -149,6 +149,17 @@ def test_help_answers_at_once():
         return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
 
     assert min(seconds() for _ in range(5)) < 0.3
+
+
+def test_few_files_know_every_setting():
+    """Below the stages, functions take the sections that they need, or the settings of one kind of stage."""
+
+    def names(tree: ast.AST) -> set[str]:
+        modules = [n for n in ast.walk(tree) if isinstance(n, ast.ImportFrom) and n.module == "hone.recipe.recipe"]
+        return {alias.name for module in modules for alias in module.names}
+
+    files = [f for f in (ROOT / "hone").rglob("*.py") if "Recipe" in names(ast.parse(f.read_text()))]
+    assert len(files) <= 17, sorted(str(f.relative_to(ROOT)) for f in files)
 
 
 def test_there_are_no_circles_between_modules():

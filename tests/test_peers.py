@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from hone.recipe.load import load
-from hone.recipe.rules import notices
+from hone.recipe.notes import notices
 from tests.test_world import spawn, wait
 
 

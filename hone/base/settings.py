@@ -1,9 +1,9 @@
 """Reading recipes: files with `extends`, overrides, one validation, errors with file and line.
 
-    layer = read("recipe.yaml")                # raw values, each with its origin
-    layer = override(layer, "optim.lr=1e-5")   # as given on the command line
+    layer = read("recipe.yaml")    # raw values, each with its origin
 
-Raw mappings are merged in order and validated once, at the end, by `hone.base.validate`. Nothing here imports torch.
+Overrides of the command line: `hone.base.overrides`. Raw mappings are merged in order and validated once, at the end,
+by `hone.base.validate`. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import difflib
 import json
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -31,7 +31,21 @@ class Section(BaseModel):
     #: Inner sections whose unset keys default to those of another section: path -> path of the other.
     follows: ClassVar[dict[tuple[str, ...], tuple[str, ...]]] = {}
 
+    #: Of the outermost section, names in other programs: of settings -> ours, dotted; of values -> ours.
+    other_names: ClassVar[Mapping[str, str]] = {}
+    other_values: ClassVar[Mapping[str, str]] = {}
+
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+    @classmethod
+    def hint(cls, key: str) -> str | None:
+        """What to write instead of an unknown key of this section, if it can be told from the key."""
+        return None
+
+    def without_effect(self) -> list[str]:
+        """Notes on settings that have no effect beside the others, for sections of tasks, which are added in one file;
+        those of other sections are in `hone.recipe.notes`."""
+        return []
 
     def changed(self) -> list[str]:
         """The settings whose value is not the default."""
@@ -61,15 +75,17 @@ class ConfigError(UserError):
         return type(self), (self.lines,)
 
 
-#: The key that a bare string sets: `model: tiny` reads as `model: {path: tiny}`.
-SHORTHANDS = {"model": "path", "task": "name", "launch": "kind"}
-
 #: Limits far beyond any recipe that a person writes: files may be untrusted.
 MAX_DEPTH = 40  # levels of nesting, and of files that extend each other
 MAX_VALUES = 20_000
 MAX_BYTES = 1 << 20
 
 Place = tuple[str | int, ...]  # the path of a value: ("stages", 0, "optim", "lr")
+LongForm = Callable[[str, Any], Any]  # (key of the top level, value) -> the value, or what its short form stands for
+
+
+class Exactly(dict[str, Any]):
+    """A mapping that replaces another one when they are merged, as lists do."""
 
 
 @dataclass(frozen=True)
@@ -94,20 +110,28 @@ class Layer:
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
-def read(path: str | Path) -> Layer:
-    """Read a recipe file and everything it extends."""
-    return _read_extended(Path(path), (), {})
+def read(path: str | Path, long_form: LongForm = lambda key, value: value) -> Layer:
+    """Read a recipe file and everything it extends, with short forms replaced by what they stand for."""
+
+    def expanded(path: Path) -> Layer:
+        return _expand(_read_file(path), long_form)
+
+    return _read_extended(Path(path), (), {}, expanded)
 
 
-def _read_extended(path: Path, trail: tuple[Path, ...], known: dict[Path, Layer]) -> Layer:
+def _read_extended(
+    path: Path, trail: tuple[Path, ...], known: dict[Path, Layer], read_one: Callable[[Path], Layer]
+) -> Layer:
     """`known`: files already read, so that a file extended by two others is read once."""
     if path not in known:
-        known[path] = _read_with_parents(path, trail, known)
+        known[path] = _read_with_parents(path, trail, known, read_one)
     return known[path]
 
 
-def _read_with_parents(path: Path, trail: tuple[Path, ...], known: dict[Path, Layer]) -> Layer:
-    layer = _expand(_read_file(path))
+def _read_with_parents(
+    path: Path, trail: tuple[Path, ...], known: dict[Path, Layer], read_one: Callable[[Path], Layer]
+) -> Layer:
+    layer = read_one(path)
     here = path.resolve()
     parents = layer.data.pop("extends", [])
     place = layer.where(("extends",))
@@ -124,7 +148,7 @@ def _read_with_parents(path: Path, trail: tuple[Path, ...], known: dict[Path, La
             raise ConfigError([f"{place}: extends: more than {MAX_DEPTH} files deep; join some of them"])
         if not target.is_file():
             raise ConfigError([f"{place}: extends: no file {target}{_near_file(target)}; paths are relative to {path}"])
-        merged = merge(merged, _read_extended(target, (*trail, here), known))
+        merged = merge(merged, _read_extended(target, (*trail, here), known, read_one))
     return merge(merged, layer)
 
 
@@ -139,7 +163,7 @@ def _read_file(path: Path) -> Layer:
         ) from None
     except OSError as error:
         raise ConfigError([f"{path}: cannot be read ({error.strerror}){_near_file(path)}"]) from None
-    data, origins = _parse_json(text, str(path)) if path.suffix == ".json" else _parse(text, str(path))
+    data, origins = _parse_json(text, str(path)) if path.suffix == ".json" else parse(text, str(path))
     if data is None:
         raise ConfigError([f"{path}:1: the file is empty; a recipe needs at least name and task"])
     if not isinstance(data, dict):
@@ -159,8 +183,8 @@ def _near_file(path: Path) -> str:
     return f"; did you mean {path.parent / near[0]}?" if near else ""
 
 
-def _parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
-    """Parse YAML 1.2 into plain values and the line of every value."""
+def parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
+    """Parses YAML 1.2 into plain values and the line of every value."""
     yaml = YAML(typ="safe", pure=True)
     origins: dict[Place, str] = {}
     if (depth := _brackets_deep(text)) > MAX_DEPTH:  # the parser itself would run out of stack or time
@@ -235,24 +259,24 @@ def _plain(node: Node, path: Place, name: str, origins: dict[Place, str], yaml: 
 def merge(base: Layer, top: Layer) -> Layer:
     """Merge `top` over `base`: mappings key by key; everything else, including lists, is replaced."""
     origins = dict(base.origins)
-    data = _merged(base.data, top.data, (), origins)
+    data = merged(base.data, top.data, (), origins)
     return Layer(data, origins | top.origins)
 
 
-def _merged(base: Any, top: Any, path: Place, origins: dict[Place, str]) -> Any:
-    both = isinstance(base, dict) and isinstance(top, dict)
+def merged(base: Any, top: Any, path: Place, origins: dict[Place, str]) -> Any:
+    """`top` merged over `base`, both at `path`; drops the origins of replaced values."""
+    both = isinstance(base, dict) and isinstance(top, dict) and not isinstance(top, Exactly)
     # The settings of one task do not carry over to another.
-    kind = SHORTHANDS.get(str(path[-1])) if path else None
-    other = both and kind == "name" and "name" in top and "name" in base and top["name"] != base["name"]
+    other = both and path[-1:] == ("task",) and "name" in top and "name" in base and top["name"] != base["name"]
     if not both or other:
         for old in [p for p in origins if p[: len(path)] == path]:
             del origins[old]
         return top
-    return {**base, **{k: _merged(base[k], v, (*path, k), origins) if k in base else v for k, v in top.items()}}
+    return {**base, **{k: merged(base[k], v, (*path, k), origins) if k in base else v for k, v in top.items()}}
 
 
-def _expand(layer: Layer) -> Layer:
-    """Expand bare strings of shorthand keys to mappings, at the top level and in each stage."""
+def _expand(layer: Layer, long_form: LongForm) -> Layer:
+    """Replace short forms at the top level, in each stage and in each line of a schedule."""
     origins = dict(layer.origins)
 
     def expanded(data: Any, path: Place) -> Any:
@@ -260,127 +284,26 @@ def _expand(layer: Layer) -> Layer:
             return data
         result = {}
         for key, value in data.items():
-            if isinstance(value, str) and key in SHORTHANDS:
+            result[key] = long_form(key, value)
+            if result[key] is not value:
                 outer: Place = (*path, key)
-                origins.setdefault((*outer, SHORTHANDS[key]), origins.get(outer, origins[()]))
-                value = {SHORTHANDS[key]: value}
-            result[key] = value
+                for place in places(result[key], outer):
+                    origins.setdefault(place, origins.get(outer, origins[()]))
+            if key in ("stages", "schedule") and isinstance(value, list):
+                result[key] = [expanded(item, (*path, key, i)) for i, item in enumerate(value)]
         return result
 
-    data = expanded(layer.data, ())
-    if isinstance(data.get("stages"), list):
-        data["stages"] = [expanded(stage, ("stages", i)) for i, stage in enumerate(data["stages"])]
-    return Layer(data, origins)
+    return Layer(expanded(layer.data, ()), origins)
 
 
-# --- overrides -------------------------------------------------------------------------------------------------------
-
-
-def override(layer: Layer, text: str, model: type[BaseModel] | None = None) -> Layer:
-    """Apply one `a.b=c` from the command line; c is parsed as YAML (1e-5 is a number, [a, b] a list).
-
-    In a recipe with stages `a.b=c` applies to every stage, `stages.rl.a.b=c` to one, named by name, kind or index.
-    """
-    source = f"override {text!r}"
-    key, equals, raw = text.partition("=")
-    head, mark, function = key.strip().partition("reward.parts.")  # names of functions contain dots
-    parts = (*head.split(".")[:-1], "reward", "parts", function) if mark else tuple(key.strip().split("."))
-    if not equals or "" in parts:
-        raise ConfigError([f"{source}: overrides read key=value with a dotted key, as in optim.lr=1e-5"])
-    if parts[0] == "extends":
-        raise ConfigError([f"{source}: extends is read from files only; write a recipe that extends the other"])
-    value, _ = _parse(raw, source)
-    if parts[-1] in SHORTHANDS and isinstance(value, str):
-        value = {SHORTHANDS[parts[-1]]: value}
-    elif len(parts) > 1 and SHORTHANDS.get(parts[-2]) == parts[-1] == "name":
-        parts, value = parts[:-1], {"name": value}
-    data, origins = layer.data, dict(layer.origins)
-    if model is not None and parts[0] not in model.model_fields and parts[0] in _stage_names(data):
-        raise ConfigError([f"{source}: {parts[0]} is a stage; write stages.{text.strip()}"])
-    for prefix, path in _targets(data, parts, source):
-        default = _default(model, path[:-1])
-        unset = _get(data, (*prefix, *path[:-1])) is None and _get(data, path[:-1]) is None
-        # Setting one entry of a free mapping keeps the default entries.
-        top: Any = {**default, path[-1]: value} if default and unset else {path[-1]: value}
-        for part in reversed(path[:-1]):
-            top = {part: top}
-        for place in _places(top, ()):
-            whole: Place = (*prefix, *place)
-            if len(place) >= len(path):
-                origins[whole] = source
-            else:
-                origins.setdefault(whole, source)
-        data = _put(data, prefix, top)
-    return Layer(data, origins)
-
-
-def _get(data: Any, path: Place) -> Any:
-    for key in path:
-        data = data.get(key) if isinstance(data, dict) else data[int(key)] if isinstance(data, list) else None
-    return data
-
-
-def _default(model: type[BaseModel] | None, path: Place) -> dict[str, Any] | None:
-    """The default of a setting that is a free mapping, such as reward.parts, else None."""
-    info = model.model_fields.get(str(path[0])) if model and path else None
-    value = info.get_default(call_default_factory=True) if info and not info.is_required() else None
-    for key in path[1:]:
-        value = getattr(value, str(key), None)
-    return value if isinstance(value, dict) else None
-
-
-def _targets(data: dict[str, Any], parts: tuple[str, ...], source: str) -> list[tuple[Place, tuple[str, ...]]]:
-    """The targets of an override: (path of the recipe or stage mapping, path within it)."""
-    stages = data.get("stages")
-    if parts[0] == "model" and isinstance(stages, list) and (len(parts) == 1 or parts[1] in _STARTS):
-        # The model to start from: only stages that start from a model of their own take it.
-        begins = [i for i, stage in enumerate(stages) if _begins(stage)]
-        return [((), parts), *((("stages", i), parts) for i in begins)]
-    if parts[0] != "stages":
-        staged = isinstance(stages, list) and parts[0] not in ("name", "runs")
-        return [(("stages", i), parts) for i in range(len(stages or ()))] if staged else [((), parts)]
-    if len(parts) < 3:
-        raise ConfigError([f"{source}: give one setting of one stage, as in stages.rl.steps=10"])
-    names = _stage_names(data)
-    index = int(parts[1]) if parts[1].isdecimal() else names.index(parts[1]) if parts[1] in names else -1
-    if not 0 <= index < len(names):
-        known = ", ".join(names) or "none, this recipe is a single stage"
-        raise ConfigError([f"{source}: there is no stage {parts[1]}; stages: {known}"])
-    return [(("stages", index), parts[2:])]
-
-
-def _stage_names(data: dict[str, Any]) -> list[str]:
-    stages = data.get("stages")
-    return [stage_name(stage) for stage in stages] if isinstance(stages, list) else []
-
-
-_STARTS = ("path", "revision", "tiny")
-
-
-def _begins(stage: Any) -> bool:
-    """Whether a stage starts from its own model instead of another stage's."""
-    model = stage.get("model") if isinstance(stage, dict) else None
-    path = model.get("path") if isinstance(model, dict) and not model.get("stage") else None
-    return isinstance(path, str) and not path.startswith("stages.")
+def places(value: Any, path: Place) -> Iterator[Place]:
+    """The paths of `value`, which is at `path`, and of everything in it."""
+    yield path
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, item in items:
+        yield from places(item, (*path, key))
 
 
 def stage_name(stage: Any) -> str:
     """The `name` of a stage, else its kind."""
     return str(stage.get("name", stage.get("stage", "rl"))) if isinstance(stage, dict) else "?"
-
-
-def _put(data: Any, prefix: Place, top: Any) -> Any:
-    """`data` with `top` merged in at `prefix`."""
-    if not prefix:
-        return _merged(data, top, (), {})
-    key, rest = prefix[0], prefix[1:]
-    if isinstance(data, list):
-        return [_put(item, rest, top) if i == key else item for i, item in enumerate(data)]
-    return {**data, key: _put(data[key], rest, top)}
-
-
-def _places(value: Any, path: Place) -> Iterator[Place]:
-    yield path
-    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
-    for key, item in items:
-        yield from _places(item, (*path, key))

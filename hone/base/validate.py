@@ -24,38 +24,6 @@ from hone.base.settings import ConfigError, Layer, Place, Section, show
 
 SectionT = TypeVar("SectionT", bound=Section)
 
-#: Values by their names in papers and other programs -> our name, for suggestions.
-ALSO_CALLED = {"ppo": "gae", "reinforce++": "reinforce_pp", "reinforce++-baseline": "reinforce_pp_baseline"}
-
-#: Settings by their names in other programs -> our key, for suggestions.
-KNOWN_AS = {
-    "learning_rate": "optim.lr",
-    "weight_decay": "optim.weight_decay",
-    "max_grad_norm": "optim.grad_clip",
-    "num_generations": "samples_per_prompt",
-    "group_size": "samples_per_prompt",
-    "rollouts_per_example": "samples_per_prompt",
-    "batch_size": "prompts_per_step",
-    "train_batch_size": "prompts_per_step",
-    "max_steps": "steps",
-    "num_train_epochs": "sft.epochs",
-    "max_completion_length": "sampling.max_tokens",
-    "max_new_tokens": "sampling.max_tokens",
-    "beta": "algo.kl.coef",
-    "kl_coef": "algo.kl.coef",
-    "epsilon": "algo.clip_low",
-    "epsilon_high": "algo.clip_high",
-    "num_iterations": "algo.updates_per_rollout",
-    "lora_r": "lora.rank",
-    "lora_rank": "lora.rank",
-    "lora_alpha": "lora.alpha",
-    "lora_dropout": "lora.dropout",
-    "target_modules": "lora.targets",
-    "lr_scheduler_type": "optim.decay",
-    "output_dir": "runs",
-    "model_name_or_path": "model.path",
-}
-
 #: pydantic's error type -> what is allowed instead.
 ALLOWED = {
     "string_type": "text",
@@ -141,9 +109,9 @@ def _line(path: Place, details: Sequence[ErrorDetails], model: type[BaseModel], 
     elif kind == "union_tag_not_found":
         message = f"required, and not given; add one of {', '.join(_tags(model, path, layer.data))}"
     elif kind == "union_tag_invalid":
-        message = _not_one_of(context["tag"], re.findall(r"'([^'(]+)'", context["expected_tags"]))
+        message = _not_one_of(context["tag"], re.findall(r"'([^'(]+)'", context["expected_tags"]), model)
     elif kind == "literal_error":
-        message = _not_one_of(first["input"], re.findall(r"'([^']*)'", context["expected"])) + _default_of(info)
+        message = _not_one_of(first["input"], re.findall(r"'([^']*)'", context["expected"]), model) + _default_of(info)
     elif all(_is_type(d) for d in details):
         allowed = " or ".join(dict.fromkeys(_allowed(d, info) for d in details))
         message = f"{show(first['input'])} is not allowed; give {allowed}{_default_of(info)}"
@@ -155,23 +123,37 @@ def _line(path: Place, details: Sequence[ErrorDetails], model: type[BaseModel], 
 
 
 def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
-    key, prefix = str(path[-1]), ".".join(map(str, path[:-1]))
+    key, itself = str(path[-1]), ".".join(map(str, path))
+    prefix = itself.removesuffix(key)
+    sections = _sections_at(model, path[:-1], layer.data)
+    hints = [hint for s in sections if issubclass(s, Section) and (hint := s.hint(key))]
+    if hints:
+        return f"unknown key; {hints[0]}"
     if "." in key:
         return nest(key)
-    here = [name for s in _sections_at(model, path[:-1], layer.data) for name in s.model_fields]
-    near = difflib.get_close_matches(key, here, n=1)
-    dotted = f"{prefix}.{near[0]}" if near and prefix else near[0] if near else ""
-    itself = f"{prefix}.{key}".lstrip(".")  # may be valid for another member of a union, such as another task
-    everywhere = [k for k in _all_keys(model) if k != itself]
-    elsewhere = [k for k in everywhere if k.rpartition(".")[2] == key] or [KNOWN_AS.get(key, "")]
-    if dotted and not (len(path) == 1 and key in KNOWN_AS):
-        return f"unknown key; did you mean {dotted}?"
-    if elsewhere[0] in everywhere:
-        return f"unknown key here; did you mean {' or '.join(elsewhere[:3])}? move it there"
-    near = difflib.get_close_matches(key, everywhere, n=1, cutoff=0.7)
-    if near:
+    names = model.other_names if issubclass(model, Section) else {}
+    if other := names.get(itself) or names.get(key):
+        return f"unknown key; hone's name for it is {other}"
+    everywhere = [k for k in _all_keys(model) if k != itself]  # it may be valid in another member of a union
+    if same := [k for k in everywhere if k.rpartition(".")[2] == key]:
+        inside = [k for k in same if prefix and k.startswith(prefix)] or same
+        nearest = [k for k in inside if k.count(".") == min(k.count(".") for k in inside)]
+        place = f"did you mean {' or '.join(nearest[:3])}?"
+        if len(nearest) == 1 and layer.where(path).startswith("override"):
+            return f"unknown key; {place} write {nearest[0]}={show(_value(layer.data, path))}"
+        return f"unknown key here; {place} move it there"
+    here = [name for s in sections for name in s.model_fields]
+    if near := difflib.get_close_matches(key, here, n=1):
+        return f"unknown key; did you mean {prefix}{near[0]}?"
+    if near := difflib.get_close_matches(key, everywhere, n=1, cutoff=0.7):
         return f"unknown key; did you mean {near[0]}?"
     return f"unknown key; valid here: {', '.join(here) or 'nothing'}; remove it or name one of these"
+
+
+def _value(data: Any, path: Place) -> Any:
+    for key in path:
+        data = data[key]
+    return data
 
 
 def nest(key: str) -> str:
@@ -181,8 +163,9 @@ def nest(key: str) -> str:
     return f"keys with dots are for the command line; write {nested}"
 
 
-def _not_one_of(value: Any, allowed: Sequence[str]) -> str:
-    near = [ALSO_CALLED.get(str(value).lower(), "")]
+def _not_one_of(value: Any, allowed: Sequence[str], model: type[BaseModel]) -> str:
+    values = model.other_values if issubclass(model, Section) else {}
+    near = [values.get(str(value).lower(), "")]
     near = near if near[0] in allowed else difflib.get_close_matches(str(value), allowed, n=1)
     suggestion = f"did you mean {near[0]}? " if near else ""
     return f"{show(value)} is not allowed; {suggestion}give one of {', '.join(allowed)}"

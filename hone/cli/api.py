@@ -111,7 +111,6 @@ def train(
     from hone import launch
     from hone.base import device
     from hone.recipe.load import load
-    from hone.recipe.recipe import stages
     from hone.stages import pipeline
     from hone.tasks import keeping
 
@@ -119,8 +118,8 @@ def train(
     texts += [] if reward is None else [f"reward.parts={json.dumps({_part(reward): 1.0})}"]
     texts += [] if task is None else [f"task={json.dumps(_task(task))}"]
     loaded = load(recipe, texts)
-    device.select(stages(loaded)[0].device)
-    if not launch.alone(stages(loaded)):
+    device.select(loaded.stages[0].device)
+    if not launch.alone(loaded.stages):
         raise UserError("hone.train runs in this process alone; start several with `hone train` on the command line")
     with keeping():
         findings = pipeline.checked(loaded, resume)

@@ -138,7 +138,6 @@ def train(
 def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool, view: bool) -> None:
     from hone import launch
     from hone.launch.job import follow_parent, silent
-    from hone.recipe.recipe import stages
     from hone.tasks import keeping
 
     follow_parent()
@@ -149,7 +148,7 @@ def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool, view:
         with keeping():
             code = checks.dry_run(loaded)
         raise typer.Exit(code)
-    alone = launch.alone(stages(loaded))
+    alone = launch.alone(loaded.stages)
     if alone:
         launch.check_restarts(resume)
     from hone.stages import pipeline
@@ -168,7 +167,7 @@ def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool, view:
             def anything_left() -> bool:
                 return pipeline.prepared(loaded, folder, resume) is not None
 
-            raise typer.Exit(launch.start(stages(loaded), folder, arguments, resume, anything_left) or 0)
+            raise typer.Exit(launch.start(loaded.stages, folder, arguments, resume, anything_left) or 0)
         pipeline.run(loaded, resume=resume, findings=findings)
 
 

@@ -30,11 +30,10 @@ def load_recipe(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
     from hone.base import device
     from hone.launch import job
     from hone.recipe.load import load
-    from hone.recipe.recipe import stages
-    from hone.recipe.rules import notices
+    from hone.recipe.notes import notices
 
     recipe = load(target, overrides or ())
-    device.select(stages(recipe)[0].device)
+    device.select(recipe.stages[0].device)
     for line in () if job.silent() else notices(recipe):
         print(visible(f"note: {line}"), file=sys.stderr)
     return recipe

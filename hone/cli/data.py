@@ -189,14 +189,13 @@ def data_label(
 ) -> None:
     """Label each problem with a subject from a fixed list, by a language model or by its words; for `domain_file`."""
     from hone.recipe.load import load_for_task
-    from hone.recipe.recipe import stages
     from hone.rewards.judge.client import Judge
     from hone.rewards.judge.config import JudgeConfig
     from hone.rewards.judge.labels import choose, label
     from hone.tasks import make_task
 
     names = choose(labels)
-    recipe = stages(load_for_task(source, overrides or ()))[0]
+    recipe = load_for_task(source, overrides or ()).stages[0]
     config = recipe.eval.judge if judge is None else JudgeConfig.at(judge, recipe.eval.judge)
     judge_client = Judge(config) if config.url is not None else None
     counts, by = label(make_task(recipe.task, recipe.seed).problems(split), names, judge_client, out)
@@ -225,7 +224,6 @@ def data_perturb(
 
     from hone.base.settings import UserError
     from hone.recipe.load import load_for_task
-    from hone.recipe.recipe import stages
     from hone.tasks import make_task
     from hone.tasks.knights.perturb import perturbed_rows
     from hone.tasks.knights.task import puzzle_of_problem
@@ -233,7 +231,7 @@ def data_perturb(
 
     if Path(source).suffix in (".jsonl", ".parquet"):
         source, overrides, split = "knights", [*(overrides or ()), f"task.test_file={json.dumps(source)}"], "test"
-    recipe = stages(load_for_task(source, overrides or ()))[0]
+    recipe = load_for_task(source, overrides or ()).stages[0]
     if recipe.task.name != "knights":
         raise UserError(
             f"{source}: its task is {recipe.task.name}, but only puzzles of the task knights can be perturbed"

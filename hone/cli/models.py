@@ -48,8 +48,12 @@ def evaluate(
         if len(models_) > 1 or seed or k or gold_perplexity:
             raise UserError("--answerer: takes one model, and no --seed, --k or --gold-perplexity; remove them")
         from hone.measure.two_model import cli_two_model
+        from hone.recipe.recipe import stages_of
+        from hone.runs.layout import which_model
 
-        cli_two_model(loaded, answerer, checkpoint=Path(models_[0]) if models_ else None, out=out)
+        checkpoint = Path(models_[0]) if models_ else None
+        stage, path = which_model(stages_of(loaded), Path(loaded.runs) / loaded.name, checkpoint)
+        cli_two_model(stage, path, answerer, out)
         return
     from hone.measure.run import cli_eval
 

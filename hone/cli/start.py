@@ -64,7 +64,7 @@ class Choices:
             is_task = kind_of(self.data) in TASKS or self.data in registered()
             settings["task"] = {"name": self.data} if is_task else {"name": "dataset", "source": self.data}
         if self.reward is not None:
-            settings["reward"] = {"parts": {self.reward: 1.0}}
+            settings["reward"] = self.reward
         if self.steps is not None:
             settings["steps"] = self.steps
         if self.device is not None:

@@ -20,19 +20,19 @@ from hone.environments.tools import Tool, ToolEnvironment
 from hone.environments.trl import TRLEnvironment
 from hone.grade.child import describe, load_target
 from hone.grade.targets import read_target
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import TrainedStage
 from hone.rollout.prompts import Renderer
 
 ENVIRONMENTS: dict[str, type[Environment]] = {"knights_interrogation": KnightsInterrogation}
 TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator, "python": python}
 
 
-def make_episodes(recipe: Recipe, renderer: Renderer, world: World = ALONE) -> Episodes:
+def make_episodes(recipe: TrainedStage, renderer: Renderer, world: World = ALONE) -> Episodes:
     """What the rollouts of a stage are made with. Raises UserError for an environment or tool that cannot be used."""
     return Episodes(renderer, environment_of(recipe), recipe.environment, world)
 
 
-def environment_of(recipe: Recipe) -> Callable[[], Environment]:
+def environment_of(recipe: TrainedStage) -> Callable[[], Environment]:
     """Makes an environment for one rollout."""
     tools = tuple(load_tool(target) for target in recipe.tools)
     name = recipe.environment.name

@@ -18,10 +18,10 @@ from hone.base.settings import UserError
 from hone.launch.job import Job, joined
 
 if TYPE_CHECKING:
-    from hone.recipe.recipe import Recipe
+    from hone.recipe.recipe import SampledStage, StageSettings
 
 
-def alone(stages: Sequence[Recipe]) -> bool:
+def alone(stages: Sequence[StageSettings]) -> bool:
     """Whether this process trains itself: it is the only one, or a worker."""
     config, processes = stages[0].launch, stages[0].parallel.processes
     return joined(processes) or (config.kind == "local" and processes == 1)
@@ -38,7 +38,11 @@ def check_restarts(resume: bool) -> None:
 
 
 def start(
-    stages: Sequence[Recipe], folder: Path, arguments: Sequence[str], resume: bool, anything_left: Callable[[], bool]
+    stages: Sequence[SampledStage],
+    folder: Path,
+    arguments: Sequence[str],
+    resume: bool,
+    anything_left: Callable[[], bool],
 ) -> int | None:
     """Start the processes that the recipe configures, and wait for their end. `arguments`: of hone, without --resume.
 

@@ -15,7 +15,7 @@ import numpy as np
 
 from hone.base import sealed, streams
 from hone.base.settings import UserError
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import SFTStage
 from hone.recipe.stages import beside
 from hone.tasks.base import Task, TracedTask
 from hone.tasks.rows.pairs import key_of, read_pairs, split
@@ -34,7 +34,7 @@ class Examples:
     report: tuple[str, ...] = ()  # lines about what was left out
 
 
-def examples(recipe: Recipe, task: Task, folder: Path) -> Examples:
+def examples(recipe: SFTStage, task: Task, folder: Path) -> Examples:
     """The examples of `sft.data`, or of the task. Raises UserError if there are none."""
     if recipe.sft.data is not None:
         return of_dataset(recipe, task, beside(recipe.sft.data, folder, "dataset.jsonl"))
@@ -51,7 +51,7 @@ def examples(recipe: Recipe, task: Task, folder: Path) -> Examples:
     )
 
 
-def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count: int, stream: str) -> list[Example]:
+def traces(recipe: SFTStage, task: TracedTask, problems: Sequence[Problem], count: int, stream: str) -> list[Example]:
     """`count` worked answers to the problems in turn, each in a style drawn with the probabilities `sft.styles`."""
     styles = list(recipe.sft.styles)
     shares = np.asarray([recipe.sft.styles[s] for s in styles])
@@ -62,7 +62,7 @@ def traces(recipe: Recipe, task: TracedTask, problems: Sequence[Problem], count:
     ]
 
 
-def of_dataset(recipe: Recipe, task: Task, source: str) -> Examples:
+def of_dataset(recipe: SFTStage, task: Task, source: str) -> Examples:
     """The rows of a dataset without the problems of the task's validation and test splits.
 
     The validation examples are the dataset's own validation split, or problems held out from the others.

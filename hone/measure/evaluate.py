@@ -20,7 +20,7 @@ from hone.environments.record import episode_means, episode_row
 from hone.grade.parse import parse
 from hone.measure.rewarded import rewarded
 from hone.measure.stats import passk, reflection
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import LoopStage, SampledStage
 from hone.recipe.sections.evals import EvalConfig
 from hone.rewards.base import Composed, judge_all, reward_groups
 from hone.rewards.judge.client import Judge
@@ -39,7 +39,7 @@ class Evaluator:
 
     def __init__(
         self,
-        recipe: Recipe,
+        recipe: LoopStage,
         task: Task,
         episodes: Episodes,
         engine: Engine,
@@ -207,7 +207,7 @@ def _accuracy(records: Sequence[dict[str, Any]]) -> Interval:
 # --- on the command line ---------------------------------------------------------------------
 
 
-def load_evaluated(stage: Recipe, path: Path, task: Task) -> LocalModel:
+def load_evaluated(stage: SampledStage, path: Path, task: Task) -> LocalModel:
     """Load the model at `path`, with the stage's settings and the date of its run."""
     config = stage.model.model_copy(update={"path": str(path)})
     return load_local(config, stage.rollout, stage.prompt, task.system, date_for(Path(stage.runs) / stage.name))

@@ -24,7 +24,6 @@ from hone.measure.models import AnswerSource, Model
 from hone.measure.stats.measured import Measured
 from hone.measure.stats.perplexity import gold_changes, gold_logprobs, gold_perplexity
 from hone.measure.store import GOLD, Store
-from hone.recipe.recipe import Recipe
 from hone.rewards.base import Judged
 from hone.rewards.config import RewardConfig
 from hone.rewards.gold import gold_text
@@ -67,10 +66,12 @@ def check(models: Sequence[Model], problems: Sequence[Problem]) -> None:
         gold_text(problem)
 
 
-def measure(store: Store, source: AnswerSource, problems: Sequence[Problem], stage: Recipe, samples: int) -> None:
+def measure(
+    store: Store, source: AnswerSource, problems: Sequence[Problem], reward: RewardConfig, samples: int
+) -> None:
     """Append the missing rows of the requested samples to gold.jsonl."""
     drawn = {problem.id: store.chosen([problem.id], samples) for problem in problems}
-    prompt = GoldPrompt.of(stage.reward, [row["text"] for rows in drawn.values() for row in rows])
+    prompt = GoldPrompt.of(reward, [row["text"] for rows in drawn.values() for row in rows])
     path = store.folder / GOLD
     jsonl.keep(path, lambda row: row["cue"] == prompt.cue and row["context"] == prompt.context)
     present: set[Key] = {(row["problem_id"], row["index"]) for row in jsonl.read(path)}

@@ -19,7 +19,7 @@ from hone.base import checksums
 from hone.base.settings import UserError
 from hone.environments.make import make_episodes
 from hone.measure.evaluate import load_evaluated
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import LoopStage
 from hone.rollout.hosted import Endpoint, HostedModel
 from hone.runs.layout import at_step, is_hub_id, label_of, model_folder
 from hone.tasks.base import Task
@@ -52,7 +52,7 @@ class Model:
     load: Callable[[], AnswerSource]
 
 
-def find(target: str, stage: Recipe, task: Task) -> Model:
+def find(target: str, stage: LoopStage, task: Task) -> Model:
     """Raises UserError if there is no model at `target`."""
     if "://" in target:
         if stage.has_turns:
@@ -86,7 +86,7 @@ def weights_digest(folder: Path) -> str:
 class _Local:
     """The native engine."""
 
-    def __init__(self, stage: Recipe, path: Path, task: Task) -> None:
+    def __init__(self, stage: LoopStage, path: Path, task: Task) -> None:
         self.config = stage.eval.sampling
         self.local = load_evaluated(stage, path, task)
         self.episodes = make_episodes(stage, self.local.renderer)

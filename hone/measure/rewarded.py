@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from hone.base import stats
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import RLStage
 from hone.rewards import REWARDS, make_reward
 from hone.rewards.base import Composed, reward_groups
 from hone.tasks.base import Task
@@ -39,7 +39,7 @@ class StoredReward:
     left_out: tuple[str, ...]  # parts that cannot
 
     @classmethod
-    def of(cls, stage: Recipe, task: Task) -> StoredReward | None:
+    def of(cls, stage: RLStage, task: Task) -> StoredReward | None:
         """None for a stage without a reward, or whose reward is the accuracy. Raises UserError as `make_reward` does.
 
         Parts that call a model or a server are left out, and functions that read token ids, which are not stored.

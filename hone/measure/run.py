@@ -26,7 +26,7 @@ from hone.measure.rewarded import StoredReward
 from hone.measure.stats.measured import Measured, compare, measured
 from hone.measure.stats.perplexity import gold_logprobs, gold_perplexity
 from hone.measure.store import Store, about, gold_nlls
-from hone.recipe.recipe import Pipeline, Recipe, stages
+from hone.recipe.recipe import Pipeline, Recipe, stages_of
 from hone.recipe.sections.evals import EvalConfig
 from hone.rewards.judge.client import Judge
 from hone.rewards.judge.part import opinion_line, second_opinion
@@ -55,12 +55,12 @@ def cli_eval(
     random streams; two seeds give two independent samples of the same model.
     Raises UserError, before anything is loaded, if a model does not exist.
     """
-    stage = stages(recipe)[-1]
+    stage = recipe.stages[-1]
     config = stage.eval
     check_ks(ks, config.samples)
     task = make_task(stage.task, stage.seed)
     problems = eval_problems(task, config)
-    targets = list(models) or [str(which_model(recipe, None)[1])]
+    targets = list(models) or [str(which_model(stages_of(recipe), Path(recipe.runs) / recipe.name, None)[1])]
     located = [find(target, stage, task) for target in targets]
     if score_gold:
         gold.check(located, problems)
@@ -72,7 +72,7 @@ def cli_eval(
         load = cache(model.load)  # once, and only if something is missing
         draw(store, replace(model, load=load), problems, task, config, seed)
         if score_gold:
-            gold.measure(store, load(), problems, stage, config.samples)
+            gold.measure(store, load(), problems, stage.reward, config.samples)
         rows = store.chosen([problem.id for problem in problems], config.samples)
         rewards = {} if reward is None else reward.measure(problems, rows)
         results.append(finish(store, problems, config, ks, rewards))

@@ -21,7 +21,7 @@ from hone.base import stats, streams
 from hone.base.settings import UserError
 from hone.environments.play import Episodes
 from hone.measure.evaluate import eval_problems, load_evaluated
-from hone.recipe.recipe import Pipeline, Recipe
+from hone.recipe.recipe import RLStage
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rewards.base import judge
 from hone.rewards.config import PerplexityReward
@@ -31,7 +31,6 @@ from hone.rollout.answerer import LocalAnswerer
 from hone.rollout.engine import Engine
 from hone.rollout.local import LocalModel, load_local
 from hone.rollout.text import decoder
-from hone.runs.layout import which_model
 from hone.tasks import make_task
 from hone.tasks.base import Task
 from hone.types import Grade, Interval, Problem, Rollout
@@ -135,11 +134,8 @@ def grade(task: Task, problem: Problem, cue: str, text: str) -> Grade:
 # --- on the command line ---------------------------------------------------------------------
 
 
-def cli_two_model(
-    recipe: Recipe | Pipeline, answerer: str, checkpoint: Path | None = None, out: Path | None = None
-) -> None:
-    """`hone eval --answerer`: the recipe's model writes contexts for the evaluation problems, `answerer` answers."""
-    stage, path = which_model(recipe, checkpoint)
+def cli_two_model(stage: RLStage, path: Path, answerer: str, out: Path | None = None) -> None:
+    """`hone eval --answerer`: the model at `path` writes contexts for the evaluation problems, `answerer` answers."""
     config = stage.reward.perplexity
     if config.is_server:
         raise UserError(f"--answerer {answerer}: the two-model evaluation needs a model in this process, not a server")
@@ -165,7 +161,7 @@ def cli_two_model(
 
 
 def evaluate_contexts(
-    stage: Recipe, problems: Sequence[Problem], task: Task, writer: LocalModel, reader: LocalModel
+    stage: RLStage, problems: Sequence[Problem], task: Task, writer: LocalModel, reader: LocalModel
 ) -> dict[str, Any]:
     """Sample contexts from `writer` according to the eval section, then evaluate them with `two_model`."""
     config, seed = stage.reward.perplexity, streams.answers("evaluation", stage.seed)

@@ -21,7 +21,6 @@ from hone.grade.maths import TARGET
 from hone.grade.notation import normalise
 from hone.grade.workers import Failure, Workers
 from hone.recipe.load import is_data, load_for_task
-from hone.recipe.recipe import stages
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask, grade_all
 from hone.tasks.knights.task import row_of_problem
@@ -65,7 +64,7 @@ class DataSource:
 
 def open_source(source: str, overrides: Sequence[str] = ()) -> DataSource:
     """Raises UserError, as `hone.recipe.load.load_for_task` does."""
-    recipe = stages(load_for_task(source, overrides))[0]
+    recipe = load_for_task(source, overrides).stages[0]
     return DataSource(source, make_task(recipe.task, recipe.seed), recipe.seed)
 
 

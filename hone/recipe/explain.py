@@ -15,10 +15,10 @@ from __future__ import annotations
 import textwrap
 
 from hone.recipe import explain_stages
-from hone.recipe.explain_phases import Entry, count, entries, g, n, reference, schedule
+from hone.recipe.explain_phases import Entry, count, curriculum, g, has_resets, n, reference, resets, schedule, trained
 from hone.recipe.explain_turns import turn_advantage, turns
-from hone.recipe.recipe import Pipeline, Recipe, stages
-from hone.recipe.rules import stage_notices
+from hone.recipe.notes import stage_notices
+from hone.recipe.recipe import Pipeline, Recipe
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.algo import AlgoConfig
 
@@ -85,11 +85,11 @@ PER_TOKEN = ("reinforce_pp", "reinforce_pp_baseline", "gae")
 
 def explain(recipe: Recipe | Pipeline) -> str:
     """The text of `hone explain`, one section per stage."""
-    return "\n\n".join(_section(stage, alone=isinstance(recipe, Recipe)) for stage in stages(recipe))
+    return "\n\n".join(_section(stage, alone=isinstance(recipe, Recipe)) for stage in recipe.stages)
 
 
 def _section(stage: Recipe, alone: bool) -> str:
-    lines = [f"stage {stage.name}: {explain_stages.title(stage)}"]
+    lines = [f"stage {stage.name}: {_title(stage)}"]
     if stage.stage == "rl":
         body = _reinforcement(Phases(stage).at(0, 0))
     elif stage.stage == "distil":
@@ -103,6 +103,17 @@ def _section(stage: Recipe, alone: bool) -> str:
         if beside:
             lines += [f"  {label:<{INDENT - 2}}{beside[0][INDENT:]}", *beside[1:]]
     return "\n".join(lines)
+
+
+def _title(stage: Recipe) -> str:
+    """The kind and length of a stage."""
+    if stage.stage == "sft":
+        steps = stage.sft.num_steps
+        return f"supervised, {count(stage.sft.epochs, 'epoch') if steps is None else count(steps, 'step')}"
+    if stage.stage == "generate":
+        return "answers of a teacher"
+    kind = "reinforcement learning" if stage.stage == "rl" else "on-policy distillation"
+    return f"{kind}, {count(stage.steps, 'step')}"
 
 
 # --- on-policy distillation ---------------------------------------------------------------------
@@ -119,7 +130,8 @@ def _on_policy(stage: Recipe) -> list[Entry]:
         ("reduction", _reduction(stage)[:2]),
         ("trained", ["the completion tokens, including the stop token, but not the prompt tokens"]),
         ("passes", explain_stages.teacher_passes(stage)),
-        *entries(stage),
+        *trained(stage, stage.updates),
+        ("curriculum", curriculum(stage)),
     ]
 
 
@@ -140,8 +152,17 @@ def _reinforcement(stage: Recipe) -> list[Entry]:
         ("reduction", _reduction(stage)),
         ("trained", _trained(stage)),
         ("passes", _passes(stage)),
-        *entries(stage),
+        *_rates(stage),
+        ("curriculum", curriculum(stage)),
+        ("resets", resets(stage)),
     ]
+
+
+def _rates(stage: Recipe) -> list[Entry]:
+    parts = dict(trained(stage, stage.updates, restarts=has_resets(stage)))
+    if stage.algo.advantage == "gae":
+        parts["rate"][-1] += ", separately for the value head"
+    return list(parts.items())
 
 
 def _rollout(stage: Recipe) -> list[str]:

@@ -6,32 +6,35 @@ schedule    at the start: samples_per_prompt=16 sampling.top_p=0.7
 
 from __future__ import annotations
 
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import LoopStage, RLStage, TrainedStage
 from hone.recipe.schedule import parse_at, settings
+from hone.recipe.sections.optim import OptimConfig
 
 #: A label, and paragraphs beside it.
 Entry = tuple[str, list[str]]
 
 
-def entries(stage: Recipe) -> list[Entry]:
-    """Adapter, layers and learning rate of a stage; also curriculum and resets of reinforcement learning."""
-    parts: list[Entry] = [("adapter", adapter(stage)), ("layers", layers(stage)), ("rate", rate(stage))]
-    if stage.stage in ("rl", "distil"):
-        parts.append(("curriculum", curriculum(stage)))
-    if stage.stage == "rl":
-        parts.append(("resets", resets(stage)))
-    return parts
+def trained(stage: TrainedStage, updates: int | None, restarts: bool = False) -> list[Entry]:
+    """Adapter, layers and learning rate of a stage of at most `updates`. `restarts`: hard resets repeat the warm-up."""
+    rates = rate(stage.optim, updates)
+    if stage.optim.warmup_steps and restarts and updates is not None:
+        rates.insert(1, "the warm-up restarts at each hard reset, the decay does not")
+    return [("adapter", adapter(stage)), ("layers", layers(stage)), ("rate", rates)]
 
 
-def reference(stage: Recipe) -> str:
+def has_resets(stage: RLStage) -> bool:
+    return bool(stage.reset.at) or stage.reset.on_stagnation is not None
+
+
+def reference(stage: RLStage) -> str:
     """The model against which the KL penalty is measured."""
     when = "at the start of the stage"
-    if stage.reset.at or stage.reset.on_stagnation is not None:
+    if has_resets(stage):
         when += ", or at the latest hard reset"
     return f"ref_t: probability under the model {when}"
 
 
-def adapter(stage: Recipe) -> list[str]:
+def adapter(stage: TrainedStage) -> list[str]:
     lora = stage.lora
     if lora is None:
         return []
@@ -53,7 +56,7 @@ def adapter(stage: Recipe) -> list[str]:
     return lines
 
 
-def layers(stage: Recipe) -> list[str]:
+def layers(stage: TrainedStage) -> list[str]:
     chosen, adapter = stage.layers, "the adapter in " if stage.lora is not None else ""
     lines = []
     if chosen.train == "first":
@@ -70,8 +73,7 @@ def layers(stage: Recipe) -> list[str]:
     return lines
 
 
-def rate(stage: Recipe) -> list[str]:
-    optim, updates = stage.optim, stage.updates
+def rate(optim: OptimConfig, updates: int | None) -> list[str]:
     warmup = optim.warmup_steps
     clip = f"the norm of the gradient is clipped at {g(optim.grad_clip)}"
     if updates is None:
@@ -93,14 +95,10 @@ def rate(stage: Recipe) -> list[str]:
         text = f"{start} at update {n(warmup + 1)}, after a linear warm-up from {at(1)}; {decay}, {end}"
     else:
         text = f"{start} at the first update, without warm-up; {decay}, {end}"
-    apart = ", separately for the value head" if stage.stage == "rl" and stage.algo.advantage == "gae" else ""
-    lines = [text, f"{clip}{apart}"]
-    if warmup and (stage.reset.at or stage.reset.on_stagnation):
-        lines.insert(1, "the warm-up restarts at each hard reset, the decay does not")
-    return lines
+    return [text, clip]
 
 
-def curriculum(stage: Recipe) -> list[str]:
+def curriculum(stage: LoopStage) -> list[str]:
     config = stage.curriculum
     if config.kind == "uniform":
         return []
@@ -119,7 +117,7 @@ def curriculum(stage: Recipe) -> list[str]:
     ]
 
 
-def resets(stage: Recipe) -> list[str]:
+def resets(stage: RLStage) -> list[str]:
     config, rule = stage.reset, stage.reset.on_stagnation
     lines = []
     if config.at:
@@ -136,7 +134,7 @@ def resets(stage: Recipe) -> list[str]:
     return lines
 
 
-def schedule(stage: Recipe) -> list[str]:
+def schedule(stage: RLStage) -> list[str]:
     """What each line changes; the other sections describe the start of the stage."""
     lines = []
     for line in stage.schedule:

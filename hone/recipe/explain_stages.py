@@ -7,8 +7,8 @@ kept        of the right answers that are not cut off: the shortest
 
 from __future__ import annotations
 
-from hone.recipe.explain_phases import Entry, count, entries, g
-from hone.recipe.recipe import Recipe
+from hone.recipe.explain_phases import Entry, count, g, trained
+from hone.recipe.recipe import DistilStage, GenerateStage, SFTStage
 from hone.recipe.stages import stage_named
 
 KEEP = {
@@ -20,24 +20,13 @@ KEEP = {
 TRAINED = "the answer tokens, including the stop token, but not the prompt tokens"
 
 
-def title(stage: Recipe) -> str:
-    """The kind and length of a stage."""
-    if stage.stage == "sft":
-        steps = stage.sft.num_steps
-        return f"supervised, {count(stage.sft.epochs, 'epoch') if steps is None else count(steps, 'step')}"
-    if stage.stage == "generate":
-        return "answers of a teacher"
-    kind = "reinforcement learning" if stage.stage == "rl" else "on-policy distillation"
-    return f"{kind}, {count(stage.steps, 'step')}"
-
-
 def where(reference: str | None) -> str:
     """The reference in words: `stage rl` for `stages.rl`, a path unchanged."""
     name = stage_named(reference)
     return f"stage {name}" if name is not None else str(reference)
 
 
-def teacher(stage: Recipe) -> str:
+def teacher(stage: DistilStage | GenerateStage) -> str:
     """The model whose answers or log-probs a stage uses."""
     if stage.teacher is not None:
         return f"the model of {where(stage.teacher)}" if stage_named(stage.teacher) else stage.teacher
@@ -47,7 +36,7 @@ def teacher(stage: Recipe) -> str:
 # --- supervised ---------------------------------------------------------------------------------
 
 
-def supervised(stage: Recipe) -> list[Entry]:
+def supervised(stage: SFTStage) -> list[Entry]:
     sft = stage.sft
     split = "N = trained tokens of the whole step, not per micro-batch"
     return [
@@ -57,11 +46,11 @@ def supervised(stage: Recipe) -> list[Entry]:
         ("reduction", ["token_mean: sum over tokens of L_t / N", split]),
         ("trained", [TRAINED]),
         ("validation", _validation(stage)),
-        *entries(stage),
+        *trained(stage, stage.sft.num_steps),
     ]
 
 
-def _examples(stage: Recipe) -> list[str]:
+def _examples(stage: SFTStage) -> list[str]:
     sft = stage.sft
     if sft.data is not None:
         what = f"the answers that {where(sft.data)} kept" if stage_named(sft.data) else sft.data
@@ -71,7 +60,7 @@ def _examples(stage: Recipe) -> list[str]:
     return [f"{count(sft.examples, 'worked answer')} to training problems: {styles}"]
 
 
-def _updates(stage: Recipe) -> list[str]:
+def _updates(stage: SFTStage) -> list[str]:
     sft = stage.sft
     each = f"on {count(sft.examples_per_step, 'example')} each, in {count(sft.epochs, 'epoch')}"
     if sft.num_steps is None:
@@ -85,7 +74,7 @@ def _updates(stage: Recipe) -> list[str]:
     return lines
 
 
-def _validation(stage: Recipe) -> list[str]:
+def _validation(stage: SFTStage) -> list[str]:
     sft = stage.sft
     if sft.validate_every == 0 or (sft.validate_every is None and sft.data is None):
         return []
@@ -99,7 +88,7 @@ def _validation(stage: Recipe) -> list[str]:
 # --- a teacher ----------------------------------------------------------------------------------
 
 
-def generated(stage: Recipe) -> list[Entry]:
+def generated(stage: GenerateStage) -> list[Entry]:
     config = stage.generate
     problems = "all train problems" if config.problems is None else f"the first {count(config.problems, 'problem')}"
     longest = count(stage.sampling.max_tokens, "token")
@@ -117,7 +106,7 @@ def generated(stage: Recipe) -> list[Entry]:
     ]
 
 
-def teacher_advantage(stage: Recipe) -> list[str]:
+def teacher_advantage(stage: DistilStage) -> list[str]:
     return [
         "A_t = log(teacher_t / old_t)",
         f"teacher_t, old_t: probability of token t under {teacher(stage)} and under the student before the first "
@@ -126,7 +115,7 @@ def teacher_advantage(stage: Recipe) -> list[str]:
     ]
 
 
-def teacher_passes(stage: Recipe) -> list[str]:
+def teacher_passes(stage: DistilStage) -> list[str]:
     return [
         "log-probs of the student: one more forward pass before the first update",
         "log-probs of the teacher: one more forward pass, of a second, frozen model",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import TrainedStage
 from hone.recipe.sections.algo import AlgoConfig
 
 
-def turns(stage: Recipe) -> list[str]:
+def turns(stage: TrainedStage) -> list[str]:
     """How an episode goes, and which of its tokens are trained; nothing for tasks that are answered in one turn."""
     if not stage.has_turns:
         return []

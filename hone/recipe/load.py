@@ -6,9 +6,11 @@ recipe = load_for_task("knights")                               # a task or a da
 
 from __future__ import annotations
 
+import ast
 import difflib
 import os
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,14 @@ from pydantic import (
 )
 
 from hone.base import places, sealed
-from hone.base.settings import ConfigError, Layer, Place, Section, UserError, merge, override, read, stage_name
+from hone.base.overrides import override
+from hone.base.settings import ConfigError, Layer, Place, Section, UserError, merge, read, stage_name
 from hone.base.validate import explain, validate, without_defaults
 from hone.grade.targets import read_target
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
-from hone.recipe.recipe import Name, Pipeline, Recipe, stages
+from hone.recipe.recipe import KINDS, Name, Pipeline, Recipe, kinds_with
+from hone.recipe.short import long_form
 from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import registered
 from hone.tasks.rows.files import SUFFIXES
@@ -42,14 +46,16 @@ def load(path: str | Path, overrides: Sequence[str] = (), check_files: bool = Tr
         places.use(file.parent)
     else:
         places.forget()
-    layer = read(file)
+    layer = read(file, long_form)
     if file.suffix == ".json":
         layer = Layer(_as_written(layer.data), layer.origins)
     if file.name == "config.resolved.json":  # a run folder may have been moved
         folder = file.parent if file.parent.name else file.parent.resolve()
         layer.data.update(name=folder.name, runs=str(folder.parent))
     for text in overrides:
-        layer = override(layer, text, Recipe)
+        layer = override(layer, text, Recipe, _takes, long_form)
+    if wrong := [] if file.name == "config.resolved.json" else list(_of_other_kinds(layer)):
+        raise ConfigError(wrong)
     recipe = _load_stages(layer) if "stages" in layer.data else _load_one(layer)
     missing = list(_missing_files(recipe, layer)) if check_files else []
     if missing:
@@ -69,7 +75,17 @@ def load_for_task(source: str, overrides: Sequence[str] = ()) -> Recipe | Pipeli
             raise UserError(f"{source}: no such task, recipe or data; did you mean {near[0]}?")
         return load(source, overrides)
     for text in overrides:
-        layer = override(layer, text, Recipe)
+        layer = override(layer, text, Recipe, long_form=long_form)
+    return validate(Recipe, layer)
+
+
+def load_for_model(folder: str, defaults: Mapping[str, Any], overrides: Sequence[str] = ()) -> Recipe:
+    """A recipe for a model without one; `defaults`: its settings, beside name, task and model."""
+    name = re.sub(r"[^\w.-]", "-", Path(folder).resolve().name) or "model"
+    values = {"name": name, "task": {"name": "knights"}, "model": {"path": folder}, **defaults}
+    layer = Layer(values, {(): folder})
+    for text in overrides:
+        layer = override(layer, text, Recipe, long_form=long_form)
     return validate(Recipe, layer)
 
 
@@ -88,9 +104,11 @@ def find(path: str | Path) -> Path:
     path = Path(path).expanduser()
     for candidate in (path / "recipe.yaml", path / "config.resolved.json") if path.is_dir() else (path,):
         if candidate.is_file():
+            _refuse_others(candidate)
             return candidate
     if path.is_dir():
-        raise ConfigError([f"{path}: no recipe.yaml and no config.resolved.json in this folder"])
+        is_model = ". It holds a model: write model=PATH after a recipe" if (path / "config.json").is_file() else ""
+        raise ConfigError([f"{path}: no recipe.yaml and no config.resolved.json in this folder{is_model}"])
     known = presets()
     if str(path) in known:
         return known[str(path)]
@@ -99,6 +117,28 @@ def find(path: str | Path) -> Path:
     near = difflib.get_close_matches(path.stem if path.suffix in (".yaml", ".yml") else path.name, names, n=1)
     meant = f"did you mean {names[near[0]]}? " if near else ""
     raise ConfigError([f"{path}: no such recipe or run; {meant}`hone config presets` lists those that come with hone"])
+
+
+def _refuse_others(file: Path) -> None:
+    """Raises ConfigError for code or data in place of a recipe, and says how to use it."""
+    if file.suffix == ".py":
+        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+        functions = [node.name for node in _parsed(file).body if isinstance(node, kinds)]
+        names = [name for name in functions if not name.startswith("_")]
+        use = f"{file}:{names[0] if len(names) == 1 else 'FUNCTION'}"
+        how = f"as a reward: hone train RECIPE reward={use}, or hone train --data ROWS --reward {use}"
+        functions_are = f"its functions are {', '.join(names) or 'none'}"
+        raise ConfigError([f"{file}: a Python file, not a recipe; {functions_are}; {how}"])
+    if is_data(str(file)):
+        how = f"hone train RECIPE task={file}, or hone train --data {file} --model MODEL"
+        raise ConfigError([f"{file}: a file of rows, not a recipe; to train on them: {how}"])
+
+
+def _parsed(file: Path) -> ast.Module:
+    try:
+        return ast.parse(file.read_bytes())
+    except (SyntaxError, ValueError) as error:
+        raise ConfigError([f"{file}: a Python file, not a recipe, and it cannot be parsed: {error}"]) from None
 
 
 def _listed(folder: Path) -> list[Path]:
@@ -113,6 +153,45 @@ def presets() -> dict[str, Path]:
         if files:
             return {file.parent.name: file for file in files}
     return {}
+
+
+# --- kinds of stages -------------------------------------------------------------------------------------------------
+
+
+def _kind(stage: Mapping[str, Any]) -> str:
+    return str(stage.get("stage", "rl"))
+
+
+def _takes(stage: Mapping[str, Any], key: str) -> bool:
+    """Whether a raw stage has a setting of the top level; keys that no kind has are left to the validation."""
+    kinds = kinds_with(key)
+    return not kinds or _kind(stage) not in KINDS or _kind(stage) in kinds
+
+
+def _of_other_kinds(layer: Layer) -> Iterator[str]:
+    """Error lines for settings that are written in a stage whose kind does not have them.
+
+    At the top level of a pipeline they are for other stages. A resolved recipe is not checked: each of its stages holds
+    what it inherited.
+    """
+    stages = layer.data.get("stages")
+    places: list[tuple[Place, dict[str, Any]]] = [((), layer.data)] if "stages" not in layer.data else []
+    if isinstance(stages, list):
+        places = [(("stages", i), stage) for i, stage in enumerate(stages) if isinstance(stage, dict)]
+    for prefix, stage in places:
+        kind = f"{_kind(stage)}{'' if 'stage' in stage else ' (the default)'}"
+        for key in stage:
+            if not _takes(stage, key):
+                kinds = kinds_with(key)
+                remedy = f"set stage: {' or '.join(kinds)}"
+                if prefix:
+                    remedy = "move it to the top level of the recipe, if it is for other stages"
+                place, dotted = layer.where((*prefix, key)), ".".join(map(str, (*prefix, key)))
+                of = f"stages of kind {' and '.join(kinds)}"
+                yield f"{place}: {dotted}: a setting of {of}, and this stage is of kind {kind}; remove it, or {remedy}"
+
+
+# --- stages ----------------------------------------------------------------------------------------------------------
 
 
 def _load_one(layer: Layer) -> Recipe:
@@ -181,7 +260,7 @@ def _stage_as_written(stage: dict[str, Any]) -> dict[str, Any]:
 
 def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
     """Error lines for missing files: keys ending in `_file`, data, adapters, and model paths that are not hub ids."""
-    for i, stage in enumerate(stages(recipe)):
+    for i, stage in enumerate(recipe.stages):
         prefix = ("stages", i) if isinstance(recipe, Pipeline) else ()
         yield from _missing_functions(stage, layer, prefix)
         for path, value in _leaves(stage):
@@ -243,10 +322,19 @@ def schema() -> dict[str, Any]:
     tree = Recipe.model_json_schema()
     fields = tree["properties"]
     text_or = [{"type": "string"}]
-    for key in ("model", "launch"):
-        fields[key] = {**fields[key], "anyOf": [{"$ref": fields[key].pop("$ref", "")}, *text_or]}
-    paths = {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}
-    stage = {"type": "object", "properties": dict(fields), "additionalProperties": False}
+    names = {"type": "array", "items": {"type": "string"}}
+    for key, short in (("model", text_or), ("launch", text_or), ("reward", [*text_or, names])):
+        fields[key] = {**fields[key], "anyOf": [{"$ref": fields[key].pop("$ref", "")}, *short]}
+    fields["task"] = {"anyOf": [fields["task"], *text_or]}
+    parts = tree["$defs"]["RewardConfig"]["properties"]
+    parts["parts"] = {"anyOf": [parts["parts"], names]}
+    paths = {"anyOf": [{"type": "string"}, names]}
+    stage = {
+        "type": "object",
+        "properties": dict(fields),
+        "additionalProperties": False,
+        "allOf": list(_kind_schemas()),
+    }
     fields["schedule"] = {**fields["schedule"], "items": schedules.line_schema(fields)}
     fields["extends"] = {**paths, "description": "Recipe files to build on, relative to this one."}
     fields["stages"] = {
@@ -256,3 +344,15 @@ def schema() -> dict[str, Any]:
     }
     del tree["required"]  # may come from a file that it extends, or from a stage
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **tree, "title": "hone recipe"}
+
+
+def _kind_schemas() -> Iterator[dict[str, Any]]:
+    """For each kind of stage: the keys that such a stage of a pipeline can have."""
+    for kind, settings in KINDS.items():
+        named: dict[str, Any] = {"properties": {"stage": {"const": kind}}}
+        if kind != "rl":  # the default
+            named["required"] = ["stage"]
+        yield {
+            "if": named,
+            "then": {"propertyNames": {"enum": [key for key in settings.model_fields if key != "runs"]}},
+        }

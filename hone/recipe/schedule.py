@@ -14,7 +14,7 @@ before the run starts.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Generic, Literal, TypeVar
 
 from hone.base.settings import ConfigError, Layer, Section, merge, show
@@ -28,7 +28,7 @@ SCHEDULED = (
 )
 
 Line = Mapping[str, Any]  # {"at": 100 or "reset 1", and settings}
-SectionT = TypeVar("SectionT", bound=Section)
+SectionT = TypeVar("SectionT", bound=Section, covariant=True)
 
 
 def parse_at(at: Any) -> tuple[Literal["step", "reset"], int] | None:
@@ -97,19 +97,10 @@ def settings(line: Line) -> str:
 
 
 def check(recipe: Any) -> None:
-    """Check the resets and the schedule of a recipe: every line, and every recipe that results from it.
+    """Check the schedule of a recipe: every line, and every recipe that results from it.
 
-    Called by the recipe's validator; raises PydanticCustomError.
+    Called by `hone.recipe.rules`; raises PydanticCustomError.
     """
-    if recipe.lora is not None and recipe.lora.dropout:
-        message = "with dropout the trained network differs from the one that samples; set it to 0, or use it in sft"
-        raise impossible("lora.dropout", message)
-    if recipe.reset.on_stagnation is not None and not recipe.eval.every:
-        raise impossible("reset.on_stagnation", "needs validations, and there are none; set eval.every")
-    if recipe.reset.at and recipe.reset.at[-1] >= recipe.steps:
-        raise impossible(
-            "reset.at", f"step {recipe.reset.at[-1]} is never reached: the last step is {recipe.steps - 1}"
-        )
     last = {"step": -1, "reset": 0}
     for i, line in enumerate(recipe.schedule):
         at = parse_at(line.get("at"))
@@ -144,8 +135,11 @@ def _check_keys(i: int, line: Line, at: tuple[str, int]) -> None:
         if key.partition(".")[0] in SCHEDULED and "." in key:
             raise impossible(f"schedule.{i}.{key}", nest(key))
         if key != "at" and key not in SCHEDULED:
-            message = f"cannot change during a stage; a schedule can set {', '.join(SCHEDULED)}"
-            raise impossible(f"schedule.{i}.{key}", f"{message}; set it for the stage, or add another stage")
+            raise impossible(
+                f"schedule.{i}.{key}",
+                f"cannot change during a stage; a schedule can set {', '.join(SCHEDULED)}; set it for the stage, or "
+                "add another stage",
+            )
     if len(line) == 1:
         raise impossible(f"schedule.{i}", "this line sets nothing; add a setting, or remove it")
     if "lora" in line and at[0] == "step" and at[1] > 0:
@@ -182,48 +176,6 @@ def line_schema(fields: Mapping[str, Any]) -> dict[str, Any]:
     at = {"description": "The step, or `reset N`, from which the line applies.", "type": ["integer", "string"]}
     keys = {"at": at, **{key: fields[key] for key in SCHEDULED}}
     return {"type": "object", "properties": keys, "required": ["at"], "additionalProperties": False}
-
-
-def notices(stage: Any, of_phase: Callable[[Any], Iterable[str]]) -> Iterator[str]:
-    """Notices of a stage's resets, and those that `of_phase` gives for each of its phases."""
-    phases = Phases(stage)
-    shown = [*of_phase(phases.at(0, 0)), *_resets(stage)]
-    yield from shown
-    for lines in phases.sets():
-        for text in of_phase(phases.merged(lines)) if set(holding(stage.schedule, 0, 0)) <= set(lines) else ():
-            if text not in shown:
-                shown.append(text)
-                yield f"schedule, from {stage.schedule[lines[-1]]['at']} on: {text}"
-
-
-def _resets(stage: Any) -> Iterator[str]:
-    """Notices of resets, layers and curriculum."""
-    yield from (f"curriculum.{text}" for text in stage.curriculum.idle_settings())
-    numbers = [at[1] for line in stage.schedule if (at := parse_at(line.get("at"))) and at[0] == "reset"]
-    rule, scheduled = stage.reset.on_stagnation, len(stage.reset.at)
-    if numbers and numbers[-1] > scheduled and rule is None:
-        yield (
-            f"schedule: reset.at has only {scheduled} resets, so `reset {numbers[-1]}` applies only if you ask for "
-            "resets with `hone reset`"
-        )
-    if rule is not None:
-        first = (rule.window + rule.patience - 1) * stage.eval.every
-        if first >= stage.steps:
-            yield (
-                f"reset.on_stagnation needs {rule.window + rule.patience} validations, the last of them at step "
-                f"{first}, but there are only {stage.steps} steps"
-            )
-        answers = rule.window * stage.eval.problems * stage.eval.samples
-        if rule.tolerance < (noise := 0.5 * answers**-0.5):
-            yield (
-                f"reset.on_stagnation.tolerance {rule.tolerance:g}: the mean of {answers:,} answers has a standard "
-                f"deviation of up to {noise:.2g}, so chance can count as an improvement; use more eval.problems, a "
-                "wider window or a larger tolerance"
-            )
-    if stage.lora is not None and stage.lora.path is not None and stage.algo.kl.coef:
-        yield "lora.path: the KL penalty is measured against the model without the loaded adapter"
-    if stage.layers.lr_decay == 1.0 and stage.layers.train == "last" and stage.model.recompute_activations:
-        yield "model.recompute_activations: the backward pass also runs through the frozen layers"
 
 
 # --- when to reset --------------------------------------------------------------------------------------------------

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 from hone.base.settings import ConfigError, Layer
-from hone.base.validate import impossible
 
 PREFIX = "stages."
 
@@ -43,7 +42,7 @@ def beside(reference: str, folder: Path, what: str) -> str:
 def begun(merged: Layer, own: Mapping[str, Any], before: Sequence[Mapping[str, Any]], number: int) -> Layer:
     """The raw stage with its model resolved. `own`: its own keys; `before`: the earlier stages, resolved and named.
 
-    Raises ConfigError if the stage it continues from does not exist, or if `tiny` or `revision` have no effect.
+    Raises ConfigError if the stage it continues from does not exist, or if it has another `tiny` or `revision`.
     """
     own_model = own.get("model")
     model = own_model if isinstance(own_model, dict) else {}
@@ -65,28 +64,14 @@ def begun(merged: Layer, own: Mapping[str, Any], before: Sequence[Mapping[str, A
     root = origin.get("model") or {}
     for key in ("tiny", "revision"):
         if key in model and model[key] != root.get(key):
-            message = (
-                f"has no effect: the stage continues from the model of stage {name}; remove it, or start afresh with"
+            raise wrong(
+                key,
+                f"cannot differ from that of stage {name}, whose model this stage continues; remove it, or start "
+                "afresh with model.path",
             )
-            raise wrong(key, f"{message} model.path")
     kept = {key: value for key, value in (merged.data.get("model") or {}).items() if key not in START}
     merged.data["model"] = {**{key: root[key] for key in START[:3] if key in root}, **kept, "stage": name}
     return merged
-
-
-def check_references(stages: Sequence[Any]) -> None:
-    """Check that teachers and datasets name earlier stages (`stages` are `hone.recipe.recipe.Recipe`).
-
-    Called by the pipeline's validator; raises PydanticCustomError.
-    """
-    for i, stage in enumerate(stages):
-        for key, value, kinds in references(stage):
-            name = stage_named(value)
-            there = [s.name for s in stages[:i] if (s.stage in MODELLESS) == (kinds in MODELLESS)]
-            if name is not None and name not in there:
-                what = "dataset" if kinds in MODELLESS else "model"
-                message = f"{value} is not an earlier stage with a {what}; those are: {', '.join(there) or 'none'}"
-                raise impossible(f"stages.{i}.{key}", message)
 
 
 def references(stage: Any) -> Iterator[tuple[str, str | None, str]]:
@@ -95,14 +80,3 @@ def references(stage: Any) -> Iterator[tuple[str, str | None, str]]:
         yield "teacher", stage.teacher, "model"
     if stage.stage == "sft":
         yield "sft.data", stage.sft.data, "generate"
-
-
-def notices(stages: Sequence[Any]) -> Iterator[str]:
-    """One line for each stage of a pipeline whose result no later stage uses."""
-    for i, stage in enumerate(stages[:-1]):
-        later = stages[i + 1 :]
-        used = {stage_named(value) for other in later for _, value, _ in references(other)}
-        used |= {other.model.stage for other in later if not (other.stage == "generate" and other.teacher)}
-        if stage.name not in used:
-            what = "dataset" if stage.stage in MODELLESS else "model"
-            yield f"stage {stage.name}: no later stage uses its {what}"

@@ -19,7 +19,7 @@ from jinja2 import TemplateError
 
 from hone.base.settings import UserError
 from hone.model import tiny
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import StageSettings
 from hone.recipe.sections.prompt import PromptConfig
 from hone.rollout import dates
 from hone.rollout.text import Decode, decoder, special_tokens
@@ -260,7 +260,7 @@ def _fold_system(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 TOKENIZER_TEXTS = 4000
 
 
-def made_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
+def made_tokenizer(recipe: StageSettings) -> PreTrainedTokenizerFast:
     """The tokenizer of a model initialised from scratch."""
     size = recipe.model.tiny
 
@@ -271,7 +271,7 @@ def made_tokenizer(recipe: Recipe) -> PreTrainedTokenizerFast:
     return copy.deepcopy(once(("tokenizer", *about), make))
 
 
-def tokenizer_texts(recipe: Recipe) -> Iterator[str]:
+def tokenizer_texts(recipe: StageSettings) -> Iterator[str]:
     """Prompts and worked answers of the training problems, in every style."""
     task = make_task(recipe.task, recipe.seed)
     problems = task.problems("train")  # before asking for traces: rows may have none

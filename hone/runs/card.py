@@ -52,7 +52,7 @@ def write_exported(out: Path, model: Path, best: bool) -> None:
     for place in places:
         seal.require_logs(place, "evals.jsonl", seal.EVENTS)
     # The data may be missing: it is not read.
-    stages = [(recipe, place) for place in places if isinstance(recipe := load(place, check_files=False), Recipe)]
+    stages = [(load(place, check_files=False).stages[0], place) for place in places]
     step = int(model.parent.name[5:]) if model.parent.name.startswith("step_") else None
     how = f"A checkpoint: the weights before step {step}." if step is not None else LAST
     chosen = f"{how} Chosen by its accuracy on the validation split." if best else how

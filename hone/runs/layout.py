@@ -12,32 +12,34 @@ from __future__ import annotations
 import json
 import re
 import uuid
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from hone.base import checksums, jsonl, places
 from hone.base.settings import UserError
-from hone.recipe.recipe import Pipeline, Recipe
+from hone.recipe.recipe import StageSettings
 from hone.runs import seal
 from hone.runs.retention import best_validated
 
 REQUEST = "reset.request"
 _ROLLOUTS = re.compile(r"step_(\d+)\.jsonl")
 
+StageT = TypeVar("StageT", bound=StageSettings)
 
-def which_model(recipe: Recipe | Pipeline, checkpoint: Path | None) -> tuple[Recipe, Path]:
+
+def which_model(stages: Sequence[tuple[StageT, Path]], folder: Path, checkpoint: Path | None) -> tuple[StageT, Path]:
     """The stage whose settings apply, and the folder of the model: the given one, or else the run's newest.
 
-    Raises UserError if there is no model.
+    `stages`: with their folders, relative to the run's `folder`. Raises UserError if there is no model.
     """
-    folder = Path(recipe.runs) / recipe.name
-    stage = recipe.stages[-1] if isinstance(recipe, Pipeline) else recipe
+    stage, _ = stages[-1]
     if checkpoint is not None:
         for candidate in (checkpoint / "model", checkpoint):
             if (candidate / "config.json").exists():
                 return stage, candidate
         raise UserError(f"{checkpoint}: no model here; give a folder that holds config.json or model/config.json")
-    folders = [folder / s.name for s in recipe.stages] if isinstance(recipe, Pipeline) else [folder]
-    for sub in reversed(folders):
+    for sub in reversed([folder / place for _, place in stages]):
         for candidate in (sub, *sorted((sub / "checkpoints").glob("step_*"), reverse=True)):
             if (candidate / "model" / "config.json").exists():
                 return stage, candidate / "model"

@@ -18,7 +18,7 @@ from pathlib import Path
 from hone.base.progress import Track
 from hone.base.world import ALONE, World
 from hone.learn.policy import Policy
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import StageSettings
 from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs.checkpoints import Boundary, Checkpoints
 from hone.runs.stops import StopPoints
@@ -35,7 +35,7 @@ class Run:
         self.stops = StopPoints(writer, self.checkpoints)
 
     @classmethod
-    def open(cls, folder: Path, recipe: Recipe, world: World = ALONE) -> Run:
+    def open(cls, folder: Path, recipe: StageSettings, world: World = ALONE) -> Run:
         """Create the folder of a stage, or continue in it; see `RunWriter.open`."""
         writer = RunWriter.open(folder, recipe.model_dump(mode="json"), recipe.seed, world)
         return cls(writer, recipe.checkpoint)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hone.base import device
-from hone.base.settings import Layer, UserError, override
-from hone.base.validate import validate
+from hone.base.settings import UserError
 from hone.model.limits import longest_exact
-from hone.recipe.load import load
-from hone.recipe.recipe import Recipe
+from hone.recipe.load import load, load_for_model
+from hone.recipe.recipe import LoopStage, stages_of
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.dates import date_for
 from hone.rollout.local import load_local
@@ -39,7 +37,7 @@ PLAIN: dict[str, Any] = {
 class ServedModel:
     name: str  # for clients
     path: str
-    stage: Recipe  # its settings
+    stage: LoopStage  # its settings
     task: Task | None  # None: a model without a recipe
     engine: NativeEngine
     renderer: Renderer
@@ -86,7 +84,7 @@ def load_served(target: str, overrides: Sequence[str] = (), checkpoint: Path | N
     return ServedModel(name, path, stage, task, local.engine, local.renderer, vocabulary)
 
 
-def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> tuple[Recipe, str, str | None]:
+def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> tuple[LoopStage, str, str | None]:
     """The settings, the model's path, and the name of the recipe, if there is one."""
     folder = at_step(target)
     if (folder / "model" / "config.json").is_file() and folder.parent.name == "checkpoints":
@@ -97,14 +95,9 @@ def resolve(target: str, overrides: Sequence[str], checkpoint: Path | None) -> t
             folder, checkpoint = owner, checkpoint or folder
     if not (folder / "config.json").is_file() and not is_hub_id(target):
         recipe = load(str(folder), overrides)
-        stage, path = which_model(recipe, checkpoint)
+        stage, path = which_model(stages_of(recipe), Path(recipe.runs) / recipe.name, checkpoint)
         device.select(stage.device)
         return stage, str(path), recipe.name
     if checkpoint is not None:
         raise UserError(f"--checkpoint belongs to a recipe or a run; {target} is a model itself: leave it out")
-    name = re.sub(r"[^\w.-]", "-", folder.resolve().name) or "model"
-    plain = {"name": name, "task": {"name": "knights"}, "model": {"path": str(folder)}, **PLAIN}
-    layer = Layer(plain, {(): target})
-    for text in overrides:
-        layer = override(layer, text, Recipe)
-    return validate(Recipe, layer), str(folder), None
+    return load_for_model(str(folder), PLAIN, overrides), str(folder), None

@@ -6,7 +6,6 @@ hone export runs/demo@20 out/                 # an ordinary Hugging Face folder;
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
 from collections import Counter, defaultdict
@@ -16,9 +15,9 @@ from typing import Any
 
 from hone.base import checksums, jsonl, places
 from hone.base.settings import UserError
-from hone.base.validate import without_defaults
 from hone.learn import checkpoint
-from hone.recipe.recipe import Recipe
+from hone.recipe.load import load
+from hone.recipe.recipe import RLStage, SFTStage
 from hone.recipe.schedule import Phases
 from hone.runs import card, seal
 from hone.runs.layout import at_step, model_folder, rollouts_name
@@ -74,7 +73,7 @@ def faults(folder: Path) -> Iterator[str]:
     if not ledger and metrics:
         yield "ledger.jsonl: missing; the run began with a version of hone that did not write it"
         return
-    recipe = Recipe.model_validate(without_defaults(json.loads((folder / "config.resolved.json").read_text()), Recipe))
+    (recipe,) = load(folder / "config.resolved.json", check_files=False).stages
     known = {row["step"] for row in metrics}
     ledger = [row for row in ledger if row["step"] in known]  # a resumed run drops rows of an interrupted step
     expected = _examples(recipe, folder, len(metrics)) if recipe.stage == "sft" else _draws(recipe, ledger, metrics)
@@ -109,7 +108,7 @@ def differences(ledger: Rows, expected: Mapping[tuple[int, int], Sequence[str]])
             yield from (f"step {place[0]}, round {place[1]}: problem {name} {what}" for name in more)
 
 
-def _draws(recipe: Recipe, ledger: Rows, metrics: Rows) -> dict[tuple[int, int], list[str]]:
+def _draws(recipe: RLStage, ledger: Rows, metrics: Rows) -> dict[tuple[int, int], list[str]]:
     """The problems that the curriculum draws, step by step, given the recorded answers to the earlier ones."""
     rows: dict[int, dict[int, Mapping[str, Any]]] = defaultdict(dict)
     for row in ledger:
@@ -139,7 +138,7 @@ def _draws(recipe: Recipe, ledger: Rows, metrics: Rows) -> dict[tuple[int, int],
     return expected
 
 
-def _examples(recipe: Recipe, folder: Path, steps: int) -> dict[tuple[int, int], list[str]]:
+def _examples(recipe: SFTStage, folder: Path, steps: int) -> dict[tuple[int, int], list[str]]:
     """The problems that supervised training draws."""
     from hone.learn.examples import examples
     from hone.stages.sft import draw

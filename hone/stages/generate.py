@@ -25,7 +25,7 @@ from hone.base import jsonl, sealed, streams
 from hone.base.progress import Track
 from hone.base.settings import UserError
 from hone.base.world import World
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import GenerateStage
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import PREFIX
 from hone.rewards.base import judge_all
@@ -55,7 +55,7 @@ class Teacher(Protocol):
         ...
 
 
-def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
+def train(recipe: GenerateStage, folder: Path, model: ModelConfig) -> None:
     """Sample answers of `model`, or of the endpoint that the recipe names, and keep those to be imitated.
 
     Raises UserError if the folder holds answers of another teacher, or if no answer is correct.
@@ -201,7 +201,7 @@ def counts(rows: Sequence[Row], kept: Sequence[Row]) -> dict[str, dict[str, int]
     return result
 
 
-def finish(writer: RunWriter, recipe: Recipe, rows: Sequence[Row], problems: Sequence[Problem]) -> None:
+def finish(writer: RunWriter, recipe: GenerateStage, rows: Sequence[Row], problems: Sequence[Problem]) -> None:
     """Write the dataset, and record what it contains."""
     kept = reject(rows, recipe.generate.keep, recipe.seed)
     by_level = counts(rows, kept)
@@ -231,13 +231,13 @@ def dataset_row(row: Row, problem: Problem) -> dict[str, Any]:
 # --- teachers ---------------------------------------------------------------------------------------------------------
 
 
-def teacher_name(recipe: Recipe) -> str:
+def teacher_name(recipe: GenerateStage) -> str:
     """The teacher as the recipe names it, so that a run folder can be moved."""
     start = recipe.model.path if recipe.model.stage is None else f"{PREFIX}{recipe.model.stage}"
     return recipe.teacher or start
 
 
-def make_teacher(recipe: Recipe, model: ModelConfig, task: Task, event: Event) -> Teacher:
+def make_teacher(recipe: GenerateStage, model: ModelConfig, task: Task, event: Event) -> Teacher:
     if recipe.teacher is not None and "://" in recipe.teacher:
         return Hosted(recipe, task)
     config = model if recipe.teacher is None else model.model_copy(update={"revision": None})
@@ -247,7 +247,7 @@ def make_teacher(recipe: Recipe, model: ModelConfig, task: Task, event: Event) -
 class Local:
     """A model in the native engine, which replaces finished answers by waiting ones."""
 
-    def __init__(self, recipe: Recipe, config: ModelConfig, task: Task, event: Event) -> None:
+    def __init__(self, recipe: GenerateStage, config: ModelConfig, task: Task, event: Event) -> None:
         self.name, self.recipe = teacher_name(recipe), recipe
         self.local = load_local(config, recipe.rollout, recipe.prompt, task.system, event=event)
 
@@ -274,7 +274,7 @@ class Local:
 class Hosted:
     """An OpenAI-compatible endpoint."""
 
-    def __init__(self, recipe: Recipe, task: Task) -> None:
+    def __init__(self, recipe: GenerateStage, task: Task) -> None:
         self.name, self.recipe = teacher_name(recipe), recipe
         system = recipe.prompt.system_prompt(task.system)
         self.model = HostedModel(Endpoint.parse(self.name), recipe.sampling, system, recipe.generate.concurrency)

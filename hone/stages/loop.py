@@ -10,33 +10,30 @@ batch, update. *When* groups are sampled is a `Source`, *what* they teach is a `
 from __future__ import annotations
 
 from contextlib import closing
-from pathlib import Path
 
 from hone.base.progress import Clock
 from hone.measure.evaluate import Evaluator
 from hone.preflight.plan.batch import data_bytes, longest_prompt
 from hone.preflight.plan.rehearse import rehearse
-from hone.recipe.recipe import Recipe
-from hone.recipe.sections.model import ModelConfig
+from hone.recipe.recipe import RLStage
 from hone.stages.record import StepLog, record
 from hone.stages.reset import announce, due, reset
 from hone.stages.source import make_source
 from hone.stages.stage import Stage
 
 
-def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
-    """Train `model` in `folder`, from the beginning or from the last checkpoint there.
+def train(stage: Stage) -> None:
+    """Train the stage's policy, from the beginning or from the run's last checkpoint.
 
     Raises `hone.base.stop.Interrupted` after saving, if the user asked to stop; UserError if rollouts do not come
     within their time limit, or if student and teacher do not read the same tokens.
     """
-    stage = Stage.load(recipe, folder, model)
-    run, policy, curriculum, signal = stage.run, stage.policy, stage.curriculum, stage.signal
+    recipe, run, policy, curriculum, signal = stage.recipe, stage.run, stage.policy, stage.curriculum, stage.signal
     writer = run.writer
     first = run.resume(policy, curriculum)
     longest, data = longest_prompt(curriculum.problems, stage.renderer), data_bytes(curriculum.problems)
-    rehearse(writer, recipe, model, policy, longest, data)  # the longest first
-    now = stage.phases.at(0, 0)  # the settings of a step; a schedule changes them
+    rehearse(writer, recipe.model_copy(update={"model": stage.model}), policy, longest, data)  # the longest first
+    now: RLStage = stage.phases.at(0, 0)  # the settings of a step; a schedule changes them
     with (
         run.interruptible(),
         run.track(stage.title, recipe.steps, first) as progress,

@@ -26,18 +26,23 @@ from hone.model import tiny
 from hone.preflight.check.preflight import before_training
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.recipe import Pipeline, Recipe, resolved, stages_of
+from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import MODELLESS, beside
 from hone.rollout.dates import date_of, pin, prompt_date
 from hone.rollout.prompts import made_tokenizer
 from hone.runs import card, lock
 from hone.runs.retention import best_validated
 from hone.runs.sinks import check_installed, copying
-from hone.stages import generate as distil
-from hone.stages import loop as rl
-from hone.stages import sft
+from hone.stages import generate, loop, sft
 from hone.stages.resume import Todo, complete_stages, damage, fill_defaults, outlook
+from hone.stages.stage import Stage
 
-STAGES = {"sft": sft.train, "rl": rl.train, "generate": distil.train, "distil": rl.train}
+
+def train_loop(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
+    loop.train(Stage.load(recipe, folder, model))
+
+
+STAGES = {"sft": sft.train, "rl": train_loop, "generate": generate.train, "distil": train_loop}
 
 #: What is measured of a session.
 MEASURED = ("seconds", "cpu_seconds", "peak_rss_bytes")

@@ -15,7 +15,7 @@ from hone.base.world import World
 from hone.learn.batches import Batch, prepare
 from hone.learn.pack import Packer
 from hone.learn.policy import Policy
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import LoopStage, TrainedStage
 from hone.stages.source import Sampled
 from hone.stages.teacher import load_teacher, teacher_batch
 
@@ -72,13 +72,13 @@ class TeacherSignal:
         return f"KL to the teacher {log.metrics['teacher/kl']:.4f} per token"
 
 
-def make_signal(recipe: Recipe, folder: Path, policy: Policy) -> Signal:
+def make_signal(recipe: LoopStage, teacher: str | None, folder: Path, policy: Policy) -> Signal:
     """The signal of the stage's kind. Raises UserError if student and teacher do not read the same tokens."""
-    if recipe.stage == "distil":
-        return TeacherSignal(policy, load_teacher(recipe, folder, policy))
+    if recipe.stage == "distil" and teacher is not None:
+        return TeacherSignal(policy, load_teacher(teacher, recipe.model, folder, policy))
     return RewardSignal(policy)
 
 
-def make_packer(recipe: Recipe, world: World) -> Packer:
+def make_packer(recipe: TrainedStage, world: World) -> Packer:
     """The packer of a stage, for all of its processes."""
     return Packer(recipe.tokens_per_microbatch, recipe.share_prompts, parts=world.data)

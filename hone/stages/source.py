@@ -27,7 +27,7 @@ from hone.base.world import World
 from hone.environments.play import Episodes
 from hone.learn.advantages import group_rewards, is_zero_variance
 from hone.learn.policy import Policy
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import RLStage
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.rollout import RolloutConfig
 from hone.rewards.base import Composed, reward_groups
@@ -42,7 +42,7 @@ class Sampled:
     """The rewarded groups of one step, and how they came about."""
 
     step: int
-    settings: Recipe  # that they were sampled with, and are trained on with
+    settings: RLStage  # that they were sampled with, and are trained on with
     groups: list[Group]  # to train on
     replaced: list[Group]  # without a reward difference; others were sampled in their place
     drawn: list[list[str]]  # ids of the problems, by round
@@ -73,7 +73,7 @@ class Source(Protocol):
 class Sampler:
     """Draws the problems of a step, samples a group of answers to each, and rewards them. Runs in any one thread."""
 
-    phases: Phases[Recipe]
+    phases: Phases[RLStage]
     policy: Policy  # whose hard resets decide which settings hold
     curriculum: Curriculum
     episodes: Episodes
@@ -82,7 +82,7 @@ class Sampler:
     world: World
     rewards: dict[str, Composed] = field(default_factory=dict)  # by their settings
 
-    def reward_of(self, settings: Recipe) -> Composed:
+    def reward_of(self, settings: RLStage) -> Composed:
         key = settings.reward.model_dump_json()
         if key not in self.rewards:
             self.rewards[key] = self.make_reward(settings.reward)
@@ -118,7 +118,7 @@ class Sampler:
 
     def _round(
         self,
-        settings: Recipe,
+        settings: RLStage,
         step: int,
         round: int,
         before: Sequence[Group],
@@ -217,7 +217,7 @@ class Prefetch:
 
 
 def make_source(
-    recipe: Recipe, sampler: Sampler, progress: Callable[[int, int], None]
+    recipe: RLStage, sampler: Sampler, progress: Callable[[int, int], None]
 ) -> AbstractContextManager[Source]:
     """The source that `rollout.ahead` selects."""
     if recipe.rollout.ahead:

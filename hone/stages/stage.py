@@ -11,7 +11,7 @@ from hone.base.world import World
 from hone.environments.make import make_episodes
 from hone.learn.policy import Policy, Trainable
 from hone.model.load import left_out
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import Recipe, RLStage
 from hone.recipe.schedule import Phases
 from hone.recipe.sections.model import ModelConfig
 from hone.rewards import make_reward
@@ -37,6 +37,7 @@ class Stage:
     """The parts of a stage that samples (`rl`, `distil`)."""
 
     recipe: Recipe
+    model: ModelConfig  # where its model is
     phases: Phases[Recipe]
     world: World
     task: Task
@@ -50,14 +51,17 @@ class Stage:
 
     @classmethod
     def load(cls, recipe: Recipe, folder: Path, model: ModelConfig) -> Stage:
-        """Everything that can be wrong with a recipe shows here, before the first step."""
+        """Everything that can be wrong with a recipe shows here, before the first step.
+
+        `model`: where the stage's model is now; the run records the recipe's own.
+        """
         phases = Phases(recipe)
         start = phases.at(0, 0)
         world = World.from_env(recipe.parallel)
         task = make_task(recipe.task, recipe.seed)
         curriculum = Curriculum(task.problems("train"), recipe.seed, start.curriculum)
         policy = load_policy(phases, model, curriculum, world)
-        signal = make_signal(recipe, folder, policy)
+        signal = make_signal(recipe, recipe.teacher, folder, policy)
         renderer = Renderer(policy.tokenizer, recipe.prompt, task.system)
         answerer = load_frozen(phases, model, task.system) if recipe.stage == "rl" else None
         run = Run.open(folder, recipe, world)
@@ -72,13 +76,13 @@ class Stage:
         episodes = make_episodes(recipe, renderer, world)
         sampler = Sampler(phases, policy, curriculum, episodes, engine, reward, world)
         sampler.reward_of(start)
-        return cls(recipe, phases, world, task, curriculum, policy, renderer, signal, run, engine, sampler)
+        return cls(recipe, model, phases, world, task, curriculum, policy, renderer, signal, run, engine, sampler)
 
     @property
     def title(self) -> str:
         return "RL" if self.recipe.stage == "rl" else self.recipe.stage
 
-    def held_out_reward(self, settings: Recipe) -> Composed | None:
+    def held_out_reward(self, settings: RLStage) -> Composed | None:
         """What evaluations compute beside the accuracy; None where rewards do not teach."""
         return self.sampler.reward_of(settings) if self.recipe.stage == "rl" else None
 

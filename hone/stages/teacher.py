@@ -23,8 +23,8 @@ from hone.learn.policy import Policy
 from hone.learn.samples import to_samples, with_advantages
 from hone.model.load import load_tokenizer
 from hone.model.parallel import spread
-from hone.recipe.recipe import Recipe
 from hone.recipe.sections.algo import AlgoConfig
+from hone.recipe.sections.model import ModelConfig
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.recipe.stages import beside
 from hone.rollout.local import load_frozen
@@ -73,17 +73,19 @@ def teacher_advantages(
     return with_advantages(samples, [t - s for s, t in zip(student, teacher, strict=True)])
 
 
-def load_teacher(recipe: Recipe, folder: Path, policy: Policy) -> PreTrainedModel:
-    """Load the frozen teacher, in the student's dtype. Raises UserError if it has another tokenizer."""
-    assert recipe.teacher is not None, "validated"
-    where = recipe.model.at(beside(recipe.teacher, folder, "model")).model_copy(update={"revision": None})
-    check_same_tokens(policy.tokenizer, load_tokenizer(where), recipe.teacher)
+def load_teacher(reference: str, model: ModelConfig, folder: Path, policy: Policy) -> PreTrainedModel:
+    """Load the frozen teacher, in the student's dtype. Raises UserError if it has another tokenizer.
+
+    `reference`: the recipe's `teacher`; `model`: the student's settings.
+    """
+    where = model.at(beside(reference, folder, "model")).model_copy(update={"revision": None})
+    check_same_tokens(policy.tokenizer, load_tokenizer(where), reference)
     on = torch.device("cpu") if policy.world.is_sharded else None
     teacher = load_frozen(where, on)
     rows: int = teacher.get_input_embeddings().num_embeddings  # type: ignore[assignment]
     needed = len(policy.tokenizer)
     if rows < needed:
-        raise UserError(f"teacher: {recipe.teacher} has {rows} embeddings, and the tokenizer {needed} tokens")
+        raise UserError(f"teacher: {reference} has {rows} embeddings, and the tokenizer {needed} tokens")
     if policy.world.is_sharded:
         spread(teacher, policy.world)
     return teacher

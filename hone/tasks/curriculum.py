@@ -43,15 +43,6 @@ class CurriculumConfig(Section):
             raise ValueError("weights: a mixture needs some, as in {3: 1, 5: 2}: twice as many problems of level 5")
         return self
 
-    def idle_settings(self) -> list[str]:
-        """Settings that can have no effect, in words."""
-        owner = {"steps_per_level": "sequential", "weights": "mixture", "floor": "adaptive", "memory": "adaptive"}
-        return [
-            f"{key}: no effect with kind {self.kind}"
-            for key in self.changed()
-            if owner.get(key, self.kind) != self.kind
-        ]
-
 
 class Curriculum:
     """The problems of a run, in the order of its curriculum. Raises UserError for levels that the task has not."""

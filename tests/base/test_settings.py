@@ -158,7 +158,7 @@ def test_wrong_overrides(write, override, message):
         ("sampels_per_prompt: 4", "sampels_per_prompt: unknown key; did you mean samples_per_prompt?"),
         ("max_people: 4", "max_people: unknown key; valid here: "),
         ("clip_high: 0.3", "clip_high: unknown key here; did you mean algo.clip_high? move it there"),
-        ("num_generations: 4", "num_generations: unknown key here; did you mean samples_per_prompt? move it there"),
+        ("num_generations: 4", "num_generations: unknown key; hone's name for it is samples_per_prompt"),
         ("algo: {steps: 4}", "algo.steps: unknown key here; did you mean steps? move it there"),
         # wrong types: the value, and what is allowed
         ("steps: many", "steps: 'many' is not allowed; give a whole number > 0 (default 100)"),

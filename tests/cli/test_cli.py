@@ -83,9 +83,9 @@ def test_a_wrong_recipe_is_one_line_and_starts_nothing(folder, run, monkeypatch)
 
 def test_notices_go_to_stderr(folder, run, monkeypatch):
     stand_in_pipeline(monkeypatch, lambda recipe, resume, findings: None)
-    code, out, error = run("train", "r.yaml", "algo.updates_per_rollout=1")
+    code, out, error = run("train", "r.yaml", "algo.correction.cap=3.0")
     assert (code, out) == (0, "")
-    assert error.startswith("note: algo.updates_per_rollout is 1")
+    assert error.startswith("note: algo.correction.cap has no effect")
 
 
 def ends_with(error: BaseException):

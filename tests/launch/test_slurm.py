@@ -24,7 +24,6 @@ from hone.base.settings import UserError
 from hone.launch import slurm
 from hone.launch.job import Job
 from hone.recipe.load import load
-from hone.recipe.recipe import stages
 from hone.recipe.sections.launch import LaunchConfig, SlurmConfig
 from hone.runs import lock
 
@@ -301,6 +300,6 @@ def test_a_job_does_not_inherit_the_lock_of_the_process_that_submits_it(
     (folder / "r.yaml").write_text("name: sent\ntask: {name: knights, people: [2], train: 3}\n")
     recipe = load("r.yaml", ["launch=slurm", "launch.slurm.gpus=0", "parallel.replicate=2"])
     run = folder / "runs" / "sent"
-    assert launch.start(stages(recipe), run, ("train", "r.yaml"), False, lambda: lock.owner_of(run) is not None) == 0
+    assert launch.start(recipe.stages, run, ("train", "r.yaml"), False, lambda: lock.owner_of(run) is not None) == 0
     assert lock.owner_of(run) is None
     assert lock.SHARED not in (folder / "submitted").read_text()

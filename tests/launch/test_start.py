@@ -16,8 +16,8 @@ from hone.cli import app as cli
 from hone.launch import job, local
 from hone.launch.job import Job
 from hone.recipe.load import load
-from hone.recipe.recipe import Pipeline, stages
-from hone.recipe.rules import notices
+from hone.recipe.notes import notices
+from hone.recipe.recipe import Pipeline
 from hone.stages import pipeline
 
 RECIPE = "name: x\ntask: {name: knights, people: [2], train: 3}\nalgo: {updates_per_rollout: 2}\n"
@@ -62,7 +62,7 @@ def test_restarts(kind: str, restarts: int | None, expected: int) -> None:
         ("launch.slurm.time=soon", "launch.slurm.time: 'soon' is not allowed"),
         ("launch.slurm.options=[qos=high]", "launch.slurm.options.0: 'qos=high' is not allowed"),
         ("launch.ray.gpus=2", "launch.ray.gpus: 2 is not allowed"),
-        ("launch.partition=gpu", "launch.partition: unknown key here; did you mean launch.slurm.partition?"),
+        ("launch.partition=gpu", "launch.partition: unknown key; did you mean launch.slurm.partition?"),
     ],
 )
 def test_what_is_not_possible(override: str, message: str) -> None:
@@ -95,7 +95,7 @@ def test_all_stages_run_in_the_same_processes(override: str, message: str) -> No
 
 def test_settings_without_effect_are_named() -> None:
     said = notices(load("r.yaml", ["launch.slurm.partition=gpu", "launch.restarts=2"]))
-    assert "launch.slurm has no effect while kind is local" in said
+    assert "launch.slurm has no effect while launch.kind is local" in said
     assert any(line.startswith("launch.restarts has no effect on a single process") for line in said)
     said = notices(load("r.yaml", ["launch=slurm", "launch.slurm.partition=gpu", "launch.restarts=2"]))
     assert not [line for line in said if line.startswith("launch")]
@@ -119,7 +119,7 @@ def begun(monkeypatch: pytest.MonkeyPatch) -> list[Job]:
 
 def start(*overrides: str, resume: bool = False, left: bool = True) -> int | None:
     recipe = load("r.yaml", overrides)
-    return launch.start(stages(recipe), Path("runs/x"), ("train", "r.yaml", *overrides), resume, lambda: left)
+    return launch.start(recipe.stages, Path("runs/x"), ("train", "r.yaml", *overrides), resume, lambda: left)
 
 
 def test_one_process_trains_itself(begun: list[Job]) -> None:
@@ -211,6 +211,7 @@ samples_per_prompt: 2
 sampling: {max_tokens: 16}
 eval: {problems: 2, sampling: {max_tokens: 16}}
 parallel: {replicate: 2}
+algo: {clip_high: 0.3}  # which has a note
 """
 
 

@@ -10,7 +10,7 @@ import pytest
 from hone.measure.two_model import cli_two_model, grade, mean_perplexity, two_model
 from hone.model.tiny import create
 from hone.recipe.load import load
-from hone.recipe.rules import notices
+from hone.recipe.notes import notices
 from hone.recipe.sections.model import TinyConfig
 from hone.rewards.config import PerplexityReward
 from hone.stages.pipeline import run
@@ -125,7 +125,7 @@ def test_a_run_with_the_perplexity_reward_and_its_two_model_evaluation(tmp_path,
         assert 0 < row["reward/absolute"] < 1
         assert row["reward/mean"] == pytest.approx(0.5 * row["reward/relative"] + 0.5 * row["reward/absolute"])
         assert row["reward/leak"] == 0
-    cli_two_model(recipe, str(tmp_path / "base"), out=tmp_path / "two.json")
+    cli_two_model(recipe, folder / "model", str(tmp_path / "base"), out=tmp_path / "two.json")
     result = json.loads((tmp_path / "two.json").read_text())
     assert result["none"]["gold_perplexity"]["n"] == 4
     assert "gold perplexity" in capsys.readouterr().out

@@ -13,8 +13,8 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from hone.base.settings import UserError
 from hone.model.reduced import INT8_ROWS, check, quantised, reduced
+from hone.recipe.notes import notices
 from hone.recipe.recipe import Recipe
-from hone.recipe.rules import notices
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout.native import NativeEngine
 
@@ -133,4 +133,4 @@ def test_what_does_not_follow_is_said() -> None:
     assert "without a correction" in said(rollout={"weights": "int8"})[0]
     assert not said(rollout={"weights": "int8"}, algo={"correction": {"kind": "tis"}})
     assert "no effect" in said(rollout={"weights": "bfloat16"}, model={"dtype": "bfloat16"})[0]
-    assert "no effect while engine is vllm" in said(rollout={"weights": "bfloat16", "engine": "vllm"})[0]
+    assert "no effect while rollout.engine is vllm" in said(rollout={"weights": "bfloat16", "engine": "vllm"})[0]

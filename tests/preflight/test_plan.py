@@ -24,7 +24,7 @@ from hone.preflight.plan import estimate, memory, rehearse
 from hone.preflight.plan.calibrate import _seconds
 from hone.preflight.plan.cost import Shape, Speeds, Work, generate_seconds, sent_bytes, train_flops
 from hone.preflight.plan.lengths import lengths_of
-from hone.preflight.plan.memory import GIB, Lengths, stage_plan
+from hone.preflight.plan.memory import GIB, Lengths, Plan, batch_of, stage_plan
 from hone.preflight.plan.rehearse import explained, remedy
 from hone.preflight.plan.shapes import config_of, meta_model, published, share_of
 from hone.preflight.plan.show import cli_plan
@@ -97,7 +97,7 @@ def test_what_is_traced_without_memory_is_what_a_real_step_keeps(
         for model in (shaped, real):
             adapters.attach(model, lora, 0)
             model.enable_input_require_grads()
-    batch = batches.longest(recipe(tokens_per_microbatch=512), 40, 60)
+    batch = batches.longest(batch_of(recipe(tokens_per_microbatch=512)), 40, 60)
     predicted = trace(shaped, to_device(batch, torch.device("meta")))
     assert predicted == pytest.approx(trace(real, batch), rel=0.03)
     assert all(p.grad is None for p in real.parameters())
@@ -109,7 +109,7 @@ def test_with_a_large_vocabulary_a_cpu_is_traced_with_the_chunks_of_a_cpu(tmp_pa
     shaped = meta_model(config, "float32")
     meta_model(config, "float32").to_empty(device="cpu").save_pretrained(tmp_path)
     real = load_model(ModelConfig(path=str(tmp_path))).train()
-    batch = batches.longest(recipe(tokens_per_microbatch=512), 40, 60)
+    batch = batches.longest(batch_of(recipe(tokens_per_microbatch=512)), 40, 60)
     meta = to_device(batch, torch.device("meta"))
     measured = trace(real, batch)
     assert trace(shaped, meta, device="cpu") == pytest.approx(measured, rel=0.03)
@@ -119,16 +119,14 @@ def test_with_a_large_vocabulary_a_cpu_is_traced_with_the_chunks_of_a_cpu(tmp_pa
 
 def test_a_micro_batch_is_filled_to_its_bound() -> None:
     stage = recipe(tokens_per_microbatch=1000, samples_per_prompt=3)
-    assert batches.lengths(stage, 100, 200) == [[200, 200, 200], [200]]
-    assert len(batches.longest(stage, 100, 200).inputs) == 1000
-    assert batches.lengths(recipe(tokens_per_microbatch=50, samples_per_prompt=3), 100, 200) == [[200]]
+    assert batches.lengths(batch_of(stage), 100, 200) == [[200, 200, 200], [200]]
+    assert len(batches.longest(batch_of(stage), 100, 200).inputs) == 1000
+    assert batches.lengths(batch_of(recipe(tokens_per_microbatch=50, samples_per_prompt=3)), 100, 200) == [[200]]
     few = recipe(tokens_per_microbatch=10_000, prompts_per_step=2, samples_per_prompt=2)
-    assert batches.lengths(few, 10, 20) == [[20, 20], [20, 20]]
+    assert batches.lengths(batch_of(few), 10, 20) == [[20, 20], [20, 20]]
     # 2 x 16 answers of 200 and 2 prompts of 100: 6600 tokens in micro-batches of 1000
-    assert (
-        batches.micro_batches(recipe(tokens_per_microbatch=1000, prompts_per_step=2, samples_per_prompt=16), 100, 200)
-        == 7
-    )
+    many = recipe(tokens_per_microbatch=1000, prompts_per_step=2, samples_per_prompt=16)
+    assert batches.micro_batches(batch_of(many), 100, 200) == 7
 
 
 def test_parts_of_full_training_and_of_an_adapter() -> None:
@@ -255,16 +253,19 @@ def test_estimate_is_of_the_stage_that_needs_most_and_reaches_nothing() -> None:
 def test_sizes_that_are_proposed_fit_and_a_larger_micro_batch_would_not() -> None:
     stage = recipe(tokens_per_microbatch=8192, samples_per_prompt=64, prompts_per_step=64)
     given: Any = {"device": "cpu", "total_bytes": int(1.1 * GIB), "lengths": LENGTHS}
-    plan = stage_plan(stage, **given)
-    found = advise(stage, plan, parallel=ParallelConfig(), **given)
+
+    def planned(one: Recipe, split: ParallelConfig) -> Plan:
+        return stage_plan(one, parallel=split, **given)
+
+    found = advise(stage, planned(stage, ParallelConfig()), planned, ParallelConfig())
     assert found.fits
     assert found.plan.peak_bytes <= 0.9 * 1.1 * GIB
     tokens = int(found.settings["tokens_per_microbatch"])
     assert 512 <= tokens < 8192
     more = stage.model_copy(update={"tokens_per_microbatch": tokens + 1024, "rollout": stage.rollout})
     assert stage_plan(more, **given).peak_bytes > 0.9 * 1.1 * GIB
-    small: Any = {**given, "total_bytes": int(0.4 * GIB)}  # less than Python and its libraries
-    assert not advise(stage, plan, parallel=ParallelConfig(), **small).fits
+    given["total_bytes"] = int(0.4 * GIB)  # less than Python and its libraries
+    assert not advise(stage, planned(stage, ParallelConfig()), planned, ParallelConfig()).fits
 
 
 # --- time ------------------------------------------------------------------------------------------------------------
@@ -349,7 +350,7 @@ def test_the_rehearsal_draws_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     folder = pipeline.first_model(stage, tmp_path, tmp_path / "base")
     policy = Policy.load(stage.model.at(str(folder)), OptimConfig(), 2)
     before, weights = torch.get_rng_state(), [p.detach().clone() for p in policy.parameters]
-    rehearse.go_through(policy, batches.longest(stage, 20, 12), 1.0, entropy=True)
+    rehearse.go_through(policy, batches.longest(batch_of(stage), 20, 12), 1.0, entropy=True)
     assert torch.equal(before, torch.get_rng_state())
     assert all(p.grad is None for p in (*policy.parameters, *policy.optimizer.masters))
     assert not policy.optimizer.state

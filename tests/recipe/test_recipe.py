@@ -8,8 +8,8 @@ import pytest
 from hone.base.settings import ConfigError, UserError
 from hone.base.validate import with_defaults
 from hone.recipe.load import find, load, load_for_task, presets, schema
-from hone.recipe.recipe import Pipeline, Recipe, resolved
-from hone.recipe.rules import notices
+from hone.recipe.notes import notices
+from hone.recipe.recipe import KINDS, Pipeline, Recipe, kinds_with, resolved
 from hone.tasks import TASKS
 
 MINIMAL = "name: x\ntask: {name: knights}\n"
@@ -32,97 +32,6 @@ def problems(*arguments, **options) -> list[str]:
     with pytest.raises(ConfigError) as caught:
         load(*arguments, **options)
     return list(caught.value.lines)
-
-
-# --- notices ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_clip_that_cannot_bite_is_said_and_allowed(write):
-    assert any("clip_low, clip_high and dual_clip" in line for line in notices(load(write(MINIMAL))))
-    assert any("clip_high" in line for line in notices(load(write(MINIMAL + "algo: {clip_high: 0.28}"))))
-    assert notices(load(write(MINIMAL + "algo: {updates_per_rollout: 2}"))) == []
-
-
-def test_settings_of_another_kind_of_stage_are_said(write):
-    assert notices(load(write(MINIMAL + "stage: sft\nsteps: 5\nalgo: {loss: gspo}"))) == [
-        "algo has no effect in a stage of kind sft",
-        "steps has no effect in a stage of kind sft",
-    ]
-    recipe = load(write(MINIMAL + "model: {path: o/m, tiny: {layers: 2}}\nalgo: {updates_per_rollout: 2}"))
-    assert notices(recipe) == ["model.tiny has no effect: model.path is o/m"]
-
-
-def recipe(**settings) -> Recipe:
-    return Recipe.model_validate({"name": "x", "task": {"name": "knights"}, **settings})
-
-
-OFF_POLICY = {"updates_per_rollout": 2}
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, None),
-        ({"steps": 5, "watch": {"max_skipped": 1}}, None),
-        ({"algo": {"kl": {"coef": 0.1, "estimator": "k2", "place": "reward"}}, "watch": {"kl": 0.5}}, None),
-        ({"algo": {"kl": {"estimator": "k3", "place": "loss"}, "correction": {"cap": 2.0}}}, None),  # as by default
-        ({"algo": {"correction": {"kind": "tis", "cap": 3.0}, "dual_clip": 3.0}}, None),
-        ({"algo": {"advantage": "gae", "value": {"clip": 0.5}}}, None),
-        (
-            {"algo": {"loss": "cispo", "clip_low": 1.0}},
-            "algo.clip_low 1: no ratio is below 0, so there is no lower bound,",
-        ),
-        ({"algo": {"kl": {"estimator": "k1"}}}, "algo.kl.estimator has no effect while kl.coef is 0"),
-        (
-            {"algo": {"kl": {"estimator": "k1", "place": "reward"}}},
-            "algo.kl.estimator and algo.kl.place have no effect while kl.coef is 0",
-        ),
-        (
-            {"algo": {"kl": {"coef": 0.1, "estimator": "k1"}}},
-            "algo.kl.estimator k1 in the loss: on-policy its gradient",
-        ),
-        ({"algo": {"correction": {"cap": 3.0}}}, "algo.correction.cap has no effect while correction.kind is none"),
-        ({"steps": 5, "optim": {"warmup_steps": 10}}, "optim.warmup_steps 10: the stage has at most 10 updates"),
-        ({"steps": 5, "optim": {"warmup_steps": 9}}, None),
-        ({"steps": 5, "eval": {"every": 6}}, "eval.every 6 is more than steps (5)"),
-        ({"steps": 5, "eval": {"every": 5}}, None),
-        ({"watch": {"kl": 0.5}}, "watch.kl has no effect while algo.kl.coef is 0"),
-        ({"watch": {"clip_fraction": 0.5}}, None),
-        ({"steps": 9, "watch": {"window": 4}}, None),
-        ({"steps": 7, "watch": {"window": 4}}, "watch.window 4: changes since the start show after two windows"),
-        (
-            {"reward": {"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"max_tokens": 320, "buffer": 64}}},
-            "reward.parts.overlong has no effect: it begins above 256 tokens",
-        ),
-        ({"reward": {"parts": {"outcome": 1.0, "overlong": 1.0}, "overlong": {"max_tokens": 256}}}, None),
-    ],
-)
-def test_what_has_no_effect_is_said_and_nothing_else(settings, expected):
-    settings = {**settings, "algo": {**OFF_POLICY, **settings.get("algo", {})}}
-    found = notices(recipe(**settings))
-    assert [line.startswith(expected) for line in found] == [True] if expected else found == []
-
-
-@pytest.mark.parametrize(
-    ("settings", "expected"),
-    [
-        ({}, None),
-        ({"algo": {"advantage": "gae", "value": {"lr": 0.1}}}, None),
-        ({"algo": {"advantage": "gae", "value": {"clip": None}}}, None),
-        ({"algo": {"advantage": "gae", "value": {"clip": 0.5}}}, "algo.value.clip has no effect with one update"),
-        ({"watch": {"clip_fraction": 0.5}}, "watch.clip_fraction has no effect with one update per rollout"),
-    ],
-)
-def test_what_one_update_leaves_idle(settings, expected):
-    clip, *rest = notices(recipe(**settings))
-    assert clip.startswith("algo.updates_per_rollout is 1")
-    assert [line.startswith(expected) for line in rest] == [True] if expected else rest == []
-
-
-def test_a_supervised_stage_watches_nothing_but_skipped_updates():
-    assert notices(recipe(stage="sft", watch={"max_skipped": 5})) == []
-    (line,) = notices(recipe(stage="sft", watch={"kl": 0.5}))
-    assert line == "watch: only max_skipped has an effect in a stage of kind sft"
 
 
 # --- stages ----------------------------------------------------------------------------------------------------------
@@ -207,8 +116,8 @@ def test_overrides_of_stages(write):
             "    steps: 30",
             "    model: {tiny: {layers: 2}}",
             [
-                "r.yaml:10: stages.1.model.tiny: has no effect: the stage continues from the model of stage sft; "
-                "remove it, or start afresh with model.path"
+                "r.yaml:10: stages.1.model.tiny: cannot differ from that of stage sft, whose model this stage "
+                "continues; remove it, or start afresh with model.path"
             ],
         ),
         (
@@ -216,6 +125,14 @@ def test_overrides_of_stages(write):
             "    model: stages.nobody",
             [
                 "r.yaml:10: stages.1.model.path: stages.nobody is not an earlier stage with a model; those are: sft",
+            ],
+        ),
+        (
+            "    steps: 30",
+            "    sft: {epochs: 2}",
+            [
+                "r.yaml:10: stages.1.sft: a setting of stages of kind sft, and this stage is of kind rl (the default); "
+                "remove it, or move it to the top level of the recipe, if it is for other stages"
             ],
         ),
         ("name: two", "nmae: two", ["r.yaml:1: name: required, and not given; add it"]),
@@ -228,6 +145,46 @@ def test_overrides_of_stages(write):
 )
 def test_what_is_wrong_in_stages(write, old, new, lines):
     assert problems(write(STAGED.replace(old, new))) == lines
+
+
+def test_a_setting_of_another_kind_is_an_error_where_it_is_written(write):
+    text = MINIMAL + "stage: sft\nsteps: 5\nalgo: {loss: gspo}"
+    kinds = "a setting of stages of kind rl and distil, and this stage is of kind sft"
+    of = f"{kinds}; remove it, or set stage: rl or distil"
+    assert problems(write(text)) == [f"r.yaml:4: steps: {of}", f"r.yaml:5: algo: {of}"]
+    assert problems(write(MINIMAL), ["teacher=m"]) == [
+        "override 'teacher=m': teacher: a setting of stages of kind generate and distil, and this stage is of kind rl "
+        "(the default); remove it, or set stage: generate or distil"
+    ]
+
+
+def test_a_setting_of_another_kind_is_passed_over_where_it_is_inherited(write):
+    shared = STAGED + "algo: {loss: gspo, updates_per_rollout: 2}\nsft: {examples: 640}\n"
+    first, second = load(write(shared)).stages
+    assert (first.sft.examples, second.algo.loss, notices(load("r.yaml"))) == (640, "gspo", [])
+    overridden = load("r.yaml", ["steps=7", "sft.epochs=3"])
+    assert (overridden.stages[1].steps, overridden.stages[0].sft.epochs) == (7, 3)
+    resolved_ = write(json.dumps(resolved(load("r.yaml"))), "run/config.resolved.json")
+    assert load(str(Path(resolved_).parent)).stages[1].algo.loss == "gspo"
+
+
+def test_a_shared_setting_that_no_stage_has_is_noted(write):
+    (line,) = notices(load(write(STAGED), ["generate.keep=all"]))
+    assert line == "generate has no effect: it is for stages of kind generate, and there is none"
+
+
+def test_every_setting_belongs_to_a_kind():
+    assert set(Recipe.model_fields) == {key for settings in KINDS.values() for key in settings.model_fields}
+
+
+def test_the_schema_refuses_a_setting_of_another_kind():
+    stages = schema()["properties"]["stages"]["items"]
+    allowed = {rule["if"]["properties"]["stage"]["const"]: rule for rule in stages["allOf"]}
+    keys = {kind: set(rule["then"]["propertyNames"]["enum"]) for kind, rule in allowed.items()}
+    assert {"sft", "optim"} < keys["sft"]
+    assert {"teacher", "optim"} < keys["distil"]
+    assert not {"sft", "teacher", "generate"} & keys["rl"]
+    assert [kind for kind, rule in allowed.items() if "required" not in rule["if"]] == ["rl"]  # the default
 
 
 # --- resolved --------------------------------------------------------------------------------------------------------
@@ -309,3 +266,13 @@ def test_evaluation_samples_as_training_does_but_for_what_it_is_told() -> None:
     before = follows.model_dump(mode="json")
     before["eval"]["sampling"]["max_tokens"] = 256
     assert with_defaults(before, Recipe)["eval"]["sampling"]["max_tokens"] == 256
+
+
+def test_the_table_of_kinds_in_the_documentation() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "config.md").read_text()
+    table = text[text.index("| settings | kinds of stages |") :].split("\n\n")[0].splitlines()[2:]
+    documented = {}
+    for row in table:
+        keys, kinds = (cell.replace("`", "").split() for cell in row.strip("|").split("|"))
+        documented |= {key: set(KINDS) if kinds == ["all"] else set(kinds) for key in keys}
+    assert documented == {key: set(kinds_with(key)) for key in Recipe.model_fields if key != "runs"}

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from hone.base.settings import ConfigError
 from hone.recipe.load import load
+from hone.recipe.notes import notices
 from hone.recipe.recipe import Recipe, resolved
-from hone.recipe.rules import notices
 from hone.recipe.schedule import Phases, holding, parse_at, stagnation
 from hone.recipe.schedule import settings as in_words
 from hone.recipe.sections.algo import StagnationConfig
@@ -163,7 +163,6 @@ def test_when_is_a_step_or_a_reset(at: Any) -> None:
         ("reset: {at: [100]}", "r.yaml:3: reset.at: step 100 is never reached: the last step is 99"),
         ("reset: {at: [20, 10]}", "r.yaml:3: reset.at: [20, 10] must increase"),
         ("reset: {on_stagnation: {}}", "r.yaml:3: reset.on_stagnation: needs validations, and there are none;"),
-        ("reset: {limit: 2}", "r.yaml:3: reset.limit: has no effect without on_stagnation"),
         ("lora: {dropout: 0.1}", "r.yaml:3: lora.dropout: with dropout the trained network differs"),
         ("lora: {targets: [lm_head]}", "r.yaml:3: lora.targets: lm_head cannot be a target"),
         ("lora: {path: nowhere}", "r.yaml:3: lora.path: nowhere has no adapter_config.json"),
@@ -187,7 +186,7 @@ QUIET = {"algo": {"updates_per_rollout": 2}, "schedule": [], "reset": {}, "lora"
         ({"reset": {"at": [20]}, "schedule": [{"at": "reset 1", "optim": {"lr": 0.1}}]}, None),
         (
             {"reset": {"at": [20]}, "schedule": [{"at": "reset 2", "optim": {"lr": 0.1}}]},
-            "schedule: reset.at has only 1 resets, so `reset 2` applies only if you ask for resets with `hone reset`",
+            "schedule: reset.at has only 1 reset, so `reset 2` applies only if you ask for resets with `hone reset`",
         ),
         (
             {"reset": {"on_stagnation": {"tolerance": 0.1}}, "eval": {"every": 20}},
@@ -198,10 +197,13 @@ QUIET = {"algo": {"updates_per_rollout": 2}, "schedule": [], "reset": {}, "lora"
             {"reset": {"on_stagnation": {"tolerance": 0.01}}, "eval": {"every": 10}},
             "reset.on_stagnation.tolerance 0.01: the mean of 600 answers has a standard deviation of up to 0.02",
         ),
-        ({"curriculum": {"weights": {"2": 1.0}}}, "curriculum.weights: no effect with kind uniform"),
         (
-            {"schedule": [{"at": 9, "algo": {"updates_per_rollout": 1}}]},
-            "schedule, from 9 on: algo.updates_per_rollout is 1: every token is on-policy",
+            {"curriculum": {"weights": {"2": 1.0}}},
+            "curriculum.weights has no effect with curriculum.kind uniform; it goes with mixture",
+        ),
+        (
+            {"schedule": [{"at": 9, "algo": {"updates_per_rollout": 1, "clip_high": 0.3}}]},
+            "schedule, from 9 on: algo.clip_high has no effect with one update per rollout: every token is on-policy",
         ),
     ],
 )

@@ -340,10 +340,6 @@ def test_in_a_recipe(tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"recipe.yaml:6: reward.parts: no/such.py:f: no/such.py cannot be read"):
         load(recipe)
     assert load(recipe, check_files=False).reward.parts["no/such.py:f"] == 1.0
-    with pytest.raises(ValidationError, match="functions: has no effect, since parts names no function"):
-        RewardConfig(functions={"isolate": True})
-    with pytest.raises(ValidationError, match="workers: has no effect without isolate: true"):
-        RewardConfig(parts={"a:b": 1.0}, functions={"workers": 3})
 
 
 class Plugin(Part):

@@ -230,8 +230,6 @@ def test_settings_that_cannot_be():
         JudgeConfig(url="x.org", model="m")
     with pytest.raises(ValidationError, match=r"judge.url: missing"):
         RewardConfig(parts={"judge": 1.0})
-    with pytest.raises(ValidationError, match="judge: has no effect"):
-        RewardConfig(judge={"url": "https://x.org/v1", "model": "m"})
     with pytest.raises(UserError, match="--judge: model: missing"):
         JudgeConfig.at("https://x.org/v1", JudgeConfig())
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from pydantic import ValidationError
 
+from hone.recipe.notes import notices
 from hone.recipe.recipe import Recipe
-from hone.recipe.rules import notices
 from hone.recipe.sections.rollout import RolloutConfig, VLLMConfig
 
 TASK = {"name": "knights"}
@@ -19,17 +19,10 @@ def test_a_url_is_one_of_a_server(url: str) -> None:
     assert VLLMConfig(url="http://127.0.0.1:8000/").url
 
 
-@pytest.mark.parametrize("own", [{"port": 8000}, {"python": "x"}, {"arguments": ["--x"]}, {"environment": {"A": "b"}}])
-def test_what_only_a_server_of_ours_can_have_is_an_error_beside_a_url(own: dict[str, object]) -> None:
-    with pytest.raises(ValidationError, match=f"{next(iter(own))} has no effect on the server at url"):
-        VLLMConfig(url="http://x:1", **own)
-
-
 def test_the_settings_of_another_engine_are_said_to_have_no_effect() -> None:
     idle = Recipe(name="x", task=TASK, rollout={"vllm": {"port": 8000}})
-    assert "rollout.vllm has no effect while engine is native" in notices(idle)
+    assert "rollout.vllm has no effect while rollout.engine is native" in notices(idle)
     assert not [n for n in notices(Recipe(name="x", task=TASK, rollout={"engine": "vllm"})) if n.startswith("rollout.")]
-    assert RolloutConfig(engine="vllm", vllm={"port": 8000}).idle_settings() == []
 
 
 def test_sglangs_log_probs_of_a_cut_distribution_are_said_to_be_biased() -> None:

@@ -32,7 +32,7 @@ from hone.recipe.sections.optim import OptimConfig
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig, SGLangConfig
 from hone.rollout import make_engine
 from hone.rollout.identity import Verified, policy_logprobs
-from hone.stages import loop as rl
+from hone.stages.pipeline import train_loop
 from hone.types import Turn
 
 PYTHON = os.environ.get("HONE_SGLANG_PYTHON", sys.executable)
@@ -233,7 +233,7 @@ def test_steps_of_rl(folder: Path, tmp_path: Path, ahead: bool, temperature: flo
         samples_per_prompt=4,
         steps=4,
     )
-    rl.train(recipe, tmp_path / "run", ModelConfig(path=str(folder)))
+    train_loop(recipe, tmp_path / "run", ModelConfig(path=str(folder)))
     rows = jsonl.read(tmp_path / "run" / "metrics.jsonl")
     assert len(rows) == recipe.steps
     versions = [0, 0, 1, 2] if ahead else [0, 1, 2, 3]

@@ -32,7 +32,7 @@ from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig, VLLMConf
 from hone.rollout import make_engine
 from hone.rollout.engine import Event
 from hone.rollout.identity import PolicyMismatch, Verified, policy_logprobs
-from hone.stages import loop as rl
+from hone.stages.pipeline import train_loop
 from hone.tasks import make_task
 
 PYTHON = os.environ.get("HONE_VLLM_PYTHON", sys.executable)
@@ -215,7 +215,7 @@ def test_steps_of_rl(folder: Path, tmp_path: Path, ahead: bool) -> None:
         steps=3 if ahead else 2,
     )
     assert make_task(recipe.task, 0).problems("train")
-    rl.train(recipe, tmp_path / "run", ModelConfig(path=str(folder)))
+    train_loop(recipe, tmp_path / "run", ModelConfig(path=str(folder)))
     rows = jsonl.read(tmp_path / "run" / "metrics.jsonl")
     assert len(rows) == recipe.steps
     versions = [0, 0, 1] if ahead else [0, 1]

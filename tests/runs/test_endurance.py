@@ -22,7 +22,7 @@ from hone.base.stop import EX_TEMPFAIL, Interrupted, Preempted
 from hone.learn import checkpoint
 from hone.learn.state import State
 from hone.recipe.load import load
-from hone.recipe.rules import notices
+from hone.recipe.notes import notices
 from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs.layout import at_step
 from hone.runs.ledger import row_of

@@ -18,8 +18,8 @@ from hone.learn.examples import examples, of_dataset
 from hone.preflight.check.run import dry_run
 from hone.recipe.explain import explain
 from hone.recipe.load import load
+from hone.recipe.notes import notices
 from hone.recipe.recipe import Pipeline, Recipe, resolved
-from hone.recipe.rules import notices
 from hone.recipe.schedule import Phases
 from hone.report.build import build
 from hone.stages import generate as distil
@@ -373,9 +373,8 @@ def test_validation_of_traces(whole: Path, tmp_path: Path) -> None:
         ("onpolicy.algo.kl.coef=0.1", "algo.kl.coef: the advantage is the teacher's log-prob less the student's"),
         ("answers.sampling.temperature=0", "samples_per_prompt: 3 answers at sampling.temperature 0 are all the"),
         ("answers.rollout.engine=vllm", "rollout.engine: a teacher behind vllm is an endpoint: start its server"),
-        ("student.sft.examples=9", "examples: has no effect with data, whose rows are all used"),
-        ("teacher.sft.validation=0.2", "validation: has no effect without data: the task has a validation split"),
-        ("cold.model.tiny.layers=4", "stages.3.model.tiny: has no effect: the stage continues from the model of"),
+        ("cold.model.tiny.layers=4", "stages.3.model.tiny: cannot differ from that of stage student, whose model"),
+        ("teacher.steps=3", "stages.0.steps: a setting of stages of kind rl and distil, and this stage is of kind sft"),
         ("cold.model=stages.answers", "stages.answers is not an earlier stage with a model; those are: teacher,"),
         ("student.sft.data=no/such/file.jsonl", "sft.data: no file no/such/file.jsonl"),
         ("answers.teacher=http://127.0.0.1:8000/v1", "teacher: http://127.0.0.1:8000/v1 names no model; give an"),
@@ -429,13 +428,11 @@ def test_notices_and_explanations(tmp_path: Path) -> None:
     ):
         assert part in text, part
     (tmp_path / "one.yaml").write_text(
-        "name: one\ntask: knights\nstage: generate\nteacher: http://127.0.0.1:1/v1#m\n"
-        "prompt: {style: raw}\noptim: {lr: 1}\n"
+        "name: one\ntask: knights\nstage: generate\nteacher: http://127.0.0.1:1/v1#m\nprompt: {style: raw}\n"
     )
     one = load(tmp_path / "one.yaml")
     assert isinstance(one, Recipe)
     assert notices(one) == [
-        "optim has no effect in a stage of kind generate",
         "prompt.style has no effect while teacher is an endpoint, which has its own template",
     ]
 
@@ -507,5 +504,4 @@ def test_the_miniature_is_possible() -> None:
     recipe = load("distil-mini")
     begins_with = {stage.name: stage.model.stage for stage in recipe.stages}
     assert (begins_with["student"], begins_with["direct"], begins_with["cold-start"]) == ("weak", "weak", "student")
-    said = [line for line in notices(recipe) if "updates_per_rollout" not in line]
-    assert said == ["stage direct: no later stage uses its model"]  # the control
+    assert notices(recipe) == ["stage direct: no later stage uses its model"]  # the control

@@ -26,8 +26,8 @@ from hone.learn.checkpoint import read_state
 from hone.model.load import load_model
 from hone.recipe.explain import explain
 from hone.recipe.load import load
+from hone.recipe.notes import notices
 from hone.recipe.recipe import Recipe
-from hone.recipe.rules import notices
 from hone.recipe.sections.model import ModelConfig
 from hone.runs import layout
 from hone.runs.layout import which_model
@@ -293,7 +293,7 @@ def test_a_checkpoint_knows_resets_and_curriculum(whole: Path) -> None:
 
 def test_a_checkpoint_of_an_adapter_can_be_evaluated(recipe: Make, whole: Path, tmp_path: Path) -> None:
     settings = recipe(tmp_path)
-    _, path = which_model(settings, whole / "checkpoints" / "step_000006")
+    _, path = which_model([(settings, Path())], whole, whole / "checkpoints" / "step_000006")
     weights = load_model(ModelConfig(path=str(path))).state_dict()
     final = load_file(whole / "model" / "model.safetensors")
     np.testing.assert_allclose(
@@ -314,8 +314,7 @@ def test_every_example_of_the_documentation_is_a_recipe(tmp_path: Path, example:
     path.write_text(f"name: x\n{example}" + ("" if "task:" in example else "task: knights\n"))
     loaded = load(path)
     assert isinstance(loaded, Recipe)
-    unclear = [line for line in notices(loaded) if "algo.updates_per_rollout is 1" not in line]
-    assert [line for line in unclear if "on_stagnation.tolerance" not in line] == []
+    assert [line for line in notices(loaded) if "on_stagnation.tolerance" not in line] == []
     assert explain(loaded)
 
 

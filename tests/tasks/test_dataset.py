@@ -480,7 +480,6 @@ def test_levels_and_subjects(tmp_path):
     [
         ([], "source: none is given"),
         (["task.source=x", "task.columns.anwser=b"], "task.columns.anwser"),
-        (["task.subset=x", "task.train_file=a"], "subset: has no effect without source"),
     ],
 )
 def test_settings_that_cannot_work(overrides, message):

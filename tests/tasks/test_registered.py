@@ -53,6 +53,7 @@ def test_a_recipe_uses_it_and_its_own_settings_are_checked(tmp_path):
     assert (task.seed, task.config, len(task.problems("train"))) == (7, RiddlesConfig(size=4), 4)
     assert resolved(recipe)["task"] == {"name": "riddles", "size": 4}
     assert make_task(load_for_task("riddles").task).config == RiddlesConfig()
+    file.write_text("name: x\ntask: {name: riddles, size: 4}\n")
     assert load(file, ["stage=sft", "sft.styles={plain: 1.0}"]).sft.styles == {"plain": 1.0}
     for text, message in [
         ("{name: riddles, size: 0}", "size"),

@@ -11,7 +11,7 @@ from hone.model.load import stop_token_ids
 from hone.preflight.check import probes, template
 from hone.preflight.check.findings import Finding
 from hone.preflight.check.subject import Subject
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import RLStage
 from hone.rewards import REWARDS, make_reward
 from hone.rewards.gold import gold_text
 from hone.rollout.prompts import Renderer
@@ -54,7 +54,7 @@ def _rejected_gold(task: Task, problem: Problem) -> str | None:
 
 
 def template_of(
-    stage: Recipe, task: Task, renderer: Renderer, longest: int | None, model: PreTrainedModel | None = None
+    stage: RLStage, task: Task, renderer: Renderer, longest: int | None, model: PreTrainedModel | None = None
 ) -> Iterator[Finding]:
     """Check the chat template on a few problems. `longest`: the positions of the model, if known."""
     problems = task.problems("train")[:50]

@@ -12,7 +12,7 @@ from hone.environments.make import make_episodes
 from hone.environments.play import Episodes
 from hone.environments.sandbox import missing_protections
 from hone.preflight.check.findings import Finding
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import TrainedStage
 from hone.rewards.gold import gold_text
 from hone.rollout.prompts import Renderer
 from hone.tasks.base import Task, TracedTask
@@ -45,7 +45,7 @@ class ScriptedEngine:
         """There are no weights."""
 
 
-def played(stage: Recipe, task: Task, renderer: Renderer) -> Iterator[Finding]:
+def played(stage: TrainedStage, task: Task, renderer: Renderer) -> Iterator[Finding]:
     """What happens in episodes of the first training problem. An environment that cannot be made is a failure."""
     if not stage.has_turns:
         return
@@ -84,7 +84,7 @@ def _scripts(task: Task, problem: Problem) -> dict[str, list[str]]:
     return {"right": right, "useless": ["", "?", "Ask. " * 20], "malformed": broken}
 
 
-def _play(episodes: Episodes, stage: Recipe, problem: Problem, texts: Sequence[str]) -> Rollout:
+def _play(episodes: Episodes, stage: TrainedStage, problem: Problem, texts: Sequence[str]) -> Rollout:
     engine = ScriptedEngine(episodes.renderer, texts)
     ((rollout,),) = episodes.sample([problem], engine, stage.sampling, samples=1, seed=0)
     return rollout

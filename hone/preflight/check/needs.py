@@ -14,7 +14,7 @@ from hone.preflight.check import content
 from hone.preflight.check.findings import Finding
 from hone.preflight.check.subject import Subject
 from hone.preflight.plan.batch import longest_prompt
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import LoopStage
 from hone.recipe.stages import stage_named
 from hone.rewards import check_functions
 from hone.rollout import check_server
@@ -55,7 +55,7 @@ def packages(subject: Subject) -> Iterator[Finding]:
         yield Finding("fail", "packages", message)
 
 
-def _runs_elsewhere(stage: Recipe) -> bool:
+def _runs_elsewhere(stage: LoopStage) -> bool:
     """Whether the engine is a running server, or belongs to another interpreter or machine."""
     settings = getattr(stage.rollout, stage.rollout.engine)
     return settings.url is not None or settings.python is not None or stage.launch.kind != "local"

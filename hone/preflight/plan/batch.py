@@ -1,20 +1,20 @@
 """The longest micro-batch that a stage can come to: full, every answer as long as it may be.
 
-batch = longest(stage, prompt_tokens=300)      # MicroBatch, on the CPU; its numbers mean nothing
+batch = longest(batch_of(stage), prompt=300, answer=500)      # MicroBatch, on the CPU; its numbers mean nothing
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
 from hone.learn.pack import Packer
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import StageSettings
 from hone.rollout.prompts import Renderer
 from hone.tasks.rows.problems import Problems, characters_of
 from hone.types import MicroBatch, Problem, Sample
@@ -56,42 +56,51 @@ def _size(value: Any) -> int:
     return sys.getsizeof(value) + sum(map(_size, inside))
 
 
-def rows_of(stage: Recipe) -> int:
-    """Samples of one update; of SFT examples."""
-    if stage.stage == "sft":
-        return stage.sft.examples_per_step
-    return -(-stage.prompts_per_step // stage.algo.updates_per_rollout) * stage.samples_per_prompt
+@dataclass(frozen=True)
+class BatchShape:
+    """What one step trains on, as far as it decides lengths; of SFT one sample to each prompt, and one update."""
+
+    prompts: int  # of a step
+    samples: int  # to each prompt
+    updates: int  # among which the prompts are divided
+    shared: bool  # whether a prompt is computed once for all its samples
+    tokens: int  # of a micro-batch
+    kl: bool  # whether reference log-probs come with the samples
+
+    @property
+    def rows(self) -> int:
+        """Samples of one update."""
+        return -(-self.prompts // self.updates) * self.samples
 
 
-def lengths(stage: Recipe, prompt: int, answer: int) -> list[list[int]]:
+def lengths(shape: BatchShape, prompt: int, answer: int) -> list[list[int]]:
     """Lengths of answers, one list per prompt, that fill one micro-batch: the last may be shorter than `answer`.
 
     Worked example: 1000 tokens, prompts of 100 and answers of 200, groups of 3: [[200, 200, 200], [200]], since
     100 + 600 + 100 + 200 = 1000.
     """
-    group = stage.samples_per_prompt if stage.stage != "sft" and stage.share_prompts else 1
-    left, rows = max(stage.tokens_per_microbatch, prompt + answer), rows_of(stage)
-    found: list[list[int]] = []
-    while rows and left > prompt:
-        left -= prompt
-        found.append([])
-        while rows and left and len(found[-1]) < group:
-            found[-1].append(min(answer, left))
-            left -= found[-1][-1]
+    group = shape.samples if shape.shared else 1
+    room, rows = max(shape.tokens, prompt + answer), shape.rows
+    groups: list[list[int]] = []
+    while rows and room > prompt:
+        room -= prompt
+        groups.append([])
+        while rows and room and len(groups[-1]) < group:
+            groups[-1].append(min(answer, room))
+            room -= groups[-1][-1]
             rows -= 1
-    return found
+    return groups
 
 
-def longest(stage: Recipe, prompt: int, answer: int) -> MicroBatch:
+def longest(shape: BatchShape, prompt: int, answer: int) -> MicroBatch:
     """As `hone.learn.pack` would lay it out, with weights that make a mean of it."""
-    groups = lengths(stage, prompt, answer)
+    groups = lengths(shape, prompt, answer)
     samples = [_sample(i, prompt, length) for i, group in enumerate(groups) for length in group]
     tokens = sum(map(sum, groups))
-    budget = tokens + prompt * (len(groups) if stage.share_prompts else len(samples))
-    given: dict[str, Any] = {}
-    if stage.stage != "sft" and stage.algo.kl.coef:
-        given["ref_logprobs"] = [np.zeros(int(s.trained.sum()), np.float32) for s in samples]
-    (batch,) = Packer(budget, stage.share_prompts)(samples, [1.0 / tokens] * len(samples), **given)
+    budget = tokens + prompt * (len(groups) if shape.shared else len(samples))
+    reference = [np.zeros(int(s.trained.sum()), np.float32) for s in samples] if shape.kl else None
+    weights = [1.0 / tokens] * len(samples)
+    (batch,) = Packer(budget, shape.shared)(samples, weights, ref_logprobs=reference)
     return batch
 
 
@@ -103,14 +112,13 @@ def _sample(number: int, prompt: int, answer: int) -> Sample:
     return Sample(ids, np.arange(size) >= prompt, zeros, zeros, prompt, f"p{number}", 0)
 
 
-def micro_batches(stage: Recipe, prompt: int, answer: int) -> int:
+def micro_batches(shape: BatchShape, prompt: int, answer: int) -> int:
     """Micro-batches of one update, if every answer is as long as it may be."""
-    rows = rows_of(stage)
-    prompts = -(-rows // stage.samples_per_prompt) if stage.stage != "sft" and stage.share_prompts else rows
-    return max(1, -(-(rows * answer + prompts * prompt) // stage.tokens_per_microbatch))
+    prompts = -(-shape.rows // shape.samples) if shape.shared else shape.rows
+    return max(1, -(-(shape.rows * answer + prompts * prompt) // shape.tokens))
 
 
-def assumed_prompt(stage: Recipe, problems: Sequence[Problem], system: str) -> int:
+def assumed_prompt(stage: StageSettings, problems: Sequence[Problem], system: str) -> int:
     """Tokens of the longest prompt where no tokenizer is at hand. `system`: the task's own prompt."""
     per = CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
     system = stage.prompt.system_prompt(system)

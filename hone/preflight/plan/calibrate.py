@@ -1,6 +1,6 @@
 """Measures the speed of this machine: forward and backward of a micro-batch, and a few tokens of every row.
 
-    speeds = calibrate(stage, plan)        # some seconds; the weights are random, and of the real shape
+    speeds = calibrate(stage, batch_of(stage), plan, work, shape)    # some seconds; random weights of the real shape
 
 Random weights do: neither time nor memory depends on their values.
 """
@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -24,7 +25,7 @@ from hone.preflight.plan.cost import Shape, Speeds, Work, forward_flops
 from hone.preflight.plan.memory import GIB, Plan, total_of
 from hone.preflight.plan.shapes import config_of, meta_model
 from hone.preflight.plan.trace import forward_backward
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import LoopStage
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.engine import NativeEngine
 
@@ -36,7 +37,7 @@ TRAIN_TOKENS, ANSWERS = 1024, {"cpu": (4, 12), "cuda": (32, 96)}  # on a GPU bot
 MAX_ROWS = 64
 
 
-def calibrate(stage: Recipe, plan: Plan, work: Work, shape: Shape) -> Speeds:
+def calibrate(stage: LoopStage, step: batches.BatchShape, plan: Plan, work: Work, shape: Shape) -> Speeds:
     """Raises UserError if the model does not fit this machine."""
     device = here()
     needed = 3 * shape.weights * shape.item
@@ -46,7 +47,7 @@ def calibrate(stage: Recipe, plan: Plan, work: Work, shape: Shape) -> Speeds:
             "leave it out, and the time is modelled"
         )
     model = _random_model(stage, device)
-    small = stage.model_copy(update={"tokens_per_microbatch": min(TRAIN_TOKENS, stage.tokens_per_microbatch)})
+    small = replace(step, tokens=min(TRAIN_TOKENS, step.tokens))
     answer = max(1, min(plan.answer_tokens, TRAIN_TOKENS - plan.prompt_tokens))
     batch = to_device(batches.longest(small, plan.prompt_tokens, answer), device)
 
@@ -77,7 +78,7 @@ def calibrate(stage: Recipe, plan: Plan, work: Work, shape: Shape) -> Speeds:
     return Speeds("this machine, calibrated", reached, decoded, float("inf"))
 
 
-def _random_model(stage: Recipe, device: torch.device) -> PreTrainedModel:
+def _random_model(stage: LoopStage, device: torch.device) -> PreTrainedModel:
     config, _ = config_of(stage.model)
     model = meta_model(config, stage.model.dtype, stage.model.recompute_activations)
     if stage.lora is not None:

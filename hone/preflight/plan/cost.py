@@ -1,6 +1,7 @@
 """Seconds of a step: floating-point operations, bytes read, bytes sent, each over a rate. docs/scaling.md uses these.
 
-    step_time(work_of(stage, plan, answer=500), shape_of(config, "bfloat16"), H100, ParallelConfig(shard=8))
+    work = work_of(stage, batch_of(stage), prompt=300, answer=500, rows=64)
+    step_time(work, shape_of(config, "bfloat16"), H100, ParallelConfig(shard=8))
 
 Pure functions. N: weights that take part in matrix products (an embedding that is only looked up does not). Sources:
 
@@ -24,9 +25,9 @@ from typing import TYPE_CHECKING, Any
 
 from hone.base.parallel import ParallelConfig
 from hone.model.logprobs import output_head
-from hone.preflight.plan.batch import micro_batches
+from hone.preflight.plan.batch import BatchShape, micro_batches
 from hone.preflight.plan.shapes import meta_model
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import TrainedStage
 from hone.rollout.native.memory import Budget, layer_configs
 
 if TYPE_CHECKING:
@@ -114,22 +115,21 @@ class Work:
         return self.answer_tokens + self.prompts * self.prompt * (1 if self.shared else self.samples)
 
 
-def work_of(stage: Recipe, prompt: int, answer: int, rows: int, mean: int | None = None) -> Work:
+def work_of(
+    stage: TrainedStage, batch: BatchShape, prompt: int, answer: int, rows: int, mean: int | None = None
+) -> Work:
     """`prompt`, `answer`: tokens of the longest. `mean`: of an answer; as long as the longest if not given."""
     mean = mean or answer
-    sft = stage.stage == "sft"
-    kl = not sft and bool(stage.algo.kl.coef)
-    updates = 1 if sft else stage.algo.updates_per_rollout
     return Work(
-        prompts=stage.sft.examples_per_step if sft else stage.prompts_per_step,
-        samples=1 if sft else stage.samples_per_prompt,
+        prompts=batch.prompts,
+        samples=batch.samples,
         prompt=prompt,
         answer=mean,
-        longest=0 if sft else answer,
-        shared=stage.share_prompts,
-        updates=updates,
-        looks=(updates > 1) + kl + 2 * (stage.stage == "distil"),
-        micro_batches=updates * micro_batches(stage, prompt, mean),
+        longest=0 if stage.stage == "sft" else answer,
+        shared=batch.shared,
+        updates=batch.updates,
+        looks=(batch.updates > 1) + batch.kl + 2 * (stage.stage == "distil"),
+        micro_batches=batch.updates * micro_batches(batch, prompt, mean),
         rows=max(1, rows),
         adapter=stage.lora is not None,
         recompute=stage.model.recompute_activations,

@@ -12,7 +12,7 @@ from hone.base.settings import UserError
 from hone.model.load import load_tokenizer
 from hone.preflight.plan import batch as batches
 from hone.preflight.plan.memory import ASSUMED_ANSWER, ASSUMED_PROMPT, Lengths
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import SFTStage
 from hone.rollout.prompts import Renderer
 from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask
@@ -21,7 +21,7 @@ from hone.tasks.base import Task, TracedTask
 WRITTEN = 64
 
 
-def lengths_of(stage: Recipe) -> Lengths:
+def lengths_of(stage: SFTStage) -> Lengths:
     """Tokens of the longest training prompt, and of the longest answer that the stage can produce.
 
     Estimated from characters if no tokenizer is available (`hone.preflight.plan.batch.CHARACTERS_PER_TOKEN`), and
@@ -63,7 +63,7 @@ def offline() -> Iterator[None]:
             vars(module)["HF_HUB_OFFLINE"] = value
 
 
-def _answer(stage: Recipe, task: Task | None, per: float, assumptions: list[str]) -> int:
+def _answer(stage: SFTStage, task: Task | None, per: float, assumptions: list[str]) -> int:
     """Tokens of the longest answer: in SFT of the longest example, else `sampling.max_tokens`."""
     if stage.stage != "sft":
         return stage.sampling.max_tokens

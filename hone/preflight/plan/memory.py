@@ -40,7 +40,7 @@ from hone.model.reduced import Weights
 from hone.preflight.plan import batch as batches
 from hone.preflight.plan.shapes import config_of, meta_model, share_of
 from hone.preflight.plan.trace import trace
-from hone.recipe.recipe import Pipeline, Recipe, stages
+from hone.recipe.recipe import Pipeline, Recipe
 from hone.rollout.native.core import _PREFILL_TOKENS as PREFILL_TOKENS
 from hone.rollout.native.memory import ROWS, Budget, columns
 from hone.types import MicroBatch
@@ -140,13 +140,22 @@ def estimate(
     """
     plans = [
         stage_plan(stage, parallel=parallel, device=device, total_bytes=total_bytes, lengths=lengths)
-        for stage in stages(recipe)
+        for stage in recipe.stages
     ]
     return max(plans, key=lambda plan: plan.peak_bytes)
 
 
 def device_of(stage: Recipe) -> str:
     return "cuda" if torch.cuda.is_available() or stage.model.dtype == "bfloat16" else "cpu"
+
+
+def batch_of(stage: Recipe) -> batches.BatchShape:
+    """What a step of the stage trains on."""
+    shared, tokens = stage.share_prompts, stage.tokens_per_microbatch
+    if stage.stage == "sft":
+        return batches.BatchShape(stage.sft.examples_per_step, 1, 1, shared, tokens, kl=False)
+    updates, kl = stage.algo.updates_per_rollout, bool(stage.algo.kl.coef)
+    return batches.BatchShape(stage.prompts_per_step, stage.samples_per_prompt, updates, shared, tokens, kl)
 
 
 def total_of(device: str) -> int:
@@ -183,14 +192,19 @@ def stage_plan(
     if device == "cpu" and lengths.data:  # the memory of a GPU holds none
         parts["data"] = lengths.data
     moments: dict[str, dict[str, int]] = {}
-    micro = batches.longest(stage, lengths.prompt, lengths.answer)
+    micro = batches.longest(batch_of(stage), lengths.prompt, lengths.answer)
     rows, tokens, each = _cache(stage, whole, split, lengths, total)
-    many = batches.micro_batches(stage, lengths.prompt, lengths.answer)
+    many = batches.micro_batches(batch_of(stage), lengths.prompt, lengths.answer)
     if device == "cpu" and linear.available() and whole.dtype == torch.float32:
         native = samples and stage.rollout.engine == "native"
         own = -(-many // (split.replicate * split.shard))  # of each process
+        steps = (
+            stage.steps
+            if stage.stage != "sft"
+            else max(1, stage.sft.epochs * stage.sft.examples // batch_of(stage).rows)
+        )
         parts["kernels"] = _kernels(
-            whole if native else None, rows, mine if trains else None, len(micro.inputs), _steps(stage) * own
+            whole if native else None, rows, mine if trains else None, len(micro.inputs), steps * own
         )
     if trains:
         again = many > split.replicate * split.shard
@@ -274,12 +288,6 @@ def _weights_of(stage: Recipe, path: str) -> int:
     if path.startswith("stages."):  # of the same line of models, as far as one can tell before it is there
         return size_of(meta_model(config_of(stage.model)[0], stage.model.dtype))
     return size_of(meta_model(config_of(stage.model.at(path))[0], stage.model.dtype))
-
-
-def _steps(stage: Recipe) -> int:
-    if stage.stage != "sft":
-        return stage.steps
-    return max(1, stage.sft.epochs * stage.sft.examples // stage.sft.examples_per_step)
 
 
 def _kernels(sampled: nn.Module | None, rows: int, trained: nn.Module | None, tokens: int, micro_batches: int) -> int:

@@ -1,6 +1,6 @@
 """The longest micro-batch first: what does not fit shows in the first seconds, not after hours.
 
-    rehearse(writer, recipe, model, policy, longest_prompt(problems, renderer))    # before the first rollout
+    rehearse(writer, recipe, policy, longest_prompt(problems, renderer))    # before the first rollout
     with explained(stage): ...                                                  # running out of memory, in words
 
 A forward and a backward pass without an optimizer step, beside empty tensors as large as the moments will be. The run
@@ -29,7 +29,7 @@ from hone.learn.policy import Policy
 from hone.model.limits import longest_exact
 from hone.model.random_state import own_random_numbers
 from hone.preflight.plan import batch as batches
-from hone.preflight.plan.memory import GIB, Lengths, Plan, stage_plan
+from hone.preflight.plan.memory import GIB, Lengths, Plan, batch_of, stage_plan
 from hone.preflight.plan.trace import forward_backward
 from hone.recipe.recipe import Recipe
 from hone.recipe.schedule import Phases
@@ -54,10 +54,9 @@ REMEDIES = {
 OTHERWISE = "the size of the model: choose a smaller one, or set parallel.shard on more devices"
 
 
-def rehearse(writer: RunWriter, recipe: Recipe, model: ModelConfig, policy: Policy, prompt: int, data: int = 0) -> None:
+def rehearse(writer: RunWriter, stage: Recipe, policy: Policy, prompt: int, data: int = 0) -> None:
     """Of a stage that samples. `prompt`: tokens of its longest prompt; `data`: bytes of its problems. Writes what is
     predicted into the run folder."""
-    stage = recipe.model_copy(update={"model": model})
     phases = Phases(stage)
     settings = [phases.merged(lines) for lines in phases.sets()] if stage.stage == "rl" else [stage]
     limit = longest_exact(policy.model.config)
@@ -67,7 +66,7 @@ def rehearse(writer: RunWriter, recipe: Recipe, model: ModelConfig, policy: Poli
 
     if any(answer(one) < 1 for one in settings):
         return  # the engine says which prompt leaves no room
-    micro = [batches.longest(one, prompt, answer(one)) for one in settings]
+    micro = [batches.longest(batch_of(one), prompt, answer(one)) for one in settings]
     most = max(range(len(settings)), key=lambda i: len(micro[i].inputs))
     _predict(writer, settings[most], policy, Lengths(prompt, answer(settings[most]), data=data))
     entropy = any(one.algo.entropy_coef for one in settings)

@@ -8,14 +8,15 @@ from typing import Any
 
 import torch
 
+from hone.base.parallel import ParallelConfig
 from hone.preflight.plan.calibrate import calibrate
 from hone.preflight.plan.cost import H100, Shape, Speeds, StepTime, shape_of, step_time, work_of
 from hone.preflight.plan.lengths import lengths_of
-from hone.preflight.plan.memory import GIB, Lengths, Plan, device_of, stage_plan, total_of
+from hone.preflight.plan.memory import GIB, Lengths, Plan, batch_of, device_of, stage_plan, total_of
 from hone.preflight.plan.rehearse import as_row
 from hone.preflight.plan.shapes import config_of
 from hone.preflight.plan.size import Advice, advise
-from hone.recipe.recipe import Pipeline, Recipe, stages
+from hone.recipe.recipe import Pipeline, Recipe
 
 
 @dataclass(frozen=True)
@@ -35,12 +36,16 @@ def plan_stage(
     device, split = device or device_of(stage), stage.parallel
     total = total or total_of(device)
     lengths = lengths or lengths_of(stage)
-    plan = stage_plan(stage, parallel=split, device=device, total_bytes=total, lengths=lengths)
-    advice = advise(stage, plan, parallel=split, lengths=lengths, device=device, total_bytes=total)
+
+    def planned(one: Recipe, split: ParallelConfig) -> Plan:
+        return stage_plan(one, parallel=split, device=device, total_bytes=total, lengths=lengths)
+
+    plan = planned(stage, split)
+    advice = advise(stage, plan, planned, split)
     if stage.stage == "generate":
         return Planned(plan, advice, None, "")
     shape = shape_of(config_of(stage.model)[0], stage.model.dtype)
-    work = work_of(stage, lengths.prompt, lengths.answer, plan.rows or stage.rollout.max_sequences)
+    work = work_of(stage, batch_of(stage), lengths.prompt, lengths.answer, plan.rows or stage.rollout.max_sequences)
     speeds = _speeds(stage, plan, shape, timed)
     if speeds is None:
         return Planned(plan, advice, None, "")
@@ -50,8 +55,8 @@ def plan_stage(
 def _speeds(stage: Recipe, plan: Plan, shape: Shape, timed: bool) -> Speeds | None:
     here = "cuda" if torch.cuda.is_available() else "cpu"
     if timed and plan.device == here:
-        work = work_of(stage, plan.prompt_tokens, plan.answer_tokens, plan.rows)
-        speeds = calibrate(stage, plan, work, shape)
+        work = work_of(stage, batch_of(stage), plan.prompt_tokens, plan.answer_tokens, plan.rows)
+        speeds = calibrate(stage, batch_of(stage), plan, work, shape)
         if here == "cuda":  # what one device cannot measure
             return replace(speeds, link=H100.link, network=H100.network)
         return speeds
@@ -61,7 +66,7 @@ def _speeds(stage: Recipe, plan: Plan, shape: Shape, timed: bool) -> Speeds | No
 def cli_plan(recipe: Recipe | Pipeline, device: str | None, gib: float | None, timed: bool, as_json: bool) -> int:
     """Prints; returns the exit code: 1 if a stage does not fit as it is written, else 0."""
     total = None if gib is None else int(gib * GIB)
-    plans = [plan_stage(stage, device, total, timed) for stage in stages(recipe)]
+    plans = [plan_stage(stage, device, total, timed) for stage in recipe.stages]
     if as_json:
         print(json.dumps([row(one) for one in plans], indent=1))
     else:

@@ -1,6 +1,6 @@
 """Settings that fit the device: tokens of a micro-batch, and memory for keys and values.
 
-advice = advise(stage, plan)
+advice = advise(stage, plan, planned, parallel)
 advice.settings        # {"tokens_per_microbatch": 12288, "rollout.kv_cache_gib": 20.5}
 """
 
@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 from hone.base.parallel import ParallelConfig
-from hone.preflight.plan.memory import GIB, Lengths, Plan, stage_plan
-from hone.recipe.recipe import Recipe
+from hone.preflight.plan.memory import GIB, Plan
+from hone.recipe.recipe import LoopStage
+
+StageT = TypeVar("StageT", bound=LoopStage)
 
 #: The share of the device that is used; the rest is reserved for what is not predicted.
 USABLE = 0.9
@@ -34,19 +37,20 @@ class Advice:
 
 
 def advise(
-    stage: Recipe, plan: Plan, *, parallel: ParallelConfig, lengths: Lengths, device: str, total_bytes: int
+    stage: StageT, plan: Plan, planned: Callable[[StageT, ParallelConfig], Plan], parallel: ParallelConfig
 ) -> Advice:
-    """The largest micro-batch and the cache that fit; if none does, the smallest change with which they do."""
-    usable = int(USABLE * total_bytes)
+    """The largest micro-batch and the cache that fit; if none does, the smallest change with which they do.
 
-    def planned(one: Recipe, split: ParallelConfig = parallel) -> Plan:
-        return stage_plan(one, parallel=split, device=device, total_bytes=total_bytes, lengths=lengths)
 
-    def fitting(one: Recipe, split: ParallelConfig = parallel) -> Recipe | None:
+    `plan`: of the stage as it is; `planned`: gives the plan of changed settings, for the same device.
+    """
+    usable, device = int(USABLE * plan.total_bytes), plan.device
+
+    def fitting(one: StageT, split: ParallelConfig) -> StageT | None:
         cached = _with_cache(one, planned(_with_tokens(one, STEP), split), usable)
         return None if cached is None else _with_largest(cached, lambda r: planned(r, split), usable, device)
 
-    ways: list[tuple[dict[str, float | int | bool], Recipe, ParallelConfig]] = [({}, stage, parallel)]
+    ways: list[tuple[dict[str, float | int | bool], StageT, ParallelConfig]] = [({}, stage, parallel)]
     if stage.stage != "generate":
         again = stage.model_copy(update={"model": stage.model.model_copy(update={"recompute_activations": True})})
         extra: dict[str, float | int | bool] = {}
@@ -66,11 +70,11 @@ def advise(
     return Advice(False, {}, plan)
 
 
-def _with_tokens(stage: Recipe, tokens: int) -> Recipe:
+def _with_tokens(stage: StageT, tokens: int) -> StageT:
     return stage.model_copy(update={"tokens_per_microbatch": tokens})
 
 
-def _with_largest(stage: Recipe, planned: Callable[[Recipe], Plan], usable: int, device: str) -> Recipe | None:
+def _with_largest(stage: StageT, planned: Callable[[StageT], Plan], usable: int, device: str) -> StageT | None:
     """The largest micro-batch that fits; None if a single sequence does not."""
     if stage.stage == "generate":
         return stage
@@ -91,7 +95,7 @@ def _whole(tokens: float) -> int:
     return max(STEP, int(tokens) // STEP * STEP)
 
 
-def _with_cache(stage: Recipe, plan: Plan, usable: int) -> Recipe | None:
+def _with_cache(stage: StageT, plan: Plan, usable: int) -> StageT | None:
     """The stage with a cache for all rows, or as large as fits; None if not even one row fits."""
     if "generation" not in plan.moments:
         return stage
@@ -105,14 +109,14 @@ def _with_cache(stage: Recipe, plan: Plan, usable: int) -> Recipe | None:
     return stage.model_copy(update={"rollout": stage.rollout.model_copy(update={"kv_cache_gib": gib})})
 
 
-def _all_rows(stage: Recipe, plan: Plan) -> int:
+def _all_rows(stage: LoopStage, plan: Plan) -> int:
     """Bytes of the cache for all rows of a step, or for as many as may be decoded at once."""
     rows = min(stage.rollout.max_sequences, stage.prompts_per_step * stage.samples_per_prompt)
     positions = -(-rows // stage.samples_per_prompt) * plan.prompt_tokens + rows * (plan.answer_tokens + 32)
     return positions * plan.kv_bytes_per_token
 
 
-def _differences(stage: Recipe, changed: Recipe) -> dict[str, float | int | bool]:
+def _differences(stage: LoopStage, changed: LoopStage) -> dict[str, float | int | bool]:
     pairs = {
         "tokens_per_microbatch": (stage.tokens_per_microbatch, changed.tokens_per_microbatch),
         "rollout.kv_cache_gib": (stage.rollout.kv_cache_gib, changed.rollout.kv_cache_gib),

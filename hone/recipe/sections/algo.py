@@ -60,12 +60,8 @@ class AlgoConfig(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> AlgoConfig:
-        if self.dual_clip is not None and self.loss == "cispo":
-            raise ValueError("dual_clip has no meaning with loss cispo, whose weights are bounded already; remove it")
         if self.dual_clip is not None and self.dual_clip <= 1.0 + self.clip_high:
             raise ValueError(f"dual_clip {self.dual_clip} must be above 1 + clip_high = {1.0 + self.clip_high}")
-        if self.advantage != "gae" and "value" in self.model_fields_set:
-            raise ValueError(f"value has no effect with advantage {self.advantage}; remove it, or set advantage: gae")
         if self.credit == "turn" and (self.advantage not in ("grpo", "dr_grpo") or self.kl.place == "reward"):
             raise ValueError("credit: turn needs advantage grpo or dr_grpo, and kl.place loss; change one of them")
         if self.refill_rounds and self.advantage not in WITHIN_GROUP:
@@ -79,36 +75,6 @@ class AlgoConfig(Section):
     def needs_every_sample(self) -> bool:
         """Whether samples with advantage 0 still have a gradient."""
         return (self.kl.coef > 0 and self.kl.place == "loss") or self.entropy_coef != 0 or self.advantage == "gae"
-
-    def idle_settings(self) -> list[str]:
-        """Notes on settings that have no effect, shown at the start of a run."""
-        idle = self._idle_on_policy() if self.updates_per_rollout == 1 else []
-        if self.updates_per_rollout > 1 and self.clip_low >= 1:
-            paper = ", as in the CISPO paper" if self.loss == "cispo" else ""
-            idle.append(f"clip_low {self.clip_low:g}: no ratio is below 0, so there is no lower bound{paper}")
-        if self.kl.coef == 0 and self.kl.changed():
-            have = "has" if len(self.kl.changed()) == 1 else "have"
-            keys = " and algo.".join(f"kl.{key}" for key in self.kl.changed())
-            idle.append(f"{keys} {have} no effect while kl.coef is 0")
-        if self.kl.coef and self.kl.place == "loss" and self.kl.estimator == "k1":
-            idle.append(
-                "kl.estimator k1 in the loss: on-policy its gradient is 0 on average (arXiv:2510.01555), so it adds "
-                "noise but no penalty; set it to k2 or k3, or kl.place to reward"
-            )
-        if self.correction.kind == "none" and "cap" in self.correction.changed():
-            idle.append("correction.cap has no effect while correction.kind is none")
-        return idle
-
-    def _idle_on_policy(self) -> list[str]:
-        idle = [
-            "updates_per_rollout is 1: every token is on-policy, so the ratio is 1, and clip_low, clip_high and "
-            "dual_clip have no effect. Set updates_per_rollout above 1 for clipping to matter."
-        ]
-        if self.loss != "clipped":
-            idle.append(f"loss {self.loss} has the same gradient as clipped while the ratio is 1")
-        if self.advantage == "gae" and "clip" in self.value.changed() and self.value.clip is not None:
-            idle.append("value.clip has no effect with one update per rollout, which still has the old values")
-        return idle
 
 
 class WatchConfig(Section):
@@ -148,6 +114,4 @@ class ResetConfig(Section):
     def _rising(self) -> ResetConfig:
         if list(self.at) != sorted(set(self.at)):
             raise ValueError(f"at: {list(self.at)} must increase; give each step once, in order")
-        if self.limit is not None and self.on_stagnation is None:
-            raise ValueError("limit: has no effect without on_stagnation; remove it, or set on_stagnation: {}")
         return self

@@ -60,13 +60,3 @@ class LaunchConfig(Section):
     @property
     def max_restarts(self) -> int:
         return RESTARTS[self.kind] if self.restarts is None else self.restarts
-
-    def idle_settings(self, processes: int) -> list[str]:
-        """Notes on settings that have no effect."""
-        others = [name for name in ("ray", "slurm") if self.kind != name and getattr(self, name).changed()]
-        notes = [f"{name} has no effect while kind is {self.kind}" for name in others]
-        if self.restarts is not None and self.kind == "local" and processes == 1:
-            notes.append(
-                "restarts has no effect on a single process, which is not supervised; give parallel, ray or slurm"
-            )
-        return notes

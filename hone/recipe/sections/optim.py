@@ -48,9 +48,8 @@ class LayersConfig(Section):
 
     @model_validator(mode="after")
     def _counted(self) -> LayersConfig:
-        if (self.count is None) != (self.train == "all"):
-            needed = "needed with" if self.count is None else "has no effect with"
-            raise ValueError(f"count: {needed} train: {self.train}; it goes with train: first and train: last")
+        if self.count is None and self.train != "all":
+            raise ValueError(f"count: needed with train: {self.train}; give the number of layers")
         return self
 
 
@@ -77,15 +76,6 @@ class SFTConfig(Section):
         """Whole steps only: the examples left over at the end of the last epoch are not used. None with `data`, whose
         number of examples is not known yet."""
         return None if self.data is not None else self.epochs * self.examples // self.examples_per_step
-
-    @model_validator(mode="after")
-    def _one_source(self) -> SFTConfig:
-        if self.data is not None:
-            for key in {"styles", "examples"} & set(self.changed()):
-                raise ValueError(f"{key}: has no effect with data, whose rows are all used; remove one of the two")
-        elif "validation" in self.changed():
-            raise ValueError("validation: has no effect without data: the task has a validation split; remove it")
-        return self
 
 
 class GenerateConfig(Section):

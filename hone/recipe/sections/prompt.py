@@ -33,8 +33,6 @@ class PromptConfig(Section):
 
     @model_validator(mode="after")
     def _arguments(self) -> PromptConfig:
-        if self.template_args and self.style == "raw":
-            raise ValueError("template_args: style raw uses no chat template; remove them, or set style to chat")
         if taken := sorted(set(self.template_args) & TAKEN):
             raise ValueError(f"template_args: {', '.join(taken)} is set by hone itself; remove it")
         return self

@@ -60,9 +60,6 @@ class ServerConfig(Section):
         parts = urlsplit(self.url)
         if parts.scheme != "http" or not parts.hostname or parts.path.strip("/"):
             raise ValueError(f"url {self.url!r}: give http://host:port, as in http://127.0.0.1:8000")
-        ours = [key for key in ("port", "python", "arguments", "environment") if key in self.changed()]
-        if ours:
-            raise ValueError(f"{ours[0]} has no effect on the server at url, which already runs; remove one of the two")
         return self
 
     @property
@@ -86,12 +83,6 @@ class VLLMConfig(ServerConfig):
         "merged"  # how a recipe's `lora` is sent: as merged weights, or as A and B alone
     )
     in_process: bool = False  # vLLM's `LLM` instead of its server, in the interpreter that runs hone
-
-    @model_validator(mode="after")
-    def _in_process(self) -> VLLMConfig:
-        if self.in_process and (ours := [key for key in SERVER_ONLY if key in self.changed()]):
-            raise ValueError(f"{ours[0]} configures a server, but in_process starts none; remove one of the two")
-        return self
 
     @property
     def serves_adapter(self) -> bool:
@@ -129,10 +120,3 @@ class RolloutConfig(Section):
         if self.engine == "vllm":
             return self.vllm.url is None and not self.vllm.in_process
         return self.engine == "sglang" and self.sglang.url is None
-
-    def idle_settings(self) -> list[str]:
-        """Notes on settings that have no effect with this engine."""
-        others = [name for name in ("vllm", "sglang") if self.engine != name and getattr(self, name).changed()]
-        if self.engine != "native":
-            others += [name for name in ("kv_cache_gib", "compiled", "weights") if name in self.changed()]
-        return [f"{name} has no effect while engine is {self.engine}" for name in others]

@@ -59,10 +59,13 @@ class CountdownConfig(Section):
     def _possible(self) -> CountdownConfig:
         if not all(3 <= n <= 6 for n in self.numbers) or len(set(self.numbers)) < len(self.numbers):
             raise ValueError(f"numbers: {self.numbers}: must be distinct, from 3 to 6")
-        for split in SHARES:
-            if getattr(self, f"{split}_file") and split in self.model_fields_set:
-                raise ValueError(f"{split}: has no effect beside {split}_file, whose rows are all used; remove one")
         return self
+
+    def without_effect(self) -> list[str]:
+        changed = self.changed()
+        splits = [split for split in SHARES if split in changed and getattr(self, f"{split}_file")]
+        notes = [f"{split} has no effect beside {split}_file, whose rows are all used" for split in splits]
+        return notes
 
 
 @dataclass(frozen=True, slots=True)

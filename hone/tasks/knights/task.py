@@ -106,12 +106,15 @@ class KnightsConfig(Section):
                 f"operators: {list(self.operators)}: give distinct ones, and one that joins claims ({_JOINING}): from "
                 "single claims alone, all roles could be swapped, so no puzzle would have just one solution"
             )
-        if "width" in self.model_fields_set and not {"and", "or"} & set(self.operators):
-            raise ValueError("width: has no effect without the operators `and` and `or`; remove it")
-        for split in SHARES:
-            if getattr(self, f"{split}_file") and split in self.model_fields_set:
-                raise ValueError(f"{split}: has no effect beside {split}_file, whose rows are all used; remove one")
         return self
+
+    def without_effect(self) -> list[str]:
+        changed = self.changed()
+        splits = [split for split in SHARES if split in changed and getattr(self, f"{split}_file")]
+        notes = [f"{split} has no effect beside {split}_file, whose rows are all used" for split in splits]
+        if "width" in changed and not {"and", "or"} & set(self.operators):
+            notes.append("width has no effect without the operators `and` and `or`")
+        return notes
 
     @property
     def name_pool(self) -> tuple[str, ...]:

@@ -67,11 +67,15 @@ class RowsConfig(Section):
     def _possible(self) -> RowsConfig:
         if self.source is None and not (self.train_file or self.test_file):
             raise ValueError("source: none is given; name a file, a folder or a hub id, or give train_file")
-        if self.subset is not None and self.source is None:
-            raise ValueError("subset: has no effect without source; remove it")
-        if self.train_file and self.validation_file and self.test_file and "source" in self.model_fields_set:
-            raise ValueError("source: has no effect beside the files of all three splits; remove it or them")
         return self
+
+    def without_effect(self) -> list[str]:
+        notes = []
+        if self.subset is not None and self.source is None:
+            notes.append("subset has no effect without source")
+        if self.train_file and self.validation_file and self.test_file and "source" in self.changed():
+            notes.append("source has no effect beside the files of all three splits")
+        return notes
 
 
 class DatasetConfig(RowsConfig):
