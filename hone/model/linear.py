@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 # oneDNN builds a primitive per shape and keeps the last 1024; it reads this at its first product. The machine code of a
-# shape is never freed, whatever the capacity (`hone.preflight.plan.memory.KERNEL`), so callers use few shapes.
+# shape is never freed, whatever the capacity (`hone.preflight.plan.kernels.KERNEL`), so callers use few shapes.
 CAPACITY = 256
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CAPACITY))
 

@@ -20,7 +20,7 @@ from hone.learn.forward import to_device
 from hone.model import logprobs
 from hone.model.load import load_model
 from hone.preflight.plan import batch as batches
-from hone.preflight.plan import estimate, memory, rehearse
+from hone.preflight.plan import estimate, kernels, rehearse
 from hone.preflight.plan.calibrate import _seconds
 from hone.preflight.plan.cost import Shape, Speeds, Work, generate_seconds, sent_bytes, train_flops
 from hone.preflight.plan.lengths import lengths_of
@@ -167,26 +167,26 @@ def test_keys_and_values_as_the_engine_reserves_them() -> None:
 
 
 def test_kernels_are_kept_for_every_shape_that_a_run_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.linear, "available", lambda: True)
+    monkeypatch.setattr(kernels.linear, "available", lambda: True)
     layers = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 4), torch.nn.Linear(4, 8))
     layers.get_output_embeddings = lambda: layers[1]  # type: ignore[assignment]
-    both = memory.KERNEL + memory.PRIMITIVE
+    both = kernels.KERNEL + kernels.PRIMITIVE
     # 17 rows at most: a single one, 8, 16, 24; two layers are alike
-    assert memory._kernels(layers, 17, None, 0, 0) == 4 * 2 * both
+    assert kernels.memory(layers, 17, None, 0, 0) == 4 * 2 * both
     # 300 tokens: 128, 256, 384; three products of a layer that is trained, two of one that is not
-    assert memory._kernels(None, 0, layers, 300, 99) == 3 * 3 * both
+    assert kernels.memory(None, 0, layers, 300, 99) == 3 * 3 * both
     layers[0].requires_grad_(False)
-    assert memory._kernels(None, 0, layers, 300, 2) == 2 * (2 + 3) * both
+    assert kernels.memory(None, 0, layers, 300, 2) == 2 * (2 + 3) * both
     # beyond the capacity only the machine code stays
-    shapes = 2 * (8 * memory.linear.CAPACITY // 8 + 1)
-    kept = memory.linear.CAPACITY * memory.PRIMITIVE
-    assert memory._kernels(layers, 8 * memory.linear.CAPACITY, None, 0, 0) == shapes * memory.KERNEL + kept
+    shapes = 2 * (8 * kernels.linear.CAPACITY // 8 + 1)
+    kept = kernels.linear.CAPACITY * kernels.PRIMITIVE
+    assert kernels.memory(layers, 8 * kernels.linear.CAPACITY, None, 0, 0) == shapes * kernels.KERNEL + kept
     assert "kernels" in stage_plan(recipe(), device="cpu", lengths=LENGTHS).parts
     assert "kernels" not in stage_plan(recipe(), device="cuda", lengths=LENGTHS).parts
 
 
 def test_a_process_meets_the_shapes_of_its_own_micro_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory.linear, "available", lambda: True)
+    monkeypatch.setattr(kernels.linear, "available", lambda: True)
     stage = recipe(tokens_per_microbatch=2048, prompts_per_step=16, samples_per_prompt=32, steps=1)
     one, two = (
         stage_plan(stage, device="cpu", lengths=LENGTHS, parallel=ParallelConfig(replicate=n)).parts["kernels"]

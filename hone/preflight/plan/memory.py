@@ -18,7 +18,7 @@ trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `pa
     prefill, sampling   hidden states of 8192 prompt tokens, and the logits of all rows
     reference, answerer, teacher   frozen models beside the policy
     data          CPU: problems in memory (`hone.preflight.plan.batch.data_bytes`)
-    kernels       CPU: what oneDNN keeps for every shape that a run comes to: measured (`KERNEL`)
+    kernels       CPU: what oneDNN keeps for every shape that a run comes to: measured (`hone.preflight.plan.kernels`)
     allocator     CPU: what malloc keeps between the blocks that are in use: measured (`SLACK`)
 """
 
@@ -32,17 +32,18 @@ import torch
 from torch import nn
 
 from hone.base.parallel import ParallelConfig
-from hone.learn.forward import LENGTH_MULTIPLE, to_device
+from hone.learn.forward import to_device
 from hone.learn.optimizer import depths, is_trained, num_layers
 from hone.model import linear, lora
 from hone.model.logprobs import BUDGET
 from hone.model.reduced import Weights
 from hone.preflight.plan import batch as batches
+from hone.preflight.plan import kernels
 from hone.preflight.plan.shapes import config_of, meta_model, share_of
 from hone.preflight.plan.trace import trace
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.rollout.native.core import _PREFILL_TOKENS as PREFILL_TOKENS
-from hone.rollout.native.memory import ROWS, Budget, columns
+from hone.rollout.native.memory import Budget, columns
 from hone.types import MicroBatch
 
 if TYPE_CHECKING:
@@ -61,10 +62,6 @@ BASE_LORA = 15 * MIB
 #: one heap and keeps what lies between those in use. One constant for all, chosen on the short runs of
 #: `benchmarks/plan.py`; in long runs of tiny models, whose micro-batches differ in size, it is up to 1.
 SLACK = 0.35
-#: Bytes that oneDNN keeps for every shape of a product, whatever its size: the first for good, the second while its
-#: primitive is one of the last `linear.CAPACITY`. Measured with products of up to 500 different row counts, with
-#: ONEDNN_PRIMITIVE_CACHE_CAPACITY 0 and 1024 (torch 2.13): 279 KiB, and 561 to 602 KiB, a shape.
-KERNEL, PRIMITIVE = 280 * 1024, 295 * 1024
 #: From this size on a block is returned to the system as soon as it is free (glibc, DEFAULT_MMAP_THRESHOLD_MAX).
 OWN_BLOCK = 32 * MIB
 
@@ -196,15 +193,10 @@ def stage_plan(
     rows, tokens, each = _cache(stage, whole, split, lengths, total)
     many = batches.micro_batches(batch_of(stage), lengths.prompt, lengths.answer)
     if device == "cpu" and linear.available() and whole.dtype == torch.float32:
-        native = samples and stage.rollout.engine == "native"
-        own = -(-many // (split.replicate * split.shard))  # of each process
-        steps = (
-            stage.steps
-            if stage.stage != "sft"
-            else max(1, stage.sft.epochs * stage.sft.examples // batch_of(stage).rows)
-        )
-        parts["kernels"] = _kernels(
-            whole if native else None, rows, mine if trains else None, len(micro.inputs), steps * own
+        own = -(-many // (split.replicate * split.shard))  # micro-batches of each process
+        sampled = whole if samples and stage.rollout.engine == "native" else None
+        parts["kernels"] = kernels.memory(
+            sampled, rows, mine if trains else None, len(micro.inputs), _updates(stage) * own
         )
     if trains:
         again = many > split.replicate * split.shard
@@ -231,6 +223,13 @@ def stage_plan(
         tokens,
         tuple(said),
     )
+
+
+def _updates(stage: Recipe) -> int:
+    """Steps of a stage, of which each runs all its micro-batches."""
+    if stage.stage != "sft":
+        return stage.steps
+    return max(1, stage.sft.epochs * stage.sft.examples // batch_of(stage).rows)
 
 
 # --- the parts -------------------------------------------------------------------------------------------------------
@@ -288,21 +287,6 @@ def _weights_of(stage: Recipe, path: str) -> int:
     if path.startswith("stages."):  # of the same line of models, as far as one can tell before it is there
         return size_of(meta_model(config_of(stage.model)[0], stage.model.dtype))
     return size_of(meta_model(config_of(stage.model.at(path))[0], stage.model.dtype))
-
-
-def _kernels(sampled: nn.Module | None, rows: int, trained: nn.Module | None, tokens: int, micro_batches: int) -> int:
-    """Shapes of a long run: while decoding, every padded number of rows; in training, every padded length of a
-    micro-batch, at most one for each of `micro_batches`. A layer has one product forward, one for the gradient of its
-    input, and if it is trained one for that of its weight; layers that are alike share them."""
-    shapes = 0
-    if sampled is not None:
-        shapes += (-(-rows // ROWS) + 1) * len({m.weight.shape for m in sampled.modules() if isinstance(m, nn.Linear)})
-    if trained is not None:
-        head = trained.get_output_embeddings()  # type: ignore[operator]
-        layers = [m for m in trained.modules() if isinstance(m, nn.Linear) and m is not head]
-        products = sum(2 + learns for _, learns in {(m.weight.shape, m.weight.requires_grad) for m in layers})
-        shapes += min(-(-tokens // LENGTH_MULTIPLE), micro_batches) * products
-    return shapes * KERNEL + min(shapes, linear.CAPACITY) * PRIMITIVE
 
 
 def _gathered(model: PreTrainedModel) -> int:
