@@ -74,6 +74,7 @@ def faults(folder: Path) -> Iterator[str]:
         yield "ledger.jsonl: missing; the run began with a version of hone that did not write it"
         return
     (recipe,) = load(folder / "config.resolved.json", check_files=False).stages
+    places.use(folder)  # which `load` without a check of files forgets
     known = {row["step"] for row in metrics}
     ledger = [row for row in ledger if row["step"] in known]  # a resumed run drops rows of an interrupted step
     expected = _examples(recipe, folder, len(metrics)) if recipe.stage == "sft" else _draws(recipe, ledger, metrics)

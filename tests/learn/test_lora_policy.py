@@ -352,6 +352,5 @@ def test_growing_layers_keep_their_moments(folder: Path) -> None:
 def test_more_layers_than_there_are(folder: Path) -> None:
     with pytest.raises(UserError, match=r"layers.count: 3 exceeds the 2 layers of the model; give at most 2"):
         load(folder, layers=LayersConfig(train="last", count=3))
-    for wrong in ({"train": "last"}, {"count": 2}):
-        with pytest.raises(ValueError, match="count: "):
-            LayersConfig.model_validate(wrong)
+    with pytest.raises(ValueError, match="count: "):
+        LayersConfig.model_validate({"train": "last"})

@@ -60,8 +60,6 @@ def test_arguments_reach_the_template_and_unknown_ones_are_errors() -> None:
     assert rendered(TURNS + THINKING, template_args={"enable_thinking": True}) == "<user>hi\n"
     with pytest.raises(UserError, match="the tokenizer's chat template does not use enable_thinking"):
         rendered(TURNS, template_args={"enable_thinking": False})
-    with pytest.raises(ValidationError, match="style raw uses no chat template"):
-        PromptConfig(style="raw", template_args={"enable_thinking": False})
     with pytest.raises(ValidationError, match="add_generation_prompt is set by hone itself"):
         PromptConfig(template_args={"add_generation_prompt": False})
 
