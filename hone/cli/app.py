@@ -221,7 +221,7 @@ def plan(
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
     """Predict the memory and time of a step, and suggest settings that fit. Exit code 1 if the recipe does not fit."""
-    loaded = load_recipe(recipe, overrides)
+    loaded = load_recipe(recipe, overrides, runs=False)
     from hone.preflight.plan.show import cli_plan
 
     raise typer.Exit(cli_plan(loaded, device, memory, calibrate, as_json))

@@ -25,15 +25,16 @@ OptionalTarget = Annotated[
 Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last of the run.")]
 
 
-def load_recipe(target: str, overrides: list[str] | None) -> Recipe | Pipeline:
-    """Load a recipe, select its device, and print notes about settings without effect."""
+def load_recipe(target: str, overrides: list[str] | None, runs: bool = True) -> Recipe | Pipeline:
+    """Load a recipe and print notes about settings without effect. `runs`: something is computed, on its device."""
     from hone.base import device
     from hone.launch import job
     from hone.recipe.load import load
     from hone.recipe.notes import notices
 
     recipe = load(target, overrides or ())
-    device.select(recipe.stages[0].device)
+    if runs:
+        device.select(recipe.stages[0].device)
     for line in () if job.silent() else notices(recipe):
         print(visible(f"note: {line}"), file=sys.stderr)
     return recipe

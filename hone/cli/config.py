@@ -26,7 +26,7 @@ def config_show(
 
     from hone.recipe.recipe import resolved
 
-    values = resolved(load_recipe(recipe, overrides))
+    values = resolved(load_recipe(recipe, overrides, runs=False))
     if as_json:
         print(json.dumps(values, indent=2, ensure_ascii=False))
     else:

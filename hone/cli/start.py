@@ -159,9 +159,10 @@ def _recipe_text(name: str, recipe: Path, choices: Choices) -> str:
 
 
 def _example_rows() -> str:
-    """200 sums of two numbers: rows to be replaced."""
+    """200 sums of two numbers, in words so that repeating the question is no answer: rows to be replaced."""
     pairs = [(10 + i % 40, 20 + 13 * (i // 40)) for i in range(200)]
-    rows = [{"question": f"What is {a} + {b}?", "answer": str(a + b)} for a, b in pairs]
+    question = "Ann has {} apples and buys {} more. How many does she have now?"
+    rows = [{"question": question.format(a, b), "answer": str(a + b)} for a, b in pairs]
     return "".join(json.dumps(row) + "\n" for row in rows)
 
 

@@ -52,7 +52,7 @@ def test_init_writes_a_short_recipe_with_rows_and_a_reward(model: str) -> None:
     assert recipe.reward.parts == {"my/sums/reward.py:right": 1.0}
     rows = [json.loads(line) for line in files[1].read_text().splitlines()]
     assert len({row["question"] for row in rows}) == 200
-    a, b = (int(word.strip("?")) for word in rows[150]["question"].split()[2::2])
+    a, b = (int(word) for word in rows[150]["question"].split() if word.isdigit())
     assert rows[150]["answer"] == str(a + b)
 
 
@@ -133,3 +133,22 @@ def test_off_a_terminal_the_defaults_are_taken_and_said(monkeypatch: pytest.Monk
     monkeypatch.setattr("sys.stdin.isatty", lambda: False, raising=False)
     assert start.asker()("Model", "x/y") == "x/y"
     assert capsys.readouterr().err == "Model: x/y\n"
+
+
+def test_the_reward_of_the_readme_reads_the_form_that_the_prompt_asks_for() -> None:
+    """The task's system prompt asks for `Answer: \\boxed{...}`."""
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (code,) = [block for block in readme.split("```") if block.startswith("python\n# reward.py")]
+    space: dict[str, Any] = {}
+    exec(code.removeprefix("python\n"), space)
+    texts = ["So 12.\nAnswer: \\boxed{12}", "Answer: 12.", "Answer: 13", "Answer: \\boxed{112}", ""]
+    assert space["right"](texts, answer=["12"] * 5) == [1.0, 1.0, 0.0, 0.0, 0.0]
+    assert space["right"](texts[:1], answer=[12]) == [1.0]
+
+
+def test_a_recipe_for_a_gpu_is_shown_and_planned_without_one(model: str, capfd: Any) -> None:
+    Path("rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n' * 12)
+    recipe = init("gpu", Choices(model=model, data="rows.jsonl", reward="outcome", device="cuda"), first)[0]
+    assert CliRunner().invoke(app, ["config", "show", str(recipe)]).exit_code == 0
+    with pytest.raises(UserError, match="PyTorch sees no GPU"):
+        CliRunner().invoke(app, ["check", str(recipe)], catch_exceptions=False)
