@@ -159,7 +159,7 @@ def test_few_files_know_every_setting():
         return {alias.name for module in modules for alias in module.names}
 
     files = [f for f in (ROOT / "hone").rglob("*.py") if "Recipe" in names(ast.parse(f.read_text()))]
-    assert len(files) <= 17, sorted(str(f.relative_to(ROOT)) for f in files)
+    assert len(files) <= 15, sorted(str(f.relative_to(ROOT)) for f in files)
 
 
 def test_there_are_no_circles_between_modules():

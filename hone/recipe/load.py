@@ -22,11 +22,11 @@ from pydantic import (
 from hone.base import places, sealed
 from hone.base.overrides import override
 from hone.base.settings import ConfigError, Layer, Place, Section, UserError, merge, read, stage_name
-from hone.base.validate import explain, validate, without_defaults
+from hone.base.validate import explain, validate
 from hone.grade.targets import read_target
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
-from hone.recipe.recipe import KINDS, Name, Pipeline, Recipe, kinds_with
+from hone.recipe.recipe import KINDS, Name, Pipeline, Recipe, chosen, kinds_with
 from hone.recipe.short import long_form
 from hone.tasks import TASKS, kind_of
 from hone.tasks.registered import registered
@@ -247,13 +247,13 @@ def _load_stages(layer: Layer) -> Pipeline:
 def _as_written(data: dict[str, Any]) -> dict[str, Any]:
     """A resolved recipe without its defaults, because rules about settings ask whether a setting was given."""
     if not isinstance(data.get("stages"), list):
-        return without_defaults(data, Recipe)
+        return chosen(data)
     return {**data, "stages": [_stage_as_written(stage) for stage in data["stages"]]}
 
 
 def _stage_as_written(stage: dict[str, Any]) -> dict[str, Any]:
     """A resolved stage without its defaults. `model.path` stays: without it, a stage continues from the one before."""
-    written = without_defaults(stage, Recipe)
+    written = chosen(stage)
     path = (stage.get("model") or {}).get("path")
     return written if path is None else {**written, "model": {**written.get("model", {}), "path": path}}
 

@@ -24,6 +24,7 @@ from hone.base import streams
 from hone.base.device import Device
 from hone.base.parallel import ParallelConfig
 from hone.base.settings import Section
+from hone.base.validate import with_defaults, without_defaults
 from hone.recipe import rules
 from hone.recipe.names import OTHER_NAMES, OTHER_VALUES
 from hone.recipe.sections.algo import AlgoConfig, ResetConfig, WatchConfig
@@ -228,6 +229,16 @@ def resolved(recipe: Recipe | Pipeline) -> dict[str, Any]:
     for stage in values.get("stages", ()):
         del stage["runs"]  # follows from the pipeline's
     return values
+
+
+def chosen(stage: dict[str, Any]) -> dict[str, Any]:
+    """Returns the values of a resolved stage that differ from their defaults."""
+    return without_defaults(stage, Recipe)
+
+
+def completed(stage: dict[str, Any]) -> dict[str, Any]:
+    """Returns a resolved stage with settings that did not exist when it was written, at their defaults."""
+    return with_defaults(stage, Recipe)
 
 
 def stages_of(recipe: Recipe | Pipeline) -> list[tuple[Recipe, Path]]:

@@ -12,20 +12,19 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
 from hone.base import jsonl
 from hone.base.jsonl import Row
-from hone.recipe import explain
+from hone.recipe.explain import explain
 from hone.recipe.load import load
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import LoopStage
 from hone.runs import seal
 from hone.runs.layout import label_of
 
 Rows = Sequence[Mapping[str, Any]]
-Stages = Sequence[tuple[Recipe, Path]]  # recipe and run folder of each, in order
 #: The results file in an evaluation folder of `hone eval`.
 SUMMARY = "summary.json"
 
@@ -34,9 +33,17 @@ SUMMARY = "summary.json"
 LAST = "The last step's weights; no checkpoint was chosen by a score."
 
 
-def write(model: Path, stages: Stages) -> None:
+class Trained(NamedTuple):
+    """A stage that led to the model."""
+
+    settings: LoopStage
+    formulas: str  # what it minimised, as `hone explain` prints it
+    folder: Path
+
+
+def write(model: Path, stages: Sequence[Trained]) -> None:
     """Write README.md into the folder `model`, the result of the last of `stages`."""
-    jsonl.replace(model / "README.md", card(stages, _evaluated(model, stages[-1][1])))
+    jsonl.replace(model / "README.md", card(stages, _evaluated(model, stages[-1].folder)))
 
 
 def write_exported(out: Path, model: Path, best: bool) -> None:
@@ -52,52 +59,52 @@ def write_exported(out: Path, model: Path, best: bool) -> None:
     for place in places:
         seal.require_logs(place, "evals.jsonl", seal.EVENTS)
     # The data may be missing: it is not read.
-    stages = [(load(place, check_files=False).stages[0], place) for place in places]
+    recipes = [load(place, check_files=False).stages[0] for place in places]
+    stages = [Trained(recipe, explain(recipe), place) for recipe, place in zip(recipes, places)]
     step = int(model.parent.name[5:]) if model.parent.name.startswith("step_") else None
     how = f"A checkpoint: the weights before step {step}." if step is not None else LAST
     chosen = f"{how} Chosen by its accuracy on the validation split." if best else how
     jsonl.replace(out / "README.md", card(stages, _evaluated(model, folder), step, chosen))
 
 
-def card(stages: Stages, evaluated: Rows = (), step: int | None = None, chosen: str = LAST) -> str:
+def card(stages: Sequence[Trained], evaluated: Rows = (), step: int | None = None, chosen: str = LAST) -> str:
     """The text of the card. `evaluated`: summaries of `hone eval` of this model. `step`: of a checkpoint, if it is one.
 
     Names and texts of users are escaped.
     """
-    recipe, folder = stages[-1]
+    settings, _, folder = stages[-1]
     rows = jsonl.read(folder / "evals.jsonl")
     evals = [row for row in rows if (row["label"] in ("before", "after") if step is None else row["step"] == step)]
     manifest = json.loads((folder / "manifest.json").read_text())
     parts = [
         f"# {_plain(label_of(folder))}",
-        _how(recipe),
+        _how(settings),
         "## Evaluation\n\n" + (_evaluation(evals, evaluated, chosen) or "Not evaluated."),
-        "## What was trained, and for which reward\n\n"
-        + "\n\n".join(_code(explain.explain(stage)) for stage, _ in stages),
+        "## What was trained, and for which reward\n\n" + "\n\n".join(_code(stage.formulas) for stage in stages),
     ]
     if files := manifest.get("files"):
         named = "\n".join(f"- `{_plain(name)}`: sha256 `{digest}`" for name, digest in sorted(files.items()))
         parts.append(f"Functions of the reward, by their source:\n\n{named}")
-    if resets := [row for _, place in stages for row in _events(place, "reset")]:
+    if resets := [row for stage in stages for row in _events(stage.folder, "reset")]:
         table = "\n".join(f"| {row['number']} | {row['step']} | {row['why']} |" for row in resets)
         parts.append(
             "## Hard resets\n\nBefore these steps the model became the reference and the base of a new adapter, and "
             f"the optimizer started afresh.\n\n| reset | before step | why |\n|---|---|---|\n{table}"
         )
-    if warned := [row for _, place in stages for row in _events(place, "collapse")]:
+    if warned := [row for stage in stages for row in _events(stage.folder, "collapse")]:
         warnings = "\n".join(f"- step {row['step']}: {_plain(str(row['message']))}" for row in warned[:20])
         parts.append(f"## Warnings during training\n\n{warnings}")
-    parts.append("## Reproduce\n\n" + _reproduce(recipe, manifest))
-    return f"---\n{_front_matter(recipe, folder, evals, evaluated).strip()}\n---\n\n" + "\n\n".join(parts) + "\n"
+    parts.append("## Reproduce\n\n" + _reproduce(settings.seed, manifest))
+    return f"---\n{_front_matter(settings, folder, evals, evaluated).strip()}\n---\n\n" + "\n\n".join(parts) + "\n"
 
 
-def _front_matter(recipe: Recipe, folder: Path, evals: Rows, evaluated: Rows) -> str:
-    base = recipe.model.path
+def _front_matter(settings: LoopStage, folder: Path, evals: Rows, evaluated: Rows) -> str:
+    base = settings.model.path
     results = [
         EvalResult(
             task_type="text-generation",
-            dataset_type=recipe.task.name,
-            dataset_name=recipe.task.name,
+            dataset_type=settings.task.name,
+            dataset_name=settings.task.name,
             dataset_split=row["split"],
             metric_type="accuracy",
             metric_value=row["accuracy"]["value"],
@@ -109,25 +116,25 @@ def _front_matter(recipe: Recipe, folder: Path, evals: Rows, evaluated: Rows) ->
         library_name="transformers",
         pipeline_tag="text-generation",
         base_model=base if "/" in base and not Path(base).exists() else None,
-        tags=["hone", {"rl": recipe.algo.advantage, "sft": "sft"}.get(recipe.stage, recipe.stage)],
+        tags=["hone", settings.algo.advantage if settings.stage == "rl" else settings.stage],
         model_name=label_of(folder),
         eval_results=results or None,
     )
     return str(about.to_yaml())
 
 
-def _how(recipe: Recipe) -> str:
+def _how(settings: LoopStage) -> str:
     question = (
-        "chat template of the tokenizer" if recipe.prompt.style == "chat" else "raw text, without a chat template"
+        "chat template of the tokenizer" if settings.prompt.style == "chat" else "raw text, without a chat template"
     )
     return (
-        f"Trained with hone on the task `{recipe.task.name}`. Prompts: {question}.\n\n"
+        f"Trained with hone on the task `{settings.task.name}`. Prompts: {question}.\n\n"
         + _code(
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n\n"
             'tokenizer = AutoTokenizer.from_pretrained("PATH")\nmodel = AutoModelForCausalLM.from_pretrained("PATH")',
             "python",
         )
-        + ("" if recipe.prompt.style == "chat" else f"\n\nThe prompt:\n\n{_code(recipe.prompt.template)}")
+        + ("" if settings.prompt.style == "chat" else f"\n\nThe prompt:\n\n{_code(settings.prompt.template)}")
     )
 
 
@@ -160,12 +167,12 @@ def _levels(by_level: Mapping[str, Mapping[str, float]]) -> str:
     return ", ".join(f"{level}: {cell}" for level, cell in cells.items())
 
 
-def _reproduce(recipe: Recipe, manifest: Mapping[str, Any]) -> str:
+def _reproduce(seed: int, manifest: Mapping[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     hardware = manifest["hardware"]
     where = hardware["gpu"] or f"{hardware['cpus']} CPUs, {hardware['machine']}"
     return (
-        f"hone {manifest['code_version']}, seed {recipe.seed}, {versions}; {where}. Every setting: "
+        f"hone {manifest['code_version']}, seed {seed}, {versions}; {where}. Every setting: "
         "`config.resolved.json` of the run."
     )
 

@@ -25,6 +25,7 @@ from hone.base.world import ALONE, World
 from hone.model import tiny
 from hone.preflight.check.preflight import before_training
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
+from hone.recipe.explain import explain
 from hone.recipe.recipe import Pipeline, Recipe, resolved, stages_of
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import MODELLESS, beside
@@ -209,9 +210,10 @@ def _ended(row: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def write_results(folder: Path, stages: list[tuple[Recipe, Path]]) -> None:
     """Write the cards of the models, then results.json, which marks the run as finished."""
-    for n, (_, sub) in enumerate(stages, start=1):
-        if (folder / sub / "model").exists():
-            card.write(folder / sub / "model", [(stage, folder / place) for stage, place in stages[:n]])
+    trained = [card.Trained(stage, explain(stage), folder / sub) for stage, sub in stages]
+    for n, (_, _, place) in enumerate(trained, start=1):
+        if (place / "model").exists():
+            card.write(place / "model", trained[:n])
     summary = results(folder, stages)
     if "memory" in summary:
         print(line(summary["memory"]), file=sys.stderr)

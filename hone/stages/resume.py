@@ -14,9 +14,8 @@ from typing import Any
 
 from hone.base import checksums, jsonl, sealed
 from hone.base.settings import UserError
-from hone.base.validate import with_defaults, without_defaults
 from hone.learn import checkpoint
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import Recipe, chosen, completed
 from hone.runs import seal
 from hone.runs.changes import Change, changes, check_possible, longer
 from hone.stages.generate import DATASET
@@ -80,7 +79,7 @@ def stored(folder: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     sealed.require_file(folder, path.name)
-    return with_defaults(checksums.read_json(path, dict, "restore it from a copy"), Recipe)
+    return completed(checksums.read_json(path, dict, "restore it from a copy"))
 
 
 def fill_defaults(resolved: Path) -> None:
@@ -90,7 +89,7 @@ def fill_defaults(resolved: Path) -> None:
     sealed.require_file(resolved.parent, resolved.name)
     before = checksums.read_json(resolved, dict, "restore it from a copy")
     if "stages" not in before:
-        sealed.put(resolved.parent, resolved.name, json.dumps(with_defaults(before, Recipe), indent=1))
+        sealed.put(resolved.parent, resolved.name, json.dumps(completed(before), indent=1))
 
 
 def check_unchanged(stage: Recipe, folder: Path) -> None:
@@ -133,7 +132,7 @@ def more(before: dict[str, Any], stage: Recipe) -> bool:
 
 def extension(before: dict[str, Any], stage: Recipe, changed: Sequence[Change], folder: Path) -> list[str]:
     """Messages for a finished stage that is extended."""
-    old = Recipe.model_validate(without_defaults(before, Recipe))
+    old = Recipe.model_validate(chosen(before))
     lines = [f"{folder} was finished and goes on: {', '.join(map(str, changed))}"]
     if old.updates is not None and stage.updates is not None:
         change = longer(stage.optim, old.updates, stage.updates)

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
+from hone.recipe.explain import explain
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
 from hone.runs import card
@@ -62,7 +63,7 @@ def ran(folder: Path) -> Path:
 
 def test_the_hub_reads_the_result_of_the_last_weights(recipe: Recipe, tmp_path: Path) -> None:
     folder = ran(tmp_path / "runs/small")
-    card.write(folder / "model", [(recipe, folder)])
+    card.write(folder / "model", [card.Trained(recipe, explain(recipe), folder)])
     read = ModelCard.load(folder / "model/README.md")
     assert read.data.base_model == "Qwen/Qwen2.5-0.5B"
     (result,) = read.data.eval_results
@@ -78,7 +79,7 @@ def test_the_hub_reads_the_result_of_the_last_weights(recipe: Recipe, tmp_path: 
 
 def test_names_and_texts_stay_text(recipe: Recipe, tmp_path: Path) -> None:
     folder = ran(tmp_path / "runs/small")
-    text = card.card([(recipe, folder)])
+    text = card.card([card.Trained(recipe, explain(recipe), folder)])
     assert "step 6: length fell: &lt;script>x&lt;/script> \\| \\`a\\`".replace(">", "\\>") in text
     assert "\n`````\n{user} ```` <b>\n`````\n" in text  # a fence that the prompt cannot close
     assert "4\\|x: 0.250" in text
@@ -94,7 +95,7 @@ def test_evaluations_of_this_model_come_first(recipe: Recipe, tmp_path: Path) ->
         summary = {"accuracy": accuracy, "split": "test", "samples": 32, "sampling": {}, "response_tokens": 9.0,
                    "by_level": {}}  # fmt: skip
         (place / "summary.json").write_text(json.dumps(summary))
-    card.write(folder / "model", [(recipe, folder)])
+    card.write(folder / "model", [card.Trained(recipe, explain(recipe), folder)])
     read = ModelCard.load(folder / "model/README.md")
     assert read.data.eval_results[0].metric_value == 0.5
     assert "| `hone eval` | 0.500 |" in read.text
@@ -104,6 +105,6 @@ def test_evaluations_of_this_model_come_first(recipe: Recipe, tmp_path: Path) ->
 def test_without_an_evaluation_it_says_so(recipe: Recipe, tmp_path: Path) -> None:
     folder = ran(tmp_path / "runs/small")
     (folder / "evals.jsonl").unlink()
-    text = card.card([(recipe, folder)])
+    text = card.card([card.Trained(recipe, explain(recipe), folder)])
     assert "Not evaluated." in text
     assert "model-index" not in text

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hone.base.validate import without_defaults
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import chosen
 from hone.report.live.library import StageFolder, flat, read_object
 from hone.report.live.tail import read_rows
 from hone.runs.changes import changes
@@ -17,11 +16,11 @@ NAMES = ("name", "runs")
 def of_stage(stage: StageFolder) -> dict[str, Any]:
     """Every setting with its origin: `default`, `recipe`, or `resumed` (changed when the run was resumed)."""
     config = stage.config
-    chosen = flat(without_defaults(config, Recipe)) if config else {}
+    written = flat(chosen(config)) if config else {}
     resumed = _resumed(stage)
     rows = []
     for key, value in flat(config).items():
-        origin = "resumed" if key in resumed else "recipe" if key in chosen else "default"
+        origin = "resumed" if key in resumed else "recipe" if key in written else "default"
         rows.append({"key": key, "value": value, "origin": origin, "before": resumed.get(key)})
     return {"settings": rows, "manifest": flat(read_object(stage.folder, "manifest.json"))}
 
