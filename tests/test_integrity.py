@@ -287,7 +287,15 @@ def test_a_flipped_bit_is_noticed(made: Made, tmp_path: Path, name: str, capsys:
 
 
 @pytest.mark.parametrize("how", [flip, delete])
-@pytest.mark.parametrize("name", ["ledger.jsonl", "tokens/step_000004.safetensors", "model/model.safetensors"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "ledger.jsonl",
+        "tokens/step_000004.safetensors",
+        "adapter/adapter_model.safetensors",
+        "model/model.safetensors",
+    ],
+)
 def test_damage_of_a_finished_run_is_said_when_it_is_resumed(
     made: Made, tmp_path: Path, name: str, how: Callable[[Path], None], capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -8,16 +8,18 @@ Written at the end of a run and by `hone export`, from the run's files alone. Wi
 
 from __future__ import annotations
 
-import json
 import re
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from huggingface_hub import EvalResult, ModelCardData
 
-from hone.base import jsonl
+from hone.base import checksums, jsonl, sealed
 from hone.base.jsonl import Row
+from hone.base.settings import UserError
+from hone.base.visible import visible
 from hone.recipe.explain import explain
 from hone.recipe.load import load
 from hone.recipe.recipe import LoopStage
@@ -25,8 +27,9 @@ from hone.runs import seal
 from hone.runs.layout import label_of
 
 Rows = Sequence[Mapping[str, Any]]
-#: The results file in an evaluation folder of `hone eval`.
+#: The results file in an evaluation folder of `hone eval`, and what the card needs of it.
 SUMMARY = "summary.json"
+NEEDED = ("split", "samples", "response_tokens", "sampling")
 
 
 #: The text on the choice of the weights, if they are simply the last.
@@ -70,12 +73,13 @@ def write_exported(out: Path, model: Path, best: bool) -> None:
 def card(stages: Sequence[Trained], evaluated: Rows = (), step: int | None = None, chosen: str = LAST) -> str:
     """The text of the card. `evaluated`: summaries of `hone eval` of this model. `step`: of a checkpoint, if it is one.
 
-    Names and texts of users are escaped.
+    Names and texts of users are escaped. What a damaged manifest said is left out: the run is done, and its weights
+    do not depend on it.
     """
     settings, _, folder = stages[-1]
     rows = jsonl.read(folder / "evals.jsonl")
     evals = [row for row in rows if (row["label"] in ("before", "after") if step is None else row["step"] == step)]
-    manifest = json.loads((folder / "manifest.json").read_text())
+    manifest = _manifest(folder)
     parts = [
         f"# {_plain(label_of(folder))}",
         _how(settings),
@@ -168,13 +172,33 @@ def _levels(by_level: Mapping[str, Mapping[str, float]]) -> str:
 
 
 def _reproduce(seed: int, manifest: Mapping[str, Any]) -> str:
+    settings = "Every setting: `config.resolved.json` of the run."
+    if not manifest:
+        return f"Seed {seed}; the versions and the hardware are not known: manifest.json is damaged. {settings}"
     versions = ", ".join(f"{name} {version}" for name, version in manifest["versions"].items())
     hardware = manifest["hardware"]
     where = hardware["gpu"] or f"{hardware['cpus']} CPUs, {hardware['machine']}"
-    return (
-        f"hone {manifest['code_version']}, seed {seed}, {versions}; {where}. Every setting: "
-        "`config.resolved.json` of the run."
-    )
+    return f"hone {manifest['code_version']}, seed {seed}, {versions}; {where}. {settings}"
+
+
+def _manifest(folder: Path) -> Row:
+    """The manifest of a stage; empty, which is said, if it is damaged."""
+    if problem := sealed.file_fault(folder, "manifest.json"):
+        return _left_out(folder / "manifest.json", problem)
+    return _object(folder / "manifest.json")
+
+
+def _object(path: Path) -> Row:
+    """The JSON object of a file; empty, which is said, if it is damaged."""
+    try:
+        return checksums.read_json(path, dict, "restore it from a copy")
+    except UserError as error:
+        return _left_out(path, str(error))
+
+
+def _left_out(path: Path, problem: str) -> Row:
+    print(visible(f"{path}: {problem}: the model card leaves out what it says"), file=sys.stderr)
+    return {}
 
 
 def _evaluated(model: Path, folder: Path) -> list[Row]:
@@ -182,9 +206,12 @@ def _evaluated(model: Path, folder: Path) -> list[Row]:
     summaries = []
     for place in (folder, folder.parent):
         for path in sorted((place / "evaluations").glob(f"*/{SUMMARY}")):
-            settings = json.loads((path.parent / "settings.json").read_text())
-            if Path(str(settings["model"])).resolve() == model.resolve():
-                summaries.append(json.loads(path.read_text()))
+            if Path(str(_object(path.parent / "settings.json").get("model"))).resolve() != model.resolve():
+                continue
+            summary = _object(path)
+            if missing := [name for name in NEEDED if summary and name not in summary]:
+                summary = _left_out(path, f"it has no {', '.join(missing)}")
+            summaries += [summary] if summary else []
     return summaries
 
 

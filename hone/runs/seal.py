@@ -125,6 +125,13 @@ def faults(folder: Path, without: Collection[str] = ()) -> Iterator[tuple[str, s
     yield from once_faults(folder, without).items()
 
 
+def folder_faults(folder: Path, without: Collection[str] = ()) -> Iterator[tuple[str, str]]:
+    """Yields (folder, fault) for damaged weights in the folder of a stage: its model, adapter and hard resets."""
+    for place in (*sorted((folder / "resets").glob("reset_*")), folder / "model", folder / "adapter"):
+        if place.name not in without and place.exists() and (problem := checksums.fault(place)):
+            yield str(place.relative_to(folder)), problem
+
+
 def require_logs(folder: Path, *names: str) -> None:
     """Raises UserError if one of these files of rows does not begin with the bytes recorded in seal.json."""
     wrong = log_faults(folder, {k: v for k, v in sealed.read(folder)["logs"].items() if k in names})

@@ -24,7 +24,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Protocol
 
-from hone.base import jsonl
+from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.runs.layout import rollout_files
@@ -164,7 +164,8 @@ class Copy:
     def __init__(self, folder: Path, kind: str, name: str) -> None:
         self.folder, self.kind, self.name = folder, kind, name
         self.path = folder / "sinks" / f"{kind}.json"
-        state = json.loads(self.path.read_text()) if self.path.exists() else {}
+        remedy = f"remove it, and all is copied again, to a new run of {kind}"
+        state = checksums.read_json(self.path, dict, remedy) if self.path.exists() else {}
         self.run_id: str = state.get("id") or uuid.uuid4().hex[:12]
         self.last: int = state.get("last_step", -1)  # of metrics.jsonl
         self.evals: list[str] = state.get("evals", [])  # "label step" of those copied

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from hone.base import checksums, jsonl, places
+from hone.base import jsonl, places
 from hone.base.settings import UserError
 from hone.learn import checkpoint
 from hone.recipe.load import load
@@ -57,9 +57,7 @@ def faults(folder: Path) -> Iterator[str]:
     places.use(folder)  # problems are drawn again, from the run's own data
     damaged = dict(seal.faults(folder))
     yield from (f"{name}: {problem}" for name, problem in damaged.items())
-    for place in (*sorted((folder / "resets").glob("reset_*")), *(folder / name for name in ("model", "adapter"))):
-        if place.exists() and (problem := checksums.fault(place)):
-            yield f"{place.relative_to(folder)}: {problem}"
+    yield from (f"{name}: {problem}" for name, problem in seal.folder_faults(folder))
     metrics = jsonl.read(folder / "metrics.jsonl")
     if [row.get("step") for row in metrics] != list(range(len(metrics))):
         yield "metrics.jsonl: a step is missing, repeated, or out of order"

@@ -148,7 +148,7 @@ def damage(folder: Path) -> list[str]:
     Raises UserError if its model is damaged.
     """
     checksums.require(folder / "model")
-    faults = list(seal.faults(folder))
+    faults = [*seal.faults(folder), *seal.folder_faults(folder, without=("model",))]
     listed = "; ".join(f"{name} ({fault})" for name, fault in faults[:5])
     more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
     return [f"{folder}: damaged, but nothing that is still computed depends on it: {listed}{more}"] if faults else []

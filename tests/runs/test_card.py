@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from huggingface_hub import ModelCard
 
+from hone.base import sealed
 from hone.recipe.explain import explain
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
@@ -108,3 +109,37 @@ def test_without_an_evaluation_it_says_so(recipe: Recipe, tmp_path: Path) -> Non
     text = card.card([card.Trained(recipe, explain(recipe), folder)])
     assert "Not evaluated." in text
     assert "model-index" not in text
+
+
+@pytest.mark.parametrize("damage", ["torn", "changed", "missing"])
+def test_a_damaged_manifest_leaves_the_rest_of_the_card(
+    recipe: Recipe, tmp_path: Path, damage: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ran(tmp_path / "runs/small")
+    path = folder / "manifest.json"
+    text = path.read_text()
+    sealed.put(folder, path.name, text)
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_text(text[:60] if damage == "torn" else text.replace("versions", "versi/ns"))
+    card.write(folder / "model", [card.Trained(recipe, explain(recipe), folder)])
+    assert f"{path}: it " in capsys.readouterr().err
+    written = (folder / "model/README.md").read_text()
+    assert "the versions and the hardware are not known" in written
+    assert "| after this stage | 0.750 |" in written
+
+
+@pytest.mark.parametrize("name, text", [("settings.json", "{"), ("summary.json", '{"split": "test"}')])
+def test_a_damaged_evaluation_is_left_out_of_the_card(
+    recipe: Recipe, tmp_path: Path, name: str, text: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = ran(tmp_path / "runs/small")
+    place = folder / "evaluations/a"
+    place.mkdir(parents=True)
+    (place / "settings.json").write_text(json.dumps({"model": str(folder / "model")}))
+    (place / "summary.json").write_text("{}")
+    (place / name).write_text(text)
+    card.write(folder / "model", [card.Trained(recipe, explain(recipe), folder)])
+    assert f"{place / name}: " in capsys.readouterr().err
+    assert "hone eval" not in (folder / "model/README.md").read_text()

@@ -89,6 +89,13 @@ def test_a_resumed_run_continues_the_same_copy(tmp_path: Path, memory: type[Memo
     assert first.rows[2] == (1, {"loss": 0.5})  # text and missing values are not numbers
 
 
+def test_a_torn_record_of_what_was_copied_is_named(tmp_path: Path, memory: type[Memory]) -> None:
+    (tmp_path / "sinks").mkdir()
+    (tmp_path / "sinks/tensorboard.json").write_text('{"id": "ab')
+    with pytest.raises(UserError, match=r"sinks/tensorboard\.json cannot be read .* to a new run of tensorboard"):
+        Copy(tmp_path, "tensorboard", "run")
+
+
 def test_everything_is_copied_at_the_end(tmp_path: Path, memory: type[Memory], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sinks, "EVERY", 0.01)
 
