@@ -1,8 +1,9 @@
-"""The command line's environment: closed streams, characters that cannot be shown, a full disk, SIGTERM.
+"""The command line's environment: closed streams, characters that cannot be shown, a full disk, signals.
 
-    prepare_streams()              # before anything is printed
-    stop_at_once_on_sigterm()      # `hone train`, before anything slow is imported
-    disk_problem(error)            # a message for errors of the disk, else None
+    stop_at_once_on_ctrl_c_in_imports()  # before anything slow is imported
+    prepare_streams()                    # before anything is printed
+    stop_at_once_on_sigterm()            # `hone train`, before anything slow is imported
+    disk_problem(error)                  # a message for errors of the disk, else None
 
 Only the standard library is imported here.
 """
@@ -16,6 +17,7 @@ import os
 import re
 import signal
 import sys
+from types import FrameType
 from typing import Any
 
 _leave = os._exit  # saved here: it is replaced while user functions run (`hone.rewards.functions.no_exit`)
@@ -148,6 +150,30 @@ def stop_at_once_on_sigterm() -> None:
         _leave(EX_TEMPFAIL)
 
     signal.signal(signal.SIGTERM, leave)
+
+
+def stop_at_once_on_ctrl_c_in_imports() -> None:
+    """Ctrl-C while a module is being imported ends the process with exit code 130 and one line; else it raises
+    KeyboardInterrupt, as before.
+
+    An exception in the middle of a library's import would be printed as a traceback, or swallowed. Where SIGINT is
+    ignored, as in a job in the background, it stays ignored.
+    """
+    if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        return
+
+    def leave(number: int, frame: FrameType | None) -> None:
+        at = frame
+        while at is not None:
+            if at.f_code.co_filename == "<frozen importlib._bootstrap>":
+                with contextlib.suppress(OSError, ValueError):
+                    os.write(2, b"Ctrl-C: stopped while hone was being loaded\n")
+                end_children()
+                _leave(128 + number)
+            at = at.f_back
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGINT, leave)
 
 
 def leave_at_once_on_ctrl_c() -> None:

@@ -91,6 +91,37 @@ def test_sigterm_before_anything_runs_is_75(tmp_path: Path) -> None:
     assert b"SIGTERM: stopped" in said
 
 
+INTERRUPTED = """
+import os, signal, sys
+
+class Finder:  # presses Ctrl-C while a module is imported, as part of an import that swallows exceptions
+    def find_spec(self, name, path=None, target=None):
+        if name == "{module}":
+            try: os.kill(os.getpid(), signal.SIGINT)
+            except BaseException: pass
+
+sys.meta_path.insert(0, Finder())
+signal.signal(signal.SIGINT, signal.{handler})  # a job in the background begins with SIG_IGN
+from hone.__main__ import main
+sys.argv = ["hone", "config", "presets"]
+main()
+"""
+
+
+@pytest.mark.parametrize("module", ["typer", "hone.cli.app", "hone.recipe.recipe"])  # the last: in the verb
+def test_ctrl_c_while_hone_is_imported_is_130_and_one_line(module: str) -> None:
+    code = INTERRUPTED.format(module=module, handler="default_int_handler")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stdout) == (130, "")
+    assert done.stderr == "Ctrl-C: stopped while hone was being loaded\n"
+
+
+def test_where_ctrl_c_is_ignored_it_stays_ignored() -> None:
+    code = INTERRUPTED.format(module="typer", handler="SIG_IGN")
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_before_a_verb_runs_is_130_without_a_traceback(times: int) -> None:
     code = (
