@@ -165,7 +165,7 @@ class Copy:
         self.folder, self.kind, self.name = folder, kind, name
         self.path = folder / "sinks" / f"{kind}.json"
         remedy = f"remove it, and all is copied again, to a new run of {kind}"
-        state = checksums.read_json(self.path, dict, remedy) if self.path.exists() else {}
+        state: Mapping[str, Any] = checksums.read_json(self.path, dict, remedy) if self.path.exists() else {}
         self.run_id: str = state.get("id") or uuid.uuid4().hex[:12]
         self.last: int = state.get("last_step", -1)  # of metrics.jsonl
         self.evals: list[str] = state.get("evals", [])  # "label step" of those copied
