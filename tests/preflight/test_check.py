@@ -21,6 +21,7 @@ from hone.rewards.config import RewardConfig
 from hone.rollout.prompts import Renderer
 from hone.tasks.countdown.task import CountdownConfig, CountdownTask
 from hone.tasks.knights.task import KnightsConfig, KnightsTask
+from hone.tasks.rows.task import DatasetConfig, DatasetTask
 from hone.types import Grade, Group, Problem, Reward, Rollout, Turn
 
 KNIGHTS = KnightsTask(KnightsConfig(people=(2,), train=8))
@@ -90,6 +91,33 @@ def test_a_reward_that_asks_a_model_is_judged_by_its_best_right_answer():
     made = [Probed(Probe(n, k, ""), Reward(t, {}, "correct" if k == "right" else "wrong"), 9.0) for n, k, t in kinds]
     assert levels(judge_scores(made))["hack"] == "fail"
     assert levels(judge_scores(made, by_model=True)) == {"gold": "pass", "hack": "pass", "shape": "pass"}
+
+
+def test_a_question_that_is_graded_correct_is_told_from_other_cheats():
+    made = [
+        Probed(Probe(name, kind, ""), Reward(total, {}, "correct" if total else "wrong"), 0.0)
+        for name, kind, total in (
+            ("gold answer", "right", 1.0),
+            ("empty", "none", 0.0),
+            ("question repeated", "hack", 1.0),
+            ("both at once", "hack", 1.0),
+        )
+    ]
+    question, both = (f.message for f in judge_scores(made) if f.name == "hack")
+    assert "the question is equal to its answer" in question
+    assert "task.grading=text" in question
+    assert both == "both at once is graded correct: make the grader stricter"
+
+
+def test_a_question_that_is_a_sum_is_no_answer_to_itself(tmp_path):
+    """Its value is the answer, and repeating it is none: the check has nothing to say against such rows."""
+    rows = [{"question": f"{i} + {i + 1}", "answer": str(2 * i + 1)} for i in range(3, 30)]
+    (tmp_path / "sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    task = DatasetTask(DatasetConfig(source=str(tmp_path / "sums.jsonl"), validation=2, test=2, grading="exact"))
+    problem, *others = task.problems("train")
+    reward = make_reward(RewardConfig(parts={"outcome": 1.0}), task)
+    found = list(judge_scores(score(problem, probes(task, problem, others), reward, len)))
+    assert [f for f in found if f.level == "fail"] == []
 
 
 def test_a_grader_that_takes_the_first_answer_is_caught():

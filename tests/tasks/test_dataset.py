@@ -424,6 +424,14 @@ def test_grades_at_once_are_the_grades_one_by_one(tmp_path):
     assert grades == [made.grade(problem, text) for text in texts]
 
 
+def test_an_expression_of_the_question_is_no_answer_to_it(tmp_path):
+    made = task_of(tmp_path, [{"question": "What is $3 \\times 4 + 5$?", "answer": "17"}])
+    (problem,) = made.problems("train")
+    texts = ["\\boxed{17}", "\\boxed{3 \\cdot 4 + 5}", "Answer: 3*4+5", "3*4+5 = 17", "Answer: 12 + 5"]
+    verdicts = [made.grade(problem, text).verdict for text in texts]
+    assert verdicts == ["correct", "wrong", "wrong", "correct", "correct"]
+
+
 def test_one_reader_for_training_and_evaluation(tmp_path):
     """Trap: training takes the last answer block, evaluation the first, and a right answer anywhere passes."""
     made = task_of(tmp_path, [GSM8K_ROW])

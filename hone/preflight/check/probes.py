@@ -22,6 +22,13 @@ Kind = Literal["right", "wrong", "none", "hack"]
 
 JUNK_LENGTH = 100_000  # characters
 
+#: The probe that repeats the question, and what it means that it is graded correct.
+QUESTION = "question repeated"
+RESTATED = (
+    "the question is equal to its answer, and the grader does not ask for it to be worked out; make the grader refuse "
+    "what the question says (task.grading=text compares words), or ask for something else"
+)
+
 SLOW, TOO_SLOW = 0.05, 1.0  # seconds for one answer, without a model or a server
 
 
@@ -126,7 +133,7 @@ def probes(task: Task, problem: Problem, others: Sequence[Problem], write: Write
         Probe("100 kB of tags", "none", ("<think><answer></answer>\\boxed{{" * JUNK_LENGTH)[:JUNK_LENGTH]),
         Probe("100 kB of brackets", "none", write("(" * JUNK_LENGTH)),
         Probe("tags only", "hack", "<think></think><answer></answer>"),
-        Probe("question repeated", "hack", write(problem.messages[-1]["content"])),
+        Probe(QUESTION, "hack", write(problem.messages[-1]["content"])),
         Probe("dummy thinking, wrong", "hack", completion("this is thinking process", wrong)),
         Probe("answer in the thinking", "hack", f"<think>{gold}</think>"),
         Probe("gold, then wrong", "hack", f"{right}\n{write(wrong)}"),
@@ -242,7 +249,8 @@ def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
     accepted = [r for r in others if r.reward.verdict == "correct"]
     paid = [r for r in others if r.reward.total >= gold and r not in accepted]
     for r in accepted:
-        yield Finding("fail", "hack", f"{r.probe.name} is graded correct: make the grader stricter", r.probe.name)
+        remedy = RESTATED if r.probe.name == QUESTION else "make the grader stricter"
+        yield Finding("fail", "hack", f"{r.probe.name} is graded correct: {remedy}", r.probe.name)
     for r in paid:
         message = f"{r.probe.name} scores {r.reward.total:g}, a right answer {gold:g}"
         remedy = "give correctness more weight, or cap the parts that pay for it"

@@ -27,6 +27,7 @@ from pydantic import Field, NonNegativeInt, model_validator
 from hone.base.settings import Section, UserError
 from hone.grade.extract import boxed, extract
 from hone.grade.maths import Maths
+from hone.grade.restated import is_restated
 from hone.tasks.countdown.task import CountdownConfig, CountdownTask, numbers_of
 from hone.tasks.countdown.task import canonical_form as countdown_form
 from hone.tasks.knights.logic import canonical_form as knights_form
@@ -130,7 +131,8 @@ class RowsTask:
             return [self._other.grade(problem, text) for problem, text in items]
         strict = self.config.extraction == "strict"
         if self.grading in ("maths", "exact"):
-            return self._maths.grades([(problem.answer, text) for problem, text in items], strict)
+            grades = self._maths.grades([(problem.answer, text) for problem, text in items], strict)
+            return [_worked_out(problem, grade) for (problem, _), grade in zip(items, grades)]
         answers = [extract(text, strict) for _, text in items]
         if self.grading == "none":
             return [Grade("ungraded", answer) for answer in answers]
@@ -283,6 +285,14 @@ class DatasetTask(RowsTask):
 
     def wanted(self, problem: Problem) -> bool:
         return not self.config.levels or problem.level in self.config.levels
+
+
+def _worked_out(problem: Problem, grade: Grade) -> Grade:
+    """The grade, but wrong if the answer only repeats an expression of the question."""
+    if grade.verdict != "correct" or grade.extracted is None:
+        return grade
+    restated = is_restated(question_of(problem), str(problem.answer), grade.extracted)
+    return replace(grade, verdict="wrong") if restated else grade
 
 
 def canonical(problem: Problem) -> str:
