@@ -13,5 +13,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    sys.argv[0] = f"{sys.executable} -m hone"  # as it is said to the user, who can repeat it
+    sys.argv[0] = f"{sys.executable} -m hone"  # as it is shown to the user, who can repeat it
     main()

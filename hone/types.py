@@ -1,4 +1,4 @@
-"""Every record of the pipeline, in the order in which one problem travels through it.
+"""Every record of the pipeline, in the order in which one problem passes through it.
 
     Problem -> Rollout (of Turns, in an Episode) -> Reward -> Group -> Sample -> MicroBatch -> StepStats
 
@@ -38,10 +38,10 @@ ENVIRONMENT_FAILURES: dict[str, Verdict] = {
     "environment_timeout": "verifier_timeout",
 }
 
-#: Verdicts that say something about the verifier, not about the sample: such a sample is
-#: left out of its group and counted, never scored 0.
+#: Verdicts about the verifier, not about the sample: such a sample is left out of its group and counted, never scored
+#: 0.
 VERIFIER_FAILURES: frozenset[str] = frozenset({"verifier_timeout", "verifier_error"})
-#: The same, and `ungraded`: of a task that grades nothing. Such a sample has a reward, and no part in any accuracy.
+#: These, and `ungraded`, the verdict of a task without a grader: such a sample has a reward, but counts in no accuracy.
 NOT_GRADED: frozenset[str] = VERIFIER_FAILURES | {"ungraded"}
 
 
@@ -61,11 +61,11 @@ class Problem:
 
 @dataclass(frozen=True, slots=True)
 class Turn:
-    """What the engine was given and what it emitted, as tokens: text is never re-tokenised."""
+    """The prompt and the completion of one engine call, as tokens: text is never re-tokenised."""
 
     prompt_ids: IntArray  # [Lp]
-    completion_ids: IntArray  # [Lc], the token that stopped it included when finish == "stop"
-    logprobs: FloatArray  # [Lc], of the distribution actually sampled from
+    completion_ids: IntArray  # [Lc], including the stop token if finish == "stop"
+    logprobs: FloatArray  # [Lc], under the distribution that was sampled from
     finish: Finish
     policy_version: int
 
@@ -78,7 +78,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """What one turn led to: the message as it was read, and what the environment replied."""
+    """The outcome of one turn: the parsed message, and the environment's reply."""
 
     message: Mapping[str, Any]  # {"role": "assistant", "content": ..., "tool_calls": [...]}
     replies: tuple[Mapping[str, Any], ...] = ()  # messages of the environment, tool results included
@@ -89,16 +89,16 @@ class Step:
 
 @dataclass(frozen=True, slots=True)
 class Episode:
-    """What happened between the turns of a rollout; by default nothing, as for a task that is answered in one turn."""
+    """What happened between the turns of a rollout; empty for a task that is answered in one turn."""
 
     end: End = "done"
     steps: tuple[Step, ...] = ()  # [turns], or empty
-    reward: float | None = None  # of the episode as a whole, beside those of its steps; None: not given
+    reward: float | None = None  # of the episode as a whole, in addition to those of its steps; None: not given
     note: str | None = None  # why the environment failed, if it did
     environment: Any = field(default=None, compare=False, repr=False)  # for reward functions, in its own process
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Without the environment, which belongs to one process."""
+        """Pickles without the environment, which belongs to one process."""
         return Episode, (self.end, self.steps, self.reward, self.note)
 
 
@@ -109,7 +109,7 @@ class Rollout:
     problem_id: str
     index: int  # 0..G-1 within its group
     turns: tuple[Turn, ...]
-    text: str  # what the model said last: the opening tag given in the prompt, if any, then the decoded completion
+    text: str  # the last turn's text: the opening tag given in the prompt, if any, then the decoded completion
     episode: Episode = Episode()
 
     @property
@@ -128,8 +128,8 @@ class Grade:
 
     verdict: Verdict
     extracted: str | None = None  # the answer as the parser read it
-    note: str | None = None  # why the verifier has no verdict, if so
-    score: float | None = None  # the task's own score from 0 to 1, where it gives part of the marks
+    note: str | None = None  # why the verifier has no verdict, if it has none
+    score: float | None = None  # the task's own score from 0 to 1, if it gives partial credit
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,8 +138,8 @@ class Reward:
     parts: Mapping[str, float]  # unweighted
     verdict: Verdict
     extracted: str | None = None
-    note: str | None = None  # why there is no reward, if so
-    turns: tuple[float, ...] = ()  # of several turns: what each earned; they add up to the total
+    note: str | None = None  # why there is no reward, if there is none
+    turns: tuple[float, ...] = ()  # with several turns: the reward of each; they add up to the total
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +156,7 @@ class Group:
 @dataclass(frozen=True, slots=True)
 class Sample:
     """One training sequence. `trained`, `logprobs` and `advantages` are aligned with
-    `token_ids`: entry t speaks of token t itself, not of its successor. The one shift of
+    `token_ids`: entry t belongs to token t itself, not to its successor. The one shift of
     the whole system is in `hone.learn.pack`.
 
     Worked example: prompt [5, 6], completion [7, 2(eos)], advantage 1.5::
@@ -254,7 +254,7 @@ class MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class StepStats:
-    """What one call of `Policy.update` did (over all its optimizer steps)."""
+    """Statistics of one call of `Policy.update`, over all its optimizer steps."""
 
     loss: float
     grad_norm: float  # before clipping; the largest of the updates
@@ -263,7 +263,7 @@ class StepStats:
     #: sample -> the trainer's log-probs [Lc] when it was first trained on; samples without gradient are missing
     logprobs: Mapping[int, FloatArray] = field(default_factory=dict)
     entropies: Mapping[int, FloatArray] = field(default_factory=dict)  # [Lc] likewise, in nats
-    #: sample -> norm of its loss's gradient with respect to the last hidden states: who pulls hardest
+    #: sample -> norm of its loss's gradient with respect to the last hidden states: how much it contributes
     grad_norms: Mapping[int, float] = field(default_factory=dict)
 
 
@@ -279,12 +279,12 @@ class Interval:
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One supervised pair: the problem, and the text that the model should learn to say."""
+    """One supervised pair: the problem, and the text that the model should learn to produce."""
 
     problem: Problem
     text: str
     style: str = ""
-    turns: tuple[str, ...] = ()  # what to say before, in an environment that replies to each
+    turns: tuple[str, ...] = ()  # earlier turns, in an environment that replies to each
 
 
 Messages = Sequence[Mapping[str, str]]

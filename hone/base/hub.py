@@ -1,4 +1,4 @@
-"""Is the Hugging Face hub within reach? Asked once, before its own client tries again and again for a minute.
+"""Checks that the Hugging Face hub can be reached, before its own client would retry for a minute.
 
 hub.require("model.path: Qwen/Qwen3-0.6B", "give the folder of a model")
 """
@@ -26,7 +26,7 @@ def reachable(address: str) -> bool:
         Http(address, proxies=True).ask("HEAD", "/", None, seconds=SECONDS, what="the hub")
     except (ServerLost, ServerHangs):
         return False
-    except ServerError:  # it answered, if with a redirect or a refusal
+    except ServerError:  # it answered, even if with a redirect or a refusal
         return True
     return True
 
@@ -35,7 +35,7 @@ def require(what: str, remedy: str) -> None:
     """Raises UserError if the hub cannot be reached. `what` is not in the cache; `remedy`: what else could be given."""
     variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     if offline := next((name for name in variables if os.environ.get(name, "").upper() in TRUE), None):
-        raise UserError(f"{what}: is not in the cache, and {offline} forbids to ask the hub; unset it, or {remedy}")
+        raise UserError(f"{what}: is not in the cache, and {offline} forbids asking the hub; unset it, or {remedy}")
     if not reachable(endpoint()):
         raise UserError(
             f"{what}: is not in the cache, and the hub ({endpoint()}) cannot be reached; connect this machine, set "

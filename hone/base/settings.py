@@ -155,7 +155,7 @@ def _read_with_parents(
 def _read_file(path: Path) -> Layer:
     try:
         if path.stat().st_size > MAX_BYTES:
-            raise ConfigError([f"{path}: {path.stat().st_size} bytes are no recipe; {MAX_BYTES} are the most"])
+            raise ConfigError([f"{path}: {path.stat().st_size} bytes are too many for a recipe; at most {MAX_BYTES}"])
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ConfigError(

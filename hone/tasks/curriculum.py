@@ -1,4 +1,4 @@
-"""Which problems come when.
+"""Curricula: which problems each step trains on.
 
     uniform      every problem once per epoch, each epoch in an order of its own
     sequential   one level after the other, easiest first
@@ -6,8 +6,8 @@
     adaptive     levels by how much there is to learn: p (1 - p) of the observed pass rate p, the variance of a right
                  or wrong answer (Foster & Foerster, arXiv:2502.12272)
 
-Within a level, too, every problem comes once per epoch. What is drawn depends on the seed, the step and the state: how
-far each level has been read, and its pass rate. The state is in every checkpoint.
+Within a level, too, every problem is drawn once per epoch. What is drawn depends on the seed, the step and the state:
+the position in each level, and its pass rate. The state is in every checkpoint.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ class CurriculumConfig(Section):
     """Which levels of the task the problems of a step come from: see `hone.tasks.curriculum`."""
 
     kind: Literal["uniform", "sequential", "mixture", "adaptive"] = "uniform"
-    steps_per_level: PositiveInt | None = None  # sequential; null: until every problem of the level has come once
-    weights: dict[str, NonNegativeFloat] = {}  # mixture: level -> share; levels not named do not come
+    steps_per_level: PositiveInt | None = None  # sequential; null: until every problem of the level has been drawn once
+    weights: dict[str, NonNegativeFloat] = {}  # mixture: level -> share; levels that are not named are not drawn
     floor: float = Field(default=0.1, gt=0.0, le=1.0)  # adaptive: this share is dealt evenly to all levels
-    memory: float = Field(default=0.9, ge=0.0, lt=1.0)  # adaptive: of a level's pass rate, from step to step
+    memory: float = Field(default=0.9, ge=0.0, lt=1.0)  # adaptive: weight of the earlier steps in a level's pass rate
 
     @model_validator(mode="after")
     def _weighted(self) -> CurriculumConfig:
@@ -45,34 +45,36 @@ class CurriculumConfig(Section):
 
 
 class Curriculum:
-    """The problems of a run, in the order of its curriculum. Raises UserError for levels that the task has not."""
+    """The problems of a run, in the order of its curriculum. Raises UserError for levels that the task does not
+    have."""
 
     def __init__(self, problems: Sequence[Problem], seed: int, config: CurriculumConfig | None = None) -> None:
         if not problems:
             raise ValueError("there are no training problems")
         self.problems = problems
         self.seed = seed
-        names, self._level_of = levels_of(problems)  # [problems]: the place of each one's level among the names
+        names, self._level_of = levels_of(problems)  # [problems]: index of each problem's level among the names
         places = {level: np.flatnonzero(self._level_of == n) for n, level in enumerate(names)}
         self._level_names = names
         self._levels = {level: places[level] for level in sorted(names, key=natural) if len(places[level])}
         self._drawn: dict[str, int] = {}  # problems taken from a pool so far
         self._steps: dict[str, int] = {}  # steps of a sequential curriculum on a level so far
         self._pass_rates: dict[str, float] = {}  # moving averages
-        self._before: dict[int, tuple[dict[str, int], dict[str, int]]] = {}  # step -> the two above before its draw
-        self._rounds: dict[int, list[list[str]]] = {}  # step -> ids of what was drawn for it, round by round
-        self.shares: dict[str, float] = {}  # level -> share of the step that was drawn last; of uniform, none
+        # step -> the two above, from before its draw
+        self._before: dict[int, tuple[dict[str, int], dict[str, int]]] = {}
+        self._rounds: dict[int, list[list[str]]] = {}  # step -> ids of the problems drawn for it, round by round
+        self.shares: dict[str, float] = {}  # level -> share in the last step drawn; empty for uniform
         self.configure(config or CurriculumConfig())
 
     def configure(self, config: CurriculumConfig) -> None:
-        """Go on with another curriculum; what has been read and observed stays."""
+        """Switch to another curriculum; positions and pass rates are kept."""
         self.check(config)
         self.config = config
 
     def check(self, config: CurriculumConfig) -> None:
-        """Raises UserError for a curriculum that these problems cannot have."""
+        """Raises UserError for a curriculum that does not suit these problems."""
         if config.kind != "uniform" and len(self._levels) == 1:
-            raise UserError(f"curriculum.kind {config.kind}: the training problems have one level only; use uniform")
+            raise UserError(f"curriculum.kind {config.kind}: the training problems have only one level; use uniform")
         unknown = sorted(set(config.weights) - self._levels.keys())
         if config.kind == "mixture" and unknown:
             raise UserError(
@@ -83,7 +85,7 @@ class Curriculum:
     # --- drawing ------------------------------------------------------------------------------
 
     def draw(self, step: int, count: int) -> list[Problem]:
-        """The `count` problems of step `step`; to be called once for each step."""
+        """The `count` problems of step `step`. Call it once per step."""
         self._before = {s: kept for s, kept in self._before.items() if s >= step - 1}
         self._before[step] = dict(self._drawn), dict(self._steps)
         problems = self._draw(step, count)
@@ -106,7 +108,7 @@ class Curriculum:
         ]
 
     def draw_others(self, step: int, round: int, count: int, without: Collection[str]) -> list[Problem]:
-        """Up to `count` problems at random whose ids are not among `without`, to replace some of the step's.
+        """Up to `count` random problems whose ids are not in `without`, to replace some of the step's.
 
         They come from the levels of the step, in the same shares.
         """
@@ -127,11 +129,11 @@ class Curriculum:
         return found
 
     def taken(self, step: int) -> list[list[str]]:
-        """Ids of what was drawn for a step, round by round; to be asked once."""
+        """Ids of the problems drawn for a step, round by round. Call it once per step: they are then forgotten."""
         return self._rounds.pop(step)
 
     def _shares(self) -> dict[str, float]:
-        """Level -> share of the problems of the next step, of those that come at all."""
+        """Level -> share of the problems of the next step, for levels with a share above 0."""
         levels = list(self._levels)
         if self.config.kind == "sequential":
             return {next((level for level in levels[:-1] if not self._finished(level)), levels[-1]): 1.0}
@@ -147,13 +149,13 @@ class Curriculum:
         return {level: share for level, share in shares.items() if share}
 
     def _finished(self, level: str) -> bool:
-        """Whether a sequential curriculum is over with a level."""
+        """Whether a sequential curriculum has finished a level."""
         if self.config.steps_per_level is not None:
             return self._steps.get(level, 0) >= self.config.steps_per_level
         return self._drawn.get(level, 0) >= len(self._levels[level])
 
     def _next(self, pool: str, size: int, count: int) -> list[int]:
-        """The places of the next `count` problems in a pool of `size`."""
+        """Indices of the next `count` problems in a pool of `size`."""
         start = self._drawn.get(pool, 0)
         places = range(start, start + count)
         orders = {epoch: self._order(pool, epoch, size) for epoch in {place // size for place in places}}
@@ -169,7 +171,7 @@ class Curriculum:
     # --- observing ----------------------------------------------------------------------------
 
     def observe(self, groups: Sequence[Group]) -> None:
-        """Take in how often the levels of a step were solved; samples whose verifier failed do not count."""
+        """Update the pass rates of a step's levels; samples whose verifier failed do not count."""
         seen = []
         for group in groups:
             graded = [r.verdict == "correct" for r in group.rewards if r.verdict not in NOT_GRADED]
@@ -188,21 +190,21 @@ class Curriculum:
                 self._pass_rates[level] = memory * self._pass_rates.get(level, rate) + (1.0 - memory) * rate
 
     def metrics(self) -> dict[str, float]:
-        """Shares of the levels in the step that was drawn last; none of a uniform curriculum."""
+        """Shares of the levels in the last step drawn; empty for a uniform curriculum."""
         return {f"curriculum/{level}": share for level, share in self.shares.items()}
 
     # --- state --------------------------------------------------------------------------------
 
     def state(self, step: int | None = None) -> dict[str, Any]:
-        """For the checkpoint: plain numbers, exact in JSON. What was drawn for `step` already does not count: a run
-        that begins with it draws it again."""
+        """For the checkpoint: plain numbers, exact in JSON. Problems already drawn for `step` do not count: a run that
+        begins at `step` draws them again."""
         drawn, steps = (
             self._before.get(step, (self._drawn, self._steps)) if step is not None else (self._drawn, self._steps)
         )
         return {"drawn": dict(drawn), "steps": dict(steps), "pass_rates": dict(self._pass_rates)}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Back to what `state` said."""
+        """Restore what `state` returned."""
         self._drawn, self._steps = dict(state["drawn"]), dict(state["steps"])
         self._pass_rates = dict(state["pass_rates"])
         self._before, self._rounds = {}, {}
@@ -214,13 +216,14 @@ def learnable(pass_rate: float) -> float:
 
 
 def deal(count: int, shares: Mapping[str, float], u: float) -> dict[str, int]:
-    """`count` places over levels: each level within one of its share, on average exactly it. `u` in [0, 1) is the luck.
+    """Divide `count` places over levels: each level gets its share rounded up or down, and on average exactly its
+    share. `u` is uniform in [0, 1).
 
-    Systematic sampling: level k gets the whole numbers between its two ends on a line of length `count`, moved by u.
+    Systematic sampling: level k gets the whole numbers in its interval of a line of length `count`, shifted by u.
     """
     ends = np.cumsum([0.0, *shares.values()])
     marks = np.floor(ends / ends[-1] * count + u).astype(int)
-    marks[-1] = marks[0] + count  # the line is exactly as long, whatever its parts round to
+    marks[-1] = marks[0] + count  # the line is exactly that long, however its parts round
     return dict(zip(shares, np.diff(marks).tolist()))
 
 

@@ -33,7 +33,7 @@ SYSTEM = (
 #: Consecutive tries without a new problem after which a split counts as exhausted.
 MAX_TRIES = 50_000
 
-#: Most combinations tried when searching a solution for a row of a file.
+#: Most combinations tried when searching for a solution of a row of a file.
 MAX_SEARCH = 500_000
 
 
@@ -270,7 +270,7 @@ class CountdownTask:
             if tries > MAX_TRIES:
                 raise UserError(
                     f"countdown: found {len(problems)} distinct problems of {count} numbers for the {split} split, "
-                    f"{wanted} were asked for. Ask for fewer, or raise max_number or max_target."
+                    f"but {wanted} were asked for. Ask for fewer, or raise max_number or max_target."
                 )
             nums = [rng.randint(1, config.max_number) for _ in range(count)]
             term = random_term(rng, nums)

@@ -1,9 +1,9 @@
-"""Which column of a row is what: question, answer, worked solution, level, domain.
+"""Recognises the columns of rows: question, answer, worked solution, level, domain.
 
     recognise(rows).describe()        # 'question = problem, answer = answer, solution = solution, level = level'
 
-Names in use are tried in order; columns that say the same in every row count as one. A column inside another is
-written with a dot, as in `reward_model.ground_truth`.
+Usual names are tried in order; columns with equal content in every row count as one. A column inside another is written
+with a dot, as in `reward_model.ground_truth`.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hone.tasks.rows.store import Row
 
 Role = Literal["question", "messages", "answer", "solution", "level", "domain"]
 ROLES: tuple[Role, ...] = get_args(Role)
-PROMPT: frozenset[Role] = frozenset(("question", "messages"))  # a row has one or the other
+PROMPT: frozenset[Role] = frozenset(("question", "messages"))  # a row has one of the two
 
-#: Usual names. `prompt` is a question or messages, by what is in it.
+#: Usual names. `prompt` may hold a question or messages; its content decides.
 NAMES: Mapping[Role, tuple[str, ...]] = {
     "question": ("question", "problem", "prompt", "query", "instruction", "input"),
     "messages": ("messages", "prompt", "conversations", "conversation"),
@@ -33,12 +33,12 @@ NAMES: Mapping[Role, tuple[str, ...]] = {
     "domain": ("subject", "domain", "category", "type", "topic", "extra_info.subject"),
 }
 
-SAMPLE = 200  # rows that are looked at
+SAMPLE = 200  # rows that are inspected
 
 
 @dataclass(frozen=True)
 class Columns:
-    """The column of each role that has one; `kind` knights or countdown: rows of that task."""
+    """The column of each role, if it has one. `kind`: knights or countdown, if the rows are of that task."""
 
     kind: Literal["text", "knights", "countdown"]
     of: Mapping[Role, str] = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Columns:
         return ", ".join(f"{role} = {column}" for role, column in self.of.items())
 
     def get(self, row: Mapping[str, Any], role: Role) -> Any:
-        """The value, or None."""
+        """The value of a role in a row, or None."""
         return value(row, self.of[role]) if role in self.of else None
 
 
@@ -66,9 +66,9 @@ def value(row: Mapping[str, Any], column: str) -> Any:
 
 
 def recognise(rows: Sequence[Row], configured: Mapping[Role, str] | None = None, need_answer: bool = True) -> Columns:
-    """The mapping of columns; what is `given` counts, the rest is recognised.
+    """The mapping of columns: those in `given` are used as they are, the others are recognised.
 
-    Raises UserError that lists the candidates if there is more than one or none, and says how to choose.
+    Raises UserError, which lists the candidates and says how to choose, if a role has several candidates or none.
     """
     configured = configured or {}
     sample = list(rows[:: max(1, len(rows) // SAMPLE)])
@@ -103,7 +103,7 @@ def recognise(rows: Sequence[Row], configured: Mapping[Role, str] | None = None,
 
 
 def _present(rows: Sequence[Row]) -> set[str]:
-    """Columns, and those one level below, that hold something in some row."""
+    """Columns, and those one level below, that are not empty in every row."""
     names: set[str] = set()
     for row in rows:
         for key, inner in row.items():
@@ -115,12 +115,12 @@ def _present(rows: Sequence[Row]) -> set[str]:
 
 
 def is_messages(cell: Any) -> bool:
-    """A list of {"role", "content"} (or ShareGPT's {"from", "value"})."""
+    """Whether the value is a list of {"role", "content"} (or ShareGPT's {"from", "value"})."""
     return isinstance(cell, list) and all(isinstance(m, Mapping) and ({"role", "from"} & m.keys()) for m in cell)
 
 
 def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]:
-    """Messages as {"role", "content"}. Raises ValueError for one that holds something else than text."""
+    """Messages as {"role", "content"}. Raises ValueError for one that holds anything but text."""
     roles = {"human": "user", "gpt": "assistant"}
     made = []
     for message in messages:
@@ -131,7 +131,7 @@ def read_messages(messages: Sequence[Mapping[str, Any]]) -> list[dict[str, str]]
 
 
 def _content_text(content: Any) -> str:
-    """What a message says: text, or a list of parts such as {"type": "text", "text": ...}."""
+    """The text of a message, whose content is text or a list of parts such as {"type": "text", "text": ...}."""
     parts = content if isinstance(content, list) else [content or ""]
     texts = []
     for part in parts:
@@ -153,7 +153,7 @@ def _fits(role: Role, cell: Any) -> bool:
 
 
 def _choose(role: Role, rows: Sequence[Row], present: set[str]) -> str | None:
-    """The one candidate. Several that are the same in every row count as the first."""
+    """The only candidate; the first of several that are equal in every row."""
     candidates = []
     for name in NAMES[role]:
         cells = [value(row, name) for row in rows] if name in present else []
@@ -161,7 +161,7 @@ def _choose(role: Role, rows: Sequence[Row], present: set[str]) -> str | None:
             candidates.append((name, [_plain(cell) for cell in cells]))
     if role in ("question", "answer") and candidates:
         others = [name for name, cells in candidates[1:] if not _agree(candidates[0][1], cells)]
-        others = [name for name in others if "." not in name]  # what lies inside is a copy, or of another kind
+        others = [name for name in others if "." not in name]  # a column inside is a copy, or of another kind
         if others:
             names = ", ".join([candidates[0][0], *others])
             raise UserError(
@@ -171,7 +171,7 @@ def _choose(role: Role, rows: Sequence[Row], present: set[str]) -> str | None:
 
 
 def _plain(cell: Any) -> str:
-    """For comparison: what stands after #### or in a box is the answer of a longer text."""
+    """Normalises for comparison: the text after ####, or in a box, is the answer of a longer text."""
     text = str(cell[0] if isinstance(cell, list) and len(cell) == 1 else cell)
     return re.sub(r"[\s,$]+", "", text.rsplit("####", 1)[-1])
 
@@ -181,7 +181,7 @@ def _agree(a: Sequence[str], b: Sequence[str]) -> bool:
 
 
 def _same_prompt(columns: Mapping[Role, str], rows: Sequence[Row]) -> None:
-    """A question and messages in one row have to say the same."""
+    """Raises UserError if the question and the messages of a row differ."""
     for row in rows:
         question, messages = (value(row, columns[role]) for role in ("question", "messages"))
         texts = " ".join(str(m.get("content") or m.get("value") or "") for m in messages or ())
@@ -193,7 +193,7 @@ def _same_prompt(columns: Mapping[Role, str], rows: Sequence[Row]) -> None:
 
 
 def _missing(roles: Sequence[Role], present: set[str], rows: Sequence[Row]) -> UserError:
-    """Which names would have been known, what there is, and why a column of such a name does not do."""
+    """An error that lists the known names and the columns, and says why a column with a known name is unsuitable."""
     lines = []
     for role in roles:
         lines.append(f"no column is known to be the {role} (known: {', '.join(NAMES[role])})")

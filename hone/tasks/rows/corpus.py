@@ -1,10 +1,11 @@
-"""Problems made from rows: duplicates out, held-out splits cut, train without what is in test. All by canonical form.
+"""Divides rows into splits: removes duplicates, cuts held-out splits, keeps test problems out of train. All by
+canonical form.
 
 places, report = divide("gsm8k", {"train": ranks, "test": others})      # numpy arrays, one rank a problem
-places["validation"]           # (split of the source, place in it) of each problem: cut from train, never from test
+places["validation"]           # (split of the source, index in it) of each problem: cut from train, never from test
 print("\\n".join(report))      # what was counted
 
-A rank is a hash of the canonical form: problems are the same if theirs is, and it is by rank that some are held out.
+A rank is a hash of the canonical form: problems with equal ranks are the same, and ranks decide which are held out.
 """
 
 from __future__ import annotations
@@ -18,19 +19,20 @@ import numpy as np
 
 from hone.types import Problem, Split
 
-#: By default this share of a split is held out, and at most MOST problems.
+#: By default this share of a split is held out, but at most MOST problems.
 SHARE, MOST = 0.1, 500
 
 #: Brackets and factorials too: without them 2 * (3 + 4) would be 2 * 3 + 4.
 _PIECE = re.compile(r"\w+|[-+*/^=<>%|&~≤≥≠√∞∪∩()\[\]{}]|(?<=[\w)])!(?=\s*[-+*/^=)])")
 _WORD = re.compile(r"\w|[-+*/^=<>%|&~≤≥≠√∞∪∩]")
 
-#: Of a rank: the first 16 bytes of `rank`, as two numbers in its order.
+#: The first 16 bytes of `rank`, as two numbers that sort like it.
 RANK = np.dtype([("high", np.uint64), ("low", np.uint64)])
 
 
 def canonical_text(text: str) -> str:
-    """The words, numbers, operators and brackets of a text, in one case; not blanks, punctuation, dollars."""
+    """The words, numbers, operators and brackets of a text, in lower case, without blanks, punctuation and dollar
+    signs."""
     return " ".join(_PIECE.findall(unicodedata.normalize("NFKC", text).casefold()))
 
 
@@ -46,28 +48,28 @@ def ngrams(text: str, n: int) -> set[tuple[str, ...]]:
 
 
 def question_of(problem: Problem) -> str:
-    """What is asked: all that the user says."""
+    """The question: everything that the user says."""
     return "\n".join(m["content"] for m in problem.messages if m["role"] == "user")
 
 
 def rank(form: str) -> bytes:
-    """A place that has nothing to do with the order of the rows, the same in every run."""
+    """A sort key that is independent of the order of the rows and the same in every run."""
     return hashlib.sha256(f"held out/{form}".encode()).digest()
 
 
 def divide(
     name: str,
-    ranks: Mapping[str, np.ndarray],  # by split of the source (`all`: of none): [rows] of RANK
+    ranks: Mapping[str, np.ndarray],  # split of the source (`all`: none is named) -> [rows] of RANK
     *,
     train: int | None = None,
     validation: int | None = None,
     test: int | None = None,
 ) -> tuple[dict[Split, np.ndarray], tuple[str, ...]]:
-    """Splits that are disjoint by canonical form: places in all rows, those of one split after those of the one before,
-    and what there is to say, one line per fact.
+    """Splits that are disjoint by canonical form: indices into all rows (the rows of one split follow those of the
+    split before), and a report, one line per fact.
 
-    train, validation, test: how many to use; a source's own split is cut down to it, a missing one is cut from train:
-    by default a tenth, at most 500. Train problems that are also held out are left out, and counted.
+    train, validation, test: how many to use. A split of the source is reduced to that number, a missing one is cut from
+    train: by default a tenth, at most 500. Train problems that are also held out are left out, and counted.
     """
     lines: list[str] = []
     every = np.concatenate([np.empty(0, RANK), *ranks.values()])
@@ -98,29 +100,29 @@ def divide(
 
 
 def ranks_of(forms: Sequence[str]) -> np.ndarray:
-    """[forms] of RANK."""
+    """The ranks of canonical forms: [forms] of RANK."""
     joined = b"".join(rank(form)[:16] for form in forms)
     return np.frombuffer(joined, np.dtype([("high", ">u8"), ("low", ">u8")])).astype(RANK)
 
 
 def _order(ranks: np.ndarray) -> np.ndarray:
-    """Places by rank, those of the same rank in their own order."""
+    """Indices sorted by rank; equal ranks keep their order."""
     return np.lexsort((ranks["low"], ranks["high"]))
 
 
 def _numbers(ranks: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """(places by rank, at each of them a number that is the same for the same rank)."""
+    """(indices sorted by rank, for each of them a number that is equal for equal ranks)."""
     order = _order(ranks)
     ordered = ranks[order]
     return order, np.cumsum(np.concatenate([[0], ordered[1:] != ordered[:-1]])[: len(order)])
 
 
 def among(ranks: np.ndarray, others: np.ndarray) -> np.ndarray:
-    """[ranks] bool: which are in `others` too."""
+    """[ranks] bool: which are also in `others`."""
     result = np.zeros(len(ranks), bool)
     if not len(others):
         return result
-    high = np.sort(others["high"])  # by their first halves few are left to be compared as a whole
+    high = np.sort(others["high"])  # after comparing first halves, few are left to compare in full
     near = np.minimum(np.searchsorted(high, ranks["high"]), len(high) - 1)
     near = np.flatnonzero(high[near] == ranks["high"])
     order, numbers = _numbers(np.concatenate([ranks[near], others]))
@@ -133,13 +135,13 @@ def among(ranks: np.ndarray, others: np.ndarray) -> np.ndarray:
 
 
 def _distinct(name: str, split: str, ranks: np.ndarray, lines: list[str]) -> np.ndarray:
-    """Places of the first of each canonical form."""
+    """Indices of the first problem of each canonical form."""
     order = _order(ranks)
     ordered = ranks[order]
     first = np.sort(order[np.concatenate([[True], ordered[1:] != ordered[:-1]])[: len(order)]])
     if len(first) < len(ranks):
         more = len(ranks) - len(first)
-        lines.append(f"{name}: {split}: {more} of {len(ranks)} problems left out, there are others like them")
+        lines.append(f"{name}: {split}: {more} of {len(ranks)} problems left out as duplicates")
     return first
 
 
@@ -151,14 +153,15 @@ def _without(
         kept = remaining[~among(every[remaining], every[theirs])]
         if len(kept) < len(remaining):
             lines.append(
-                f"{label}: {len(remaining) - len(kept)} of {len(remaining)} problems left out, they are in {split}"
+                f"{label}: {len(remaining) - len(kept)} of {len(remaining)} problems left out, since they are in "
+                f"{split}"
             )
         remaining = kept
     return remaining
 
 
 def _lowest(every: np.ndarray, places: np.ndarray, count: int) -> np.ndarray:
-    """`count` problems, chosen by the hash of their form, in their own order."""
+    """The `count` problems with the lowest ranks, in their own order."""
     if count >= len(places):
         return places
     chosen = _order(every[places])[:count]

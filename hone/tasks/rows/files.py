@@ -16,7 +16,7 @@ from hone.tasks.rows.store import BATCH, CACHED_FROM, Row, TableRows, digest_of,
 
 SUFFIXES = (".jsonl", ".json", ".parquet", ".csv", ".tsv")
 
-#: Characters of a JSON list that are read at once.
+#: Characters of a JSON list that are read at a time.
 CHUNK = 2**20
 
 _BLANKS = re.compile(r"[ \t\n\r]*")
@@ -28,10 +28,10 @@ def read_rows(path: str | Path) -> list[Row]:
 
 
 def open_rows(path: str | Path) -> TableRows:
-    """The rows of a file; its ending says what it is, and the fields of a `.csv` or `.tsv` are all text.
+    """The rows of a file. The suffix decides the format; the fields of a `.csv` or `.tsv` are all text.
 
-    The file is read to its end, and its rows are kept as `hone.tasks.rows.store` says. Raises UserError for a missing
-    file, or naming file and line of a row that is no JSON object.
+    The file is read to its end, and its rows are stored by `hone.tasks.rows.store`. Raises UserError for a missing
+    file, and for a row that is not a JSON object, with its file and line.
     """
     path = locate(path)
     if not path.is_file():
@@ -47,7 +47,7 @@ def open_rows(path: str | Path) -> TableRows:
         def checked() -> Iterator[Any]:
             yield from parts
             if digest_of(path) != digest:
-                raise UserError(f"{path}: was changed while it was read; start again")
+                raise UserError(f"{path}: changed while it was read; start again")
 
         return schema, checked()
 
@@ -63,7 +63,7 @@ def _parquet_batches(path: Path) -> tuple[Any, Iterator[Any]]:
     import pyarrow.parquet  # type: ignore[import-untyped, unused-ignore]
 
     def failed(error: Exception) -> UserError:
-        return UserError(f"{path}: not a parquet file that can be read: {error}")
+        return UserError(f"{path}: not a readable parquet file: {error}")
 
     try:
         file = pyarrow.parquet.ParquetFile(path, memory_map=True)
@@ -105,20 +105,21 @@ def _read_lines(path: Path) -> Iterator[bytes]:
                 continue
             try:
                 row = json.loads(line)
-            except (ValueError, RecursionError) as error:  # no JSON; an integer of thousands of digits; nested too deep
+            # not JSON, an integer of thousands of digits, or nested too deep
+            except (ValueError, RecursionError) as error:
                 also = ". A .json file is a list of objects, or one object per line" if path.suffix == ".json" else ""
-                raise UserError(f"{path}:{number}: not JSON that can be read: {error}{also}") from error
+                raise UserError(f"{path}:{number}: not readable as JSON: {error}{also}") from error
             if not isinstance(row, dict):
                 raise UserError(f"{path}:{number}: expected one JSON object per line")
             yield line.strip().encode()
 
 
 def _read_list(path: Path) -> Iterator[bytes]:
-    """The entries of a list, a piece of the file at a time."""
+    """The entries of a list, reading the file in pieces."""
     decoder = json.JSONDecoder()
     with path.open(encoding="utf-8-sig") as file:
         text, ended = "", False
-        while len(text) < 2 and not ended:  # the bracket, and what comes behind it
+        while len(text) < 2 and not ended:  # the bracket, and what follows it
             more = file.read(CHUNK)
             text, ended = (text + more).lstrip(), not more
             text = text[:1] + text[1:].lstrip()
@@ -154,35 +155,35 @@ def _after_blanks(text: str, at: int) -> int:
 
 
 def _wrong_list(path: Path) -> UserError:
-    """What is wrong with a list, and where: for that the file is read as a whole."""
+    """The error of a malformed list, with its line; reads the whole file."""
     try:
         rows = json.loads(path.read_text(encoding="utf-8-sig"))
     except (ValueError, RecursionError) as error:
         if isinstance(error, UnicodeDecodeError):
             raise
         line = f":{error.lineno}" if isinstance(error, json.JSONDecodeError) else ""
-        return UserError(f"{path}{line}: not JSON that can be read: {error}")
+        return UserError(f"{path}{line}: not readable as JSON: {error}")
     number = next((n for n, row in enumerate(rows, start=1) if not isinstance(row, dict)), 0)
-    return UserError(f"{path}: entry {number} of the list is no JSON object")
+    return UserError(f"{path}: entry {number} of the list is not a JSON object")
 
 
 def _read_table(path: Path) -> Iterator[bytes]:
-    csv.field_size_limit(2**27)  # the module's own limit of 131072 characters is less than a worked solution may have
+    csv.field_size_limit(2**27)  # a worked solution may be longer than the module's limit of 131072 characters
     with path.open(encoding="utf-8-sig", newline="") as file:
         reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
         try:
             for row in reader:
                 if None in row or None in row.values():
-                    raise UserError(f"{path}:{reader.line_num}: another number of fields than the first line names")
+                    raise UserError(f"{path}:{reader.line_num}: not as many fields as the first line names")
                 yield json.dumps(row).encode()
         except csv.Error as error:
             raise UserError(f"{path}:{reader.line_num}: {error}") from error
 
 
 def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Write `.jsonl` or `.parquet`, replacing the file when all is written.
+    """Write `.jsonl` or `.parquet`; the file is replaced once everything is written.
 
-    Raises UserError for another ending, and for cells that the format cannot hold; the file is then as it was.
+    Raises UserError for another suffix, and for cells that the format cannot hold; the file is then unchanged.
     """
     path = Path(path)
     if path.suffix not in (".jsonl", ".parquet"):
@@ -195,7 +196,7 @@ def write_rows(path: str | Path, rows: Iterable[Mapping[str, Any]]) -> None:
             with aside.open("w", encoding="utf-8") as file:
                 file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
         os.replace(aside, path)
-    except (TypeError, ValueError) as error:  # a date, say; columns of mixed types
+    except (TypeError, ValueError) as error:  # such as dates, and columns of mixed types
         raise UserError(f"{path}: a cell cannot be written: {error}; {_OTHER[path.suffix]}") from error
     finally:
         aside.unlink(missing_ok=True)
@@ -209,7 +210,7 @@ def _write_parquet(path: Path, rows: list[Row]) -> None:
     import pyarrow.parquet
 
     try:
-        # The names of all rows: pyarrow would take those of the first one, and drop the others without a word.
+        # The names of all rows: pyarrow would use those of the first row and silently drop the others.
         names = dict.fromkeys(name for row in rows for name in row)
         table = pyarrow.table({name: pyarrow.array([row.get(name) for row in rows]) for name in names})
         pyarrow.parquet.write_table(table, path)

@@ -22,7 +22,7 @@ class GSM8KConfig(RowsConfig):
 
 
 class GSM8KTask(RowsTask):
-    """Answers are numbers: compared exactly, in process."""
+    """Answers are numbers, compared exactly and in process."""
 
     name = "gsm8k"
     grading = "exact"

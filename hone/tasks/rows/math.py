@@ -22,11 +22,11 @@ class MathConfig(RowsConfig):
     name: Literal["math"] = "math"
     source: str | None = SOURCE
     levels: tuple[Literal[1, 2, 3, 4, 5], ...] = (1, 2, 3, 4, 5)
-    subjects: tuple[str, ...] = ()  # none: all
+    subjects: tuple[str, ...] = ()  # empty: all
 
 
 class MathTask(RowsTask):
-    """Answers are compared exactly where that is possible, and by math-verify in workers where not."""
+    """Answers are compared exactly where possible, else by math-verify in workers."""
 
     name = "math"
     config: MathConfig
@@ -40,5 +40,5 @@ class MathTask(RowsTask):
     def wanted(self, problem: Problem) -> bool:
         subjects = {name.casefold() for name in self.config.subjects}
         levels = {str(level) for level in self.config.levels}
-        all_levels = len(levels) == 5  # then a row need not have one
+        all_levels = len(levels) == 5  # a row then need not have one
         return (all_levels or problem.level in levels) and (not subjects or problem.domain.casefold() in subjects)

@@ -1,11 +1,11 @@
 """Prompts with the answers to imitate, from a hub id, a folder, or a JSONL, JSON, CSV or parquet file.
 
-    pairs = read_pairs("data/answers.jsonl")        # {"train": [Example, ...]}, or "all", "validation" too
+    pairs = read_pairs("data/answers.jsonl")        # {"train": [Example, ...]}; also "all", "validation"
     train, held_out = split(pairs["train"], 0.1)
 
 Usual columns are recognised: `prompt` and `completion` (text, or lists of messages), `messages` that end with the
 assistant's (ShareGPT's `conversations` too), `question`, `instruction` or `problem` with `response`, `answer`, `output`
-or `solution`. One row: {"prompt": "How many legs have 3 cats?", "completion": "Four each, so 12."}
+or `solution`. One row: {"prompt": "How many legs do 3 cats have?", "completion": "Four each, so 12."}
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ CONVERSATIONS = ("messages", "conversations", "conversation")
 
 
 def read_pairs(source: str) -> dict[str, list[Example]]:
-    """By split: train, validation, test or all. Raises UserError naming the first row that is no pair."""
+    """Split (train, validation, test or all) -> its pairs. Raises UserError naming the first row that is not a pair."""
     by_split: dict[str, list[Example]] = {}
     for split, rows in read_source(source).items():
         made = []
@@ -41,7 +41,7 @@ def read_pairs(source: str) -> dict[str, list[Example]]:
 
 
 def pair(row: Row) -> Example:
-    """Raises ValueError if the row has no prompt or no completion."""
+    """The pair of a row. Raises ValueError if the row has no prompt or no completion."""
     for name in CONVERSATIONS:
         if is_messages(row.get(name)) and not _first(row, COMPLETIONS[:2]):
             return _example(row, read_messages(row[name]))
@@ -64,9 +64,9 @@ def _first(row: Row, names: Sequence[str]) -> Any:
 def _example(row: Row, messages: Sequence[Mapping[str, str]]) -> Example:
     *conversation, answer = messages
     if answer["role"] != "assistant" or not answer["content"].strip():
-        raise ValueError("the last message is not the assistant's, or says nothing")
+        raise ValueError("the last message is not the assistant's, or is empty")
     if not conversation or conversation[-1]["role"] != "user":
-        raise ValueError("before the answer there is no message of the user")
+        raise ValueError("no message of the user precedes the answer")
     if sum(message["role"] == "user" for message in conversation) > 1:
         raise ValueError("a conversation of several turns; give one question with its answer")
     digest = hashlib.sha256(canonical_text(conversation[-1]["content"]).encode()).hexdigest()[:12]
@@ -84,17 +84,19 @@ def _example(row: Row, messages: Sequence[Mapping[str, str]]) -> Example:
 
 
 def key_of(problem: Problem) -> str:
-    """The form by which two prompts are the same: what the column `canonical` says, else the words of the question."""
+    """The form by which prompts are compared: the column `canonical` if there is one, else the words of the
+    question."""
     return problem.extra.get("canonical") or canonical_text(question_of(problem))
 
 
 def split(pairs: Sequence[Example], share: float) -> tuple[list[Example], list[Example]]:
-    """(to train on, held out): all answers to a problem on one side; which problems are held out depends on them alone.
+    """(training pairs, held-out pairs): all answers to a problem are on one side; which problems are held out depends
+    only on the problems.
 
-    At least one problem is held out and one is not. Raises UserError if there are fewer than two.
+    At least one problem is on each side. Raises UserError if there are fewer than two.
     """
     keys = sorted({key_of(pair.problem) for pair in pairs}, key=rank)
     if len(keys) < 2:
-        raise UserError(f"{len(keys)} problem(s) cannot be divided into some to train on and some held out; give more")
+        raise UserError(f"{len(keys)} problem(s) cannot be divided into training and held-out problems; give more")
     held = set(keys[: min(max(1, round(share * len(keys))), len(keys) - 1)])
     return [p for p in pairs if key_of(p.problem) not in held], [p for p in pairs if key_of(p.problem) in held]

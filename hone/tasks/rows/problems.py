@@ -1,7 +1,7 @@
-"""Problems of rows, made when they are asked for, and what has to be known of all of them before.
+"""Problems made from rows on demand, and an index of what must be known of all of them in advance.
 
     index = index_of(rows, read, key)          # one walk over the rows, once per machine: see hone.tasks.rows.store
-    problems = Problems(table, index.places)   # a Sequence; problems.levels, problems.characters without making one
+    problems = Problems(table, index.places)   # a Sequence; problems.levels and problems.characters make no problem
 
 `read` makes the problem of a row and its canonical form.
 """
@@ -26,36 +26,36 @@ from hone.tasks.rows.corpus import RANK, rank
 from hone.tasks.rows.store import Joined, Lazy, Row, stored
 from hone.types import Problem
 
-#: Rows from which on the index is kept for other processes.
+#: From this number of rows on, the index is kept for other processes.
 INDEXED_FROM = 20_000
 
-#: Bytes that a row of the index takes: 41 of its columns, and of a curriculum 20 of its places, levels and order.
+#: Bytes per row: 41 for the columns of the index, and 20 for a curriculum's indices, levels and order.
 BYTES = 61
 
-#: Problems after which the pages that they were read from no longer count as memory of the process.
+#: After this many problems, the pages that they were read from are released from the process's memory.
 FORGOTTEN = 64
 
-#: (problem, its canonical form) of a row; raises ValueError, KeyError or TypeError for a row that is no problem, and
-#: gives None for one that is not wanted.
+#: Row -> (problem, its canonical form), or None for a row that is not wanted; raises ValueError, KeyError or TypeError
+#: for a faulty row.
 Reader = Callable[[Row], tuple[Problem, str] | None]
 
 
 @dataclass(frozen=True)
 class Index:
-    """Of every row that is a problem, in the order of the rows, split after split: [problems]."""
+    """Columns over all rows that are problems, in the order of the rows, split after split: [problems]."""
 
-    sizes: Mapping[str, int]  # problems of each split
-    rows: np.ndarray  # int64: the row's place in its split
+    sizes: Mapping[str, int]  # number of problems of each split
+    rows: np.ndarray  # int64: index of the row in its split
     ranks: np.ndarray  # RANK: see hone.tasks.rows.corpus
-    levels: np.ndarray  # int32: places in level_names
+    levels: np.ndarray  # int32: index in level_names
     level_names: Sequence[str]
-    characters: np.ndarray  # int32: of all messages
+    characters: np.ndarray  # int32: characters of all messages
     worked: np.ndarray  # bool: whether there is a worked solution
     without_domain: int  # problems
     faults: Sequence[str] = ()
 
     def places(self, split: str) -> range:
-        """Those of one split."""
+        """The positions of one split in the index."""
         start = 0
         for name, size in self.sizes.items():
             if name == split:
@@ -65,7 +65,7 @@ class Index:
 
 
 class Faulty(Exception):
-    """Some rows are no problems: their index is not kept."""
+    """Some rows are faulty: their index is not kept."""
 
     def __init__(self, index: Index) -> None:
         super().__init__(f"{len(index.faults)} faults")
@@ -73,7 +73,8 @@ class Faulty(Exception):
 
 
 def index_of(rows: Mapping[str, Joined], read: Reader, key: str | None) -> Index:
-    """`key`: names the rows and the way in which they are read; None: the index is not kept for other processes."""
+    """The index of rows. `key` identifies the rows and how they are read; None: the index is not kept for other
+    processes."""
     import pyarrow
 
     def batches() -> tuple[Any, list[Any]]:
@@ -128,7 +129,7 @@ def index_of(rows: Mapping[str, Joined], read: Reader, key: str | None) -> Index
 
 @dataclass
 class _Columns:
-    """What is gathered on the walk."""
+    """The columns gathered on one walk over the rows."""
 
     row: array[int] = field(default_factory=lambda: array("q"))
     ranks: bytearray = field(default_factory=bytearray)
@@ -146,7 +147,7 @@ class _Columns:
 
 
 def characters(problem: Problem) -> int:
-    """Of all messages."""
+    """Characters of all messages."""
     return sum(len(message["content"]) for message in problem.messages)
 
 
@@ -158,7 +159,7 @@ def _walk(rows: Mapping[str, Joined], read: Reader) -> Index:
         for number, row in enumerate(of_split):
             try:
                 one = read(row)
-            except (ValueError, KeyError, TypeError) as error:  # a cell that is missing or of another kind
+            except (ValueError, KeyError, TypeError) as error:  # a cell that is missing or of the wrong type
                 faults.append(f"{'row' if split == 'all' else f'{split} row'} {number + 1}: {error}")
                 continue
             if one is not None:
@@ -181,8 +182,8 @@ def _walk(rows: Mapping[str, Joined], read: Reader) -> Index:
 
 @cache
 def code_digest(*classes: type) -> str | None:
-    """Of the code that makes problems of rows, with that of these classes: another one may make others. None if it is
-    not in files."""
+    """Digest of the code that makes problems from rows, and of these classes: changed code may make other problems.
+    None if the code is not in files."""
     root = Path(hone.__file__).parent
     files = {*root.glob("tasks/**/*.py"), *root.glob("grade/**/*.py"), root / "types.py"}
     try:
@@ -199,7 +200,7 @@ def code_digest(*classes: type) -> str | None:
 
 
 class Problems(Lazy[Problem]):
-    """The problems at some places of an index. Each time one is asked for it is made anew, the same."""
+    """The problems at some positions of an index. A problem is made anew at each access; it is always the same."""
 
     def __init__(
         self, rows: Mapping[str, Joined], read: Reader, index: Index, places: Sequence[int] | np.ndarray
@@ -216,7 +217,7 @@ class Problems(Lazy[Problem]):
         return self.pair(place)[1]
 
     def pair(self, place: int) -> tuple[Row, Problem]:
-        """The row too."""
+        """The problem at a position, with its row."""
         at = self._places[place]
         split = self._splits[int(np.searchsorted(self._ends, at, side="right"))]
         row = self._rows[split][int(self._index.rows[at])]
@@ -232,12 +233,12 @@ class Problems(Lazy[Problem]):
         return (problem for _, problem in self.pairs())
 
     def pairs(self) -> Iterator[tuple[Row, Problem]]:
-        """All, one after the other, without keeping what was read in memory."""
+        """All problems with their rows, one after the other, without keeping what was read in memory."""
         for place in range(len(self)):
             yield self.pair(place)
 
     def at(self, places: np.ndarray | slice) -> Problems:
-        """Those at some of its places."""
+        """The problems at some of these positions."""
         return Problems(self._rows, self._read, self._index, self._places[places])
 
     def __getitem__(self, place: Any) -> Any:
@@ -245,28 +246,28 @@ class Problems(Lazy[Problem]):
 
     @property
     def nbytes(self) -> int:
-        """Memory of a process that draws from them: `BYTES` for each row of the index, and the pages of the mapped
-        table that are read, which the system may take back."""
+        """Memory of a process that draws from them: `BYTES` per row of the index, and the pages of the mapped table
+        that are read, which the system may reclaim."""
         return BYTES * len(self._index.rows) + sum(rows.nbytes for rows in self._rows.values())
 
     @property
     def characters(self) -> np.ndarray:
-        """[problems]: of all messages of each."""
+        """[problems]: characters of all messages of each problem."""
         return self._index.characters[self._places]
 
     @property
     def worked(self) -> np.ndarray:
-        """[problems] bool: whether it has a worked solution."""
+        """[problems] bool: whether each has a worked solution."""
         return self._index.worked[self._places]
 
     @property
     def levels(self) -> tuple[Sequence[str], np.ndarray]:
-        """Names, and [problems] the place of each one's level among them."""
+        """Names of levels, and [problems] the index of each problem's level among them."""
         return self._index.level_names, self._index.levels[self._places]
 
 
 class Pairs(Lazy[tuple[Row, Problem]]):
-    """The same with their rows."""
+    """Problems together with their rows."""
 
     def __init__(self, problems: Problems) -> None:
         self.problems = problems
@@ -282,7 +283,7 @@ class Pairs(Lazy[tuple[Row, Problem]]):
 
 
 def levels_of(problems: Sequence[Problem]) -> tuple[Sequence[str], np.ndarray]:
-    """Names of levels, and [problems] the place of each one's among them."""
+    """Names of levels, and [problems] the index of each problem's level among them."""
     if isinstance(problems, Problems):
         return problems.levels
     names: dict[str, int] = {}
@@ -291,7 +292,7 @@ def levels_of(problems: Sequence[Problem]) -> tuple[Sequence[str], np.ndarray]:
 
 
 def characters_of(problems: Sequence[Problem]) -> np.ndarray:
-    """[problems]: characters of all messages."""
+    """[problems]: characters of all messages of each problem."""
     if isinstance(problems, Problems):
         return problems.characters
     return np.array([characters(problem) for problem in problems], np.int64)

@@ -1,10 +1,10 @@
-"""Where rows come from: a file, a folder, or the Hugging Face hub; and which split they belong to.
+"""Reads rows from a file, a folder or the Hugging Face hub, and finds out which split they belong to.
 
     read_source("data/gsm8k")                  # {"train": [...], "test": [...]}: data/gsm8k/train.jsonl, test.jsonl
     read_source("openai/gsm8k", "main")        # the hub's, through the package datasets
 
-Splits are known by the names of files and folders (`train-00000-of-00002.parquet`, `test_v2.jsonl`); what names none is
-the split "all". There the names `dev` and `valid` mean validation, and `eval` test.
+Splits are known by the names of files and folders (`train-00000-of-00002.parquet`, `test_v2.jsonl`); rows without such
+a name are the split "all". `dev` and `valid` also mean validation, and `eval` means test.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ SPLIT_NAMES = {
 #: Files of the package datasets and of the hub that hold no rows.
 DESCRIPTIONS = frozenset({"dataset_infos.json", "dataset_info.json", "dataset_dict.json", "state.json"})
 
-Rows = dict[str, Joined]  # by split: train, validation, test or all
+Rows = dict[str, Joined]  # split (train, validation, test or all) -> its rows
 
 
 def read_source(source: str, subset: str | None = None) -> Rows:
-    """Rows by split. Raises UserError if there is nothing that can be read, saying what there is."""
+    """Split -> its rows. Raises UserError, which lists what is there, if nothing can be read."""
     path = locate(source)
     if path.is_dir():
         return _read_folder(path, subset)
@@ -45,7 +45,7 @@ def read_source(source: str, subset: str | None = None) -> Rows:
 
 
 def split_of_name(stem: str) -> str | None:
-    """The split that the name of a file says: the last of its words that names one."""
+    """The split that a file's name states: the last of its words that names one."""
     words = re.findall(r"[a-z]+", stem.lower())
     return next((SPLIT_NAMES[word] for word in reversed(words) if word in SPLIT_NAMES), None)
 
@@ -57,7 +57,7 @@ def _read_folder(folder: Path, subset: str | None) -> Rows:
     if not files:
         inside = ", ".join(sorted(p.name for p in folder.iterdir())[:10]) or "nothing"
         arrow = next(place.rglob("*.arrow"), None)
-        remedy = "; write .arrow files anew with to_parquet or to_json of the package datasets" if arrow else ""
+        remedy = "; convert .arrow files with to_parquet or to_json of the package datasets" if arrow else ""
         raise UserError(f"{place}: no {', '.join(SUFFIXES)} file below it; {folder} holds {inside}{remedy}")
     rows: dict[str, list[TableRows]] = {}
     for file in files:
@@ -66,8 +66,8 @@ def _read_folder(folder: Path, subset: str | None) -> Rows:
     if "all" in rows and len(rows) > 1:
         unnamed = [str(f.relative_to(place)) for f in files if split_of_name(f.stem) is None]
         raise UserError(
-            f"{place}: which split are {', '.join(unnamed[:5])}? Name them train, validation or test, move them away, "
-            "or give task.train_file, task.validation_file and task.test_file"
+            f"{place}: to which split do {', '.join(unnamed[:5])} belong? Name them train, validation or test, move "
+            f"them away, or give task.train_file, task.validation_file and task.test_file"
         )
     return {split: Joined(parts) for split, parts in rows.items()}
 
@@ -78,7 +78,7 @@ def _hidden(path: Path) -> bool:
 
 def _read_hub(source: str, subset: str | None) -> Rows:
     if not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", source):
-        raise UserError(f"source: {source}: no such file or folder, and no hub id (owner/name)")
+        raise UserError(f"source: {source}: no such file or folder, nor a hub id (owner/name)")
     try:
         from datasets import load_dataset
     except ImportError:
@@ -89,7 +89,7 @@ def _read_hub(source: str, subset: str | None) -> Rows:
         hub.require(f"source: {source}", "give a file or folder of rows")
     try:
         loaded = load_dataset(source, subset)
-    except (OSError, ValueError, RuntimeError) as error:  # not there, no access, no network, a subset is needed
+    except (OSError, ValueError, RuntimeError) as error:  # missing, no access, no network, or a subset is needed
         raise UserError(f"source: {source} cannot be read from the hub: {_first_lines(error)}") from error
     rows: dict[str, list[MadeRows]] = {}
     for name, split in loaded.items():
@@ -99,7 +99,7 @@ def _read_hub(source: str, subset: str | None) -> Rows:
     if not rows:
         only = list(loaded)
         if len(only) > 1:
-            raise UserError(f"source: {source} has the splits {', '.join(map(str, only))}, none of them train or test")
+            raise UserError(f"source: {source} has the splits {', '.join(map(str, only))}, but neither train nor test")
         rows["all"] = [_made(loaded[only[0]])]
     return {split: Joined(parts) for split, parts in rows.items()}
 
@@ -112,12 +112,12 @@ def _is_cached(source: str) -> bool:
 
 
 def _made(split: Any) -> MadeRows:
-    """The package keeps its rows in mapped files of its own; it names them by what they were made from."""
+    """The package keeps its rows in mapped files, which it names after their origin."""
     fingerprint = getattr(split, "_fingerprint", None)
     return MadeRows(split, f"hub-{fingerprint}" if fingerprint else None)
 
 
 def _first_lines(error: Exception, most: int = 3) -> str:
-    """The beginning of a message; one about a missing subset names those that there are."""
+    """The beginning of a message, long enough for one that lists the subsets."""
     lines: Sequence[str] = str(error).strip().splitlines() or [type(error).__name__]
     return " ".join(line.strip() for line in lines[:most])[:500]

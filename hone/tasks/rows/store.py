@@ -1,12 +1,12 @@
-"""Rows as Arrow tables, mapped into memory: a row becomes a Python object when it is asked for, and not before.
+"""Rows as Arrow tables, mapped into memory: a row becomes a Python object only when it is accessed.
 
     table = stored("rows-5f3a...", batches)     # written once per machine; every process maps the same file
     rows = TableRows(table, key="5f3a...")      # a Sequence of dicts
 
-Rows of text files are kept as their JSON, so that a cell may have any type in any row; those of parquet in their own
-columns. Tables of less than `CACHED_FROM` bytes of source stay in the process. The others are files below
-`$XDG_CACHE_HOME/hone/rows` (else `~/.cache/hone/rows`), named by the content that they were made from; one that was not
-used for `KEPT_DAYS` days is removed when another is written.
+Rows of text files are stored as their JSON, so that a cell may have any type in any row; rows of parquet files keep
+their columns. Tables from sources below `CACHED_FROM` bytes stay in the process. The others are files below
+`$XDG_CACHE_HOME/hone/rows` (else `~/.cache/hone/rows`), named after their source's content; one that was not used for
+`KEPT_DAYS` days is removed when another is written.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ import numpy as np
 Row = dict[str, Any]
 T = TypeVar("T")
 
-#: Bytes of a source from which on its table is a file that processes share.
+#: From this size of a source on (bytes), its table is a file that processes share.
 CACHED_FROM = 8 * 2**20
 
-#: Rows of one record batch: what is in memory at once while a table is written or read from end to end.
+#: Rows of one record batch, which is what is in memory while a table is written or read from end to end.
 BATCH = 4096
 
-#: Part of every name: another layout of the files needs another number.
+#: Part of every file name; increase it when the layout of the files changes.
 LAYOUT = 1
 
 KEPT_DAYS = 30
-WAIT_SECONDS = 3600.0  # for another process that writes the same table
+WAIT_SECONDS = 3600.0  # waiting for another process that writes the same table
 
-#: The column of rows that are kept as JSON.
+#: The column of rows that are stored as JSON.
 JSON_COLUMN = "json"
 
 #: (schema, record batches) of a table, both of pyarrow.
@@ -53,22 +53,22 @@ Batches = Callable[[], tuple[Any, Iterable[Any]]]
 
 @dataclass(frozen=True)
 class RowTable:
-    """A table of pyarrow, and the map that it lies in (None: memory of this process)."""
+    """A table of pyarrow, and the memory map that holds it (None: memory of this process)."""
 
     table: Any
     map: mmap.mmap | None = None
 
     def forget(self) -> None:
-        """Pages of the file that were read no longer count as memory of this process."""
+        """Release the pages of the file that were read from this process's memory."""
         if self.map is not None and hasattr(mmap, "MADV_DONTNEED"):
             self.map.madvise(mmap.MADV_DONTNEED)
 
 
 def stored(key: str | None, batches: Batches) -> RowTable:
-    """The table of a key, from the cache folder if it is there, and else written. None: in memory only.
+    """The table of a key, from the cache folder; written if it is not there. Key None: in memory only.
 
-    Several processes may ask at once: one writes, the others wait for it. A file appears when it is complete. Where
-    the folder cannot be written to, that is said, and the table is in a file that goes with the process.
+    Several processes may call this at once: one writes, the others wait. A file appears only when it is complete. If
+    the folder cannot be written to, a message says so, and the table is in a file that is removed with the process.
     """
     import pyarrow
 
@@ -129,13 +129,13 @@ def _mapped(path: Path) -> RowTable:
     with path.open("rb") as file:
         mapped = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
     table = RowTable(pyarrow.ipc.open_stream(pyarrow.py_buffer(mapped)).read_all(), mapped)
-    table.forget()  # a look at the beginning of each batch maps its neighbourhood, which may be all of the file
+    table.forget()  # reading the beginning of each batch also maps the pages around it, possibly the whole file
     return table
 
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """One process at a time; the lock of a process that ends goes with it. Raises OSError after `WAIT_SECONDS`."""
+    """Hold the lock of a file, which the system releases if the process ends. Raises OSError after `WAIT_SECONDS`."""
     start, told = time.monotonic(), False
     with path.with_suffix(".lock").open("w") as file:
         while True:
@@ -156,7 +156,7 @@ def _remove_old(folder: Path) -> None:
     oldest = time.time() - KEPT_DAYS * 86400
     for file in folder.iterdir():
         if file.stat().st_mtime < oldest:
-            file.unlink(missing_ok=True)  # processes that have mapped it keep what they mapped
+            file.unlink(missing_ok=True)  # processes that have mapped it keep their mapping
 
 
 def digest_of(path: Path) -> str:
@@ -181,7 +181,7 @@ def json_batches(texts: Iterable[bytes]) -> tuple[Any, Iterator[Any]]:
     def batches() -> Iterator[Any]:
         remaining = iter(texts)
         while chunk := list(islice(remaining, BATCH)):
-            # Not pyarrow.array: it imports pandas where that is installed, which takes 60 MB and seconds.
+            # Not pyarrow.array: it imports pandas if it is installed, which takes 60 MB and seconds.
             ends = np.cumsum([0, *map(len, chunk)], dtype=np.int64)
             buffers = [None, pyarrow.py_buffer(ends), pyarrow.py_buffer(b"".join(chunk))]
             column = pyarrow.Array.from_buffers(pyarrow.large_binary(), len(chunk), buffers)
@@ -194,8 +194,7 @@ def json_batches(texts: Iterable[bytes]) -> tuple[Any, Iterator[Any]]:
 
 
 class Lazy(Sequence[T]):
-    """A sequence whose elements are made when they are asked for; a slice of it is one too. Equal to a sequence of
-    equal elements."""
+    """A sequence whose elements are made on access; so is a slice of it. It equals any sequence with equal elements."""
 
     def make(self, place: int) -> T:
         """The element at 0 <= place < len(self)."""
@@ -225,7 +224,7 @@ class Lazy(Sequence[T]):
 
 
 class RowSlice(Lazy[T]):
-    """Some places of another sequence."""
+    """Some positions of another sequence."""
 
     def __init__(self, whole: Lazy[T], places: Sequence[int]) -> None:
         self.whole, self.places = whole, places
@@ -238,7 +237,7 @@ class RowSlice(Lazy[T]):
 
 
 class TableRows(Lazy[Row]):
-    """The rows of a table. `key`: names the content that they were made from."""
+    """The rows of a table. `key` identifies the content that they were made from."""
 
     def __init__(self, table: RowTable, key: str) -> None:
         self._table, self.key = table, key
@@ -271,7 +270,8 @@ class TableRows(Lazy[Row]):
 
 
 class MadeRows(Lazy[Row]):
-    """Rows of a sequence of mappings, such as a split of the package datasets. `key`: None where it has no name."""
+    """Rows of a sequence of mappings, such as a split of the package datasets. `key`: None if the content has no
+    name."""
 
     def __init__(self, rows: Any, key: str | None = None) -> None:
         self._rows, self.key = rows, key
@@ -286,7 +286,7 @@ class MadeRows(Lazy[Row]):
         return map(dict, self._rows)
 
     def forget(self) -> None:
-        """These belong to another."""
+        """Does nothing: the rows belong to another sequence."""
 
     @property
     def nbytes(self) -> int:
@@ -294,7 +294,7 @@ class MadeRows(Lazy[Row]):
 
 
 class Joined(Lazy[Row]):
-    """Several one after the other."""
+    """Several sequences, one after the other."""
 
     def __init__(self, parts: Sequence[TableRows | MadeRows | Joined]) -> None:
         self._parts = tuple(parts)
@@ -302,7 +302,7 @@ class Joined(Lazy[Row]):
 
     @property
     def key(self) -> str | None:
-        """Of all together; None if one of them has none."""
+        """One key for all; None if one of them has none."""
         keys = [part.key for part in self._parts]
         return None if None in keys else "+".join(map(str, keys))
 
@@ -324,5 +324,5 @@ class Joined(Lazy[Row]):
 
     @property
     def nbytes(self) -> int:
-        """Of the tables."""
+        """Bytes of the tables."""
         return sum(part.nbytes for part in self._parts)

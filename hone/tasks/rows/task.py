@@ -3,10 +3,10 @@
     task: {name: dataset, source: data/physics}      # train.jsonl and test.jsonl there
     task: {name: dataset, source: my/questions.csv, columns: {question: text, answer: result}}
 
-The usual columns are recognised (`hone.tasks.rows.columns`) and printed; splits are the source's own, what is missing
-is cut from train (`hone.tasks.rows.corpus`). One row of a JSONL file:
+The usual columns are recognised (`hone.tasks.rows.columns`) and printed; splits are the source's own, and missing ones
+are cut from train (`hone.tasks.rows.corpus`). One row of a JSONL file:
 
-    {"question": "How many legs have 3 cats?", "answer": "12"}
+    {"question": "How many legs do 3 cats have?", "answer": "12"}
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ SPLITS: tuple[Split, ...] = ("train", "validation", "test")
 
 
 class RowsConfig(Section):
-    """Settings of every task whose problems are rows. Sizes: None is all there are; a split that the source lacks is
-    cut from train, by default a tenth and at most 500. A split given as a file is that file's rows."""
+    """Settings of every task whose problems are rows. Sizes: None means all; a split that the source lacks is cut from
+    train, by default a tenth and at most 500 problems. A split given as a file consists of the file's rows."""
 
     source: str | None = None  # a file, a folder, or a hub id
     subset: str | None = None  # the hub's configuration, or a folder below the source
-    columns: dict[Role, str] = {}  # where the usual names do not do
+    columns: dict[Role, str] = {}  # if the columns do not have the usual names
     train: NonNegativeInt | None = None
     validation: NonNegativeInt | None = None
     test: NonNegativeInt | None = None
@@ -67,7 +67,7 @@ class RowsConfig(Section):
     @model_validator(mode="after")
     def _possible(self) -> RowsConfig:
         if self.source is None and not (self.train_file or self.test_file):
-            raise ValueError("source: none is given; name a file, a folder or a hub id, or give train_file")
+            raise ValueError("source: not given; name a file, a folder or a hub id, or give train_file")
         return self
 
     def without_effect(self) -> list[str]:
@@ -80,20 +80,21 @@ class RowsConfig(Section):
 
 
 class DatasetConfig(RowsConfig):
-    """`grading`: maths (numbers, LaTeX, words; math-verify for the rest), exact (without math-verify: what cannot be
-    decided is wrong), text (the same words), none (only your own reward judges; every verdict is `wrong`)."""
+    """`grading`: maths (numbers, LaTeX, words; math-verify for the rest), exact (without math-verify: answers that
+    cannot be decided are wrong), text (the same words), none (only your own reward judges; every verdict is
+    `wrong`)."""
 
     name: Literal["dataset"] = "dataset"
     grading: Literal["maths", "exact", "text", "none"] = "maths"
-    levels: tuple[str, ...] = Field(default=(), description="only these; none: all")
+    levels: tuple[str, ...] = Field(default=(), description="only these; empty: all")
 
 
 @dataclass(frozen=True)
 class Read:
-    """Rows as they were read."""
+    """The rows of a source as they were read."""
 
     rows: Mapping[str, Sequence[tuple[Row, Problem]]]  # by split: train, validation, test or all
-    faults: Sequence[str]  # what is wrong with each row that is no problem
+    faults: Sequence[str]  # the fault of each row that cannot be used
     report: tuple[str, ...]  # how the columns were recognised
     index: Index
 
@@ -114,12 +115,12 @@ class RowsTask:
 
     @property
     def system(self) -> str:
-        """Messages of the data say for themselves what is wanted."""
+        """The default system prompt; empty if the data has messages, which include their own instructions."""
         self.splits  # noqa: B018
         return self._system
 
     def problems(self, split: Split) -> Sequence[Problem]:
-        """Read once; what was recognised and counted is printed then. Raises UserError for rows that do not fit."""
+        """Read once; the recognised columns and the counts are printed then. Raises UserError for unsuitable rows."""
         return self.splits[split]
 
     def grade(self, problem: Problem, text: str) -> Grade:
@@ -139,7 +140,8 @@ class RowsTask:
         return [_same_words(problem, answer, self.grading) for (problem, _), answer in zip(items, answers)]
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
-        """`worked`: the solution and the answer; `answer`: that alone. Raises UserError for a row without."""
+        """`worked`: the solution and the answer; `answer`: the answer alone. Raises UserError for a row without a
+        solution."""
         if style not in RowsTask.trace_styles:
             raise UserError(f"{self.name}: no trace style {style!r}; there are {', '.join(RowsTask.trace_styles)}")
         if self._other is not None:
@@ -158,7 +160,7 @@ class RowsTask:
 
     @cached_property
     def splits(self) -> Mapping[Split, Problems]:
-        """The problems of each split. Raises UserError that counts the rows that are no problems."""
+        """The problems of each split. Raises UserError, with the number of faulty rows, if there are any."""
         read = self.read()
         if read.faults:
             more = f"\n(and {len(read.faults) - 1} more rows; hone data check lists them)" if read.faults[1:] else ""
@@ -167,7 +169,8 @@ class RowsTask:
         ranks = {split: index.ranks[slice(at.start, at.stop)] for split in read.rows for at in [index.places(split)]}
         places, report = divide(self.name, ranks, train=config.train, validation=config.validation, test=config.test)
         if not len(places["train"]) and read.rows.keys() == {"test"} and config.train != 0:
-            note = f"{self.name}: by its name all this is test, none train; rename it, or give task.train_file"
+            note = f"{self.name}: by its name, everything is test and nothing is train; rename it, or give "
+            "task.train_file"
             report = (*report, note)
         splits = {split: Problems(self._rows, self._made, index, these) for split, these in places.items()}
         if not splits["train"].worked.all():
@@ -176,7 +179,7 @@ class RowsTask:
         return splits
 
     def read(self) -> Read:
-        """Every row with its problem, as they are: duplicates and all. Raises UserError if the columns are unknown."""
+        """Every row with its problem, duplicates included. Raises UserError if the columns are not recognised."""
         return self._read
 
     @cached_property
@@ -197,7 +200,7 @@ class RowsTask:
         return Read(pairs, index.faults, tuple(lines), index)
 
     def _key(self, rows: Mapping[str, Joined]) -> str | None:
-        """Names the rows, the settings and the code that decide what the problems are."""
+        """A key of the rows, the settings and the code that determine the problems."""
         code = code_digest(*type(self).__mro__)
         if code is None or any(these.key is None for these in rows.values()):
             return None
@@ -208,7 +211,7 @@ class RowsTask:
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 
     def rows(self) -> Rows:
-        """Rows by split: of the files given, and else of the source."""
+        """Split -> its rows: from the files given, else from the source."""
         files = self.files()
         if self.config.source is None or len(files) == len(SPLITS):
             return files
@@ -220,7 +223,7 @@ class RowsTask:
         return {split: Joined([open_rows(path)]) for split, path in paths.items() if path}
 
     def wanted(self, problem: Problem) -> bool:
-        """Whether a problem is one of those asked for."""
+        """Whether a problem has one of the wanted levels or subjects."""
         return True
 
     def _system_of(self, columns: Columns) -> str:
@@ -231,7 +234,7 @@ class RowsTask:
         return SYSTEM_TEXT if self.grading == "text" else "" if self.grading == "none" else SYSTEM
 
     def _made(self, row: Row) -> tuple[Problem, str] | None:
-        """The problem of a row and its canonical form; None if it is not one of those asked for."""
+        """The problem of a row and its canonical form; None if it is not wanted."""
         problem, form = self._problem(row, self._columns)
         if self._domains:
             question = form if self._other is None else canonical_text(question_of(problem))
@@ -275,7 +278,7 @@ class RowsTask:
 
 
 class DatasetTask(RowsTask):
-    """Your own rows."""
+    """Problems from your own rows."""
 
     config: DatasetConfig
 
@@ -296,7 +299,7 @@ def _worked_out(problem: Problem, grade: Grade) -> Grade:
 
 
 def canonical(problem: Problem) -> str:
-    """The form by which problems are the same: of puzzles what they mean, else the words of the question."""
+    """The form by which problems are compared: of puzzles their meaning, else the words of the question."""
     if problem.task == "knights":
         return knights_form(parse_statements(problem.extra["statements"]))
     if problem.task == "countdown":
@@ -305,17 +308,17 @@ def canonical(problem: Problem) -> str:
 
 
 def _task_of(columns: Columns) -> KnightsTask | CountdownTask | None:
-    """The task that these rows are of, if they are of a known one."""
+    """The known task that these rows belong to, if any."""
     if columns.kind == "knights":
         return KnightsTask(KnightsConfig())
     return CountdownTask(CountdownConfig()) if columns.kind == "countdown" else None
 
 
 def answer_of(recorded: Any, solution: Any = None) -> tuple[str, str | None]:
-    """The answer in the cells of a row, and the worked solution before it.
+    """The answer in the cells of a row, and the worked solution that leads to it.
 
-    The answer is what follows `####` (GSM8K), else the last box (MATH), else the whole cell. Raises ValueError if there
-    is no answer.
+    The answer is the text after `####` (GSM8K), else the last box (MATH), else the whole cell. Raises ValueError if
+    there is no answer.
     """
     if isinstance(recorded, list) and len(recorded) == 1:
         recorded = recorded[0]
@@ -324,9 +327,9 @@ def answer_of(recorded: Any, solution: Any = None) -> tuple[str, str | None]:
         if isinstance(recorded, str) and "####" not in recorded and boxed(recorded) is None:
             raise ValueError("no answer: the solution has neither #### nor \\boxed{}")
     if isinstance(recorded, bool) or not isinstance(recorded, str | int | float):
-        raise ValueError(f"the answer is {repr(recorded)[:80]}, and has to be text or a number")
+        raise ValueError(f"the answer is {repr(recorded)[:80]}, but must be text or a number")
     if isinstance(recorded, float) and not math.isfinite(recorded):
-        raise ValueError(f"the answer is {recorded}, which is no number")
+        raise ValueError(f"the answer is {recorded}, which is not a number")
     text = str(recorded).strip()
     worked, mark, last = text.rpartition("####")
     inside = boxed(text)
@@ -337,7 +340,7 @@ def answer_of(recorded: Any, solution: Any = None) -> tuple[str, str | None]:
 
 
 def _messages(row: Row, columns: Columns) -> tuple[tuple[Mapping[str, str], ...], str | None]:
-    """The prompt, and what the assistant says at the end of the messages of the row, if it does."""
+    """The prompt, and the assistant's last message if the row's messages end with one."""
     if "messages" not in columns.of:
         question = columns.get(row, "question")
         if not isinstance(question, str) or not question.strip():
@@ -351,7 +354,7 @@ def _messages(row: Row, columns: Columns) -> tuple[tuple[Mapping[str, str], ...]
 
 
 def _plain_solution(text: str) -> str:
-    """Without GSM8K's calculator notes (<<48/2=24>>) and its last line."""
+    """A GSM8K solution without calculator annotations (<<48/2=24>>) and without its last line."""
     text = re.sub(r"<<[^<>\n]*>>", "", text)
     return (text.rpartition("####")[0] if "####" in text else text).strip()
 
@@ -364,7 +367,7 @@ def _same_words(problem: Problem, answer: str | None, grading: str) -> Grade:
 
 
 def _domains(path: str | None) -> dict[str, str]:
-    """Labels by problem id, or by the canonical form of the question."""
+    """Labels of domains, by problem id or by the canonical form of the question."""
     labels: dict[str, str] = {}
     for number, row in enumerate(read_rows(path) if path else (), start=1):
         key = row.get("id") or row.get("question") or row.get("problem")
@@ -375,7 +378,7 @@ def _domains(path: str | None) -> dict[str, str]:
 
 
 def _joined(rows: Joined | Sequence[Row]) -> Joined:
-    return rows if isinstance(rows, Joined) else Joined([MadeRows(rows)])  # tasks of users give lists
+    return rows if isinstance(rows, Joined) else Joined([MadeRows(rows)])  # users' tasks may return lists
 
 
 def _is_json(cell: Any) -> bool:
