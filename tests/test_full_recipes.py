@@ -42,7 +42,7 @@ def test_it_can_be_started(name: str, model: Path, tmp_path: Path, capsys: pytes
     task = load(name).stages[0].task
     given = [f"model={model}", "task.test=4", "task.validation=4"]
     if task.name in ("gsm8k", "math", "dataset"):  # otherwise they are on the hub
-        rows = [{"question": f"How many legs have {n} cats?", "answer": f"So #### {4 * n}"} for n in range(40)]
+        rows = [{"question": f"How many legs do {n} cats have?", "answer": f"So #### {4 * n}"} for n in range(40)]
         jsonl.write(tmp_path / "train.jsonl", rows)
         given += [f"task.source={tmp_path}"]
     else:
@@ -165,7 +165,7 @@ def test_it_fits_devices_of_80_gb(name: str, tmp_path: Path) -> None:
 
     given = ["task.test=4", "task.validation=4"]
     if load(name).stages[0].task.name in ("gsm8k", "math", "dataset"):
-        rows = [{"question": f"How many legs have {n} cats?", "answer": f"So #### {4 * n}"} for n in range(40)]
+        rows = [{"question": f"How many legs do {n} cats have?", "answer": f"So #### {4 * n}"} for n in range(40)]
         jsonl.write(tmp_path / "train.jsonl", rows)
         given += [f"task.source={tmp_path}"]
     else:

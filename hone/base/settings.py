@@ -188,7 +188,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
     yaml = YAML(typ="safe", pure=True)
     origins: dict[Place, str] = {}
     if (depth := _brackets_deep(text)) > MAX_DEPTH:  # the parser itself would run out of stack or time
-        raise ConfigError([f"{name}: nested too deep ({depth} open brackets); {MAX_DEPTH} are the most"])
+        raise ConfigError([f"{name}: nested too deep ({depth} open brackets); at most {MAX_DEPTH} are allowed"])
     try:
         node = yaml.compose(text)
         return (None if node is None else _plain(node, (), name, origins, yaml)), origins
@@ -197,7 +197,7 @@ def parse(text: str, name: str) -> tuple[Any, dict[Place, str]]:
         line = f":{mark.line + 1}" if mark and not name.startswith("override") else ""
         raise ConfigError([f"{name}{line}: not valid YAML: {error.problem or error.context}"]) from None
     except RecursionError:
-        raise ConfigError([f"{name}: nested too deep; {MAX_DEPTH} levels are the most"]) from None
+        raise ConfigError([f"{name}: nested too deep; at most {MAX_DEPTH} levels are allowed"]) from None
     except (YAMLError, ValueError) as error:  # ValueError: an invalid number or escape
         raise ConfigError([f"{name}: not valid YAML: {str(error).splitlines()[0]}"]) from None
 

@@ -1,4 +1,4 @@
-"""The Python door: what `import hone` offers, for scripts and notebooks. `hone/__init__.py` loads it when it is used.
+"""The public Python API, for scripts and notebooks. `hone/__init__.py` loads it on first use.
 
 run = hone.train("recipes/demo/recipe.yaml", steps=20, reward=my_function)
 run.metrics                      # a pandas DataFrame if pandas is installed, else a dict of columns
@@ -36,13 +36,13 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class TrainedRun:
-    """A run folder, finished or not. Everything is read from its files when it is asked for."""
+    """A run folder, finished or not. Everything is read from its files on access."""
 
     folder: Path
 
     @property
     def record(self) -> RunRecord:
-        """The folder as the report reads it: stages, metrics, evaluations, events."""
+        """The run as the report reads it: stages, metrics, evaluations, events."""
         return read_run(self.folder)
 
     @property
@@ -51,7 +51,8 @@ class TrainedRun:
 
     @property
     def metrics(self) -> Any:
-        """The rows of metrics.jsonl of the last stage that has some: a DataFrame with pandas, else columns by name."""
+        """The rows of metrics.jsonl of the last stage that has any: a DataFrame if pandas is installed, else columns by
+        name."""
         stage = self._last()
         columns = {"step": list(stage.metrics.steps), **stage.metrics.columns}
         if find_spec("pandas") is None:
@@ -66,7 +67,8 @@ class TrainedRun:
         return self._last().evals
 
     def samples(self, step: int) -> list[Row]:
-        """The rollouts of a step: prompt, text, reward and its parts, verdict, advantage. Raises UserError without."""
+        """The rollouts of a step: prompt, text, reward and its parts, verdict, advantage. Raises UserError if there are
+        none."""
         files = dict(self._last().rollout_files())
         if step not in files:
             steps = f"there are steps {min(files)} to {max(files)}" if files else "no rollouts were recorded"
@@ -82,14 +84,14 @@ class TrainedRun:
 
 @dataclass(frozen=True)
 class EvaluatedModels:
-    """What `hone.evaluate` measured; the samples are in `folder`."""
+    """The results of `hone.evaluate`; the samples are in `folder`."""
 
     folder: Path
     models: tuple[Measured, ...]
 
     @property
     def accuracy(self) -> Interval:
-        """Of the first model, with its 95 % interval."""
+        """The accuracy of the first model, with its 95 % interval."""
         return self.models[0].accuracy()
 
 
@@ -101,12 +103,13 @@ def train(
     resume: bool = False,
     **settings: Any,
 ) -> TrainedRun:
-    """Run a recipe in this process, all its stages; returns its run.
+    """Run all stages of a recipe in this process; returns its run.
 
     `overrides` are written as on the command line ("sampling.top_p=0.9"), `settings` as Python values (steps=20,
     sampling={"top_p": 0.9}). `reward`: a function with one of the signatures of docs/rewards.md, or the name of a part;
     it replaces the parts of the recipe. `task`: rows as dicts, a file of rows, or the name of a task.
-    Raises UserError for what cannot be trained, `hone.base.stop.Interrupted` after a Ctrl-C, when the run is saved.
+    Raises UserError if the recipe cannot be trained, and `hone.base.stop.Interrupted` after a Ctrl-C, once the run is
+    saved.
     """
     from hone import launch
     from hone.base import device
@@ -120,14 +123,14 @@ def train(
     loaded = load(recipe, texts)
     device.select(loaded.stages[0].device)
     if not launch.alone(loaded.stages):
-        raise UserError("hone.train runs in this process alone; start several with `hone train` on the command line")
+        raise UserError("hone.train runs in this process only; start several with `hone train` on the command line")
     with keeping():
         findings = pipeline.checked(loaded, resume)
         return TrainedRun(pipeline.run(loaded, resume=resume, findings=findings))
 
 
 def load_run(folder: str | Path) -> TrainedRun:
-    """Raises UserError if there is no run in `folder`."""
+    """The run in `folder`. Raises UserError if there is none."""
     run = TrainedRun(Path(folder))
     run.record  # noqa: B018  # raises where there is none
     return run
@@ -174,7 +177,8 @@ def _part(reward: Callable[..., Any] | str) -> str:
 
 
 def _task(task: Sequence[Mapping[str, Any]] | str) -> Row:
-    """The `task:` section. Rows are written to a file named by their content, which the run folder keeps a copy of."""
+    """The `task:` section. Rows are written to a file named after their content, of which the run folder keeps a
+    copy."""
     from hone.recipe.load import is_data
 
     if isinstance(task, str):

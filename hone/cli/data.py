@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from hone.tasks.base import TracedTask
     from hone.types import Problem
 
-# Help and error texts do without rich: importing it takes longer than everything else on the command line.
+# Help and error texts do not use rich: importing it takes longer than everything else on the command line.
 STYLE = {"no_args_is_help": True, "rich_markup_mode": None, "add_completion": False}
 data = typer.Typer(help="Show, check and transform problems and data files.", **STYLE)  # type: ignore[arg-type]
 

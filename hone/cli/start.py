@@ -21,7 +21,7 @@ START = Path(__file__).with_name("start.yaml")
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 NAME = re.compile(r"\w[\w.-]*")
 
-REWARD = '''"""What an answer is worth. Change it freely; try it with `hone check {recipe}`."""
+REWARD = '''"""The reward of answers. Change it freely; try it with `hone check {recipe}`."""
 
 import re
 
@@ -29,13 +29,14 @@ import re
 def right(completions, answer, **columns):
     """One number per completion: 1 if its final answer is the row's, else 0.
 
-    `completions` are the answers to one problem; every column of your rows comes by its name, one value for each.
+    `completions` are the answers to one problem; every column of your rows is passed by its name, one value for each
+    answer.
     """
     return [float(final_answer(text) == str(gold).strip()) for text, gold in zip(completions, answer)]
 
 
 def final_answer(text):
-    """What follows the last `Answer:`, out of its box."""
+    """The text after the last `Answer:`, without its box."""
     last = text.rsplit("Answer:", 1)[-1].strip().rstrip(".")
     box = re.fullmatch(r"\\\\boxed\\{{(.*)\\}}", last)
     return (box[1] if box else last).strip()
@@ -44,7 +45,7 @@ def final_answer(text):
 
 @dataclass(frozen=True)
 class Choices:
-    """What a user says instead of writing a recipe; None: not said."""
+    """The choices that replace a recipe; None: not given."""
 
     model: str | None = None
     data: str | None = None
@@ -100,8 +101,8 @@ def run_name(data: str) -> str:
 def init(name: str, choices: Choices, ask: Callable[[str, str], str]) -> list[Path]:
     """Writes a recipe, and the rows and reward that the user does not have yet, into the folder `name`.
 
-    `ask(question, default)` is called for what was not chosen. Returns the files. Raises UserError if the name cannot
-    be a run's or a file exists already.
+    `ask(question, default)` is called for choices that were not given. Returns the files. Raises UserError if the name
+    cannot be a run's or a file exists already.
     """
     folder = Path(name)
     if not NAME.fullmatch(folder.name):

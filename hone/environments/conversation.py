@@ -43,17 +43,17 @@ class Conversation:
         """Add a sampled turn, the message as which it was read, and the replies to it."""
         history = [*self.messages, dict(message)]
         self.messages = [*history, *map(dict, replies)]
-        said = np.concatenate([turn.prompt_ids, turn.completion_ids])
+        tokens = np.concatenate([turn.prompt_ids, turn.completion_ids])
         if self.renderer.is_raw:
-            self.ids = np.concatenate([said, self.renderer.encode(self.renderer.reply_text(replies))])
+            self.ids = np.concatenate([tokens, self.renderer.encode(self.renderer.reply_text(replies))])
             return
         before, self._prompt = self._prompt, self._text(self.messages, add_generation_prompt=True)
         bridge = self._bridge(turn, message, before, self._text(history))
         if bridge is not None:
-            self.ids = np.concatenate([said, bridge])
+            self.ids = np.concatenate([tokens, bridge])
             return
         self.ids = self.renderer.encode(self._prompt)
-        self.branches += not np.array_equal(self.ids[: len(said)], said)
+        self.branches += not np.array_equal(self.ids[: len(tokens)], tokens)
 
     def _bridge(self, turn: Turn, message: Message, before: str, after: str) -> IntArray | None:
         """Token ids of the bridge; None if the template rewrites what was said before.

@@ -25,12 +25,12 @@ def demonstrated(example: Example, episodes: Episodes) -> list[Sample]:
     conversation = Conversation(episodes.renderer, opening, environment.tools)
     renderer = episodes.renderer
     read = reader_of(renderer.tokenizer, environment.tools, renderer.is_raw)
-    said = (*example.turns, example.text)
+    texts = (*example.turns, example.text)
     turns: list[Turn] = []
-    for number, text in enumerate(said):
+    for number, text in enumerate(texts):
         ids = renderer.completion_ids(text)
         turns.append(Turn(conversation.ids, ids, np.zeros(len(ids), np.float32), "stop", 0))
-        if number + 1 == len(said):
+        if number + 1 == len(texts):
             break
         message = read(text).message
         observation = environment.step(message)

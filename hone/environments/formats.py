@@ -70,8 +70,8 @@ def reader_of(
         return lambda text: _read(text, parameters, FENCED)
     if getattr(tokenizer, "response_template", None) is not None:
         return lambda text: _read(text, parameters, _by_template(tokenizer, tools))
-    found = format_of(str(getattr(tokenizer, "chat_template", None) or ""))
-    return lambda text: _read(text, parameters, found)
+    tool_format = format_of(str(getattr(tokenizer, "chat_template", None) or ""))
+    return lambda text: _read(text, parameters, tool_format)
 
 
 def format_of(chat_template: str) -> Format:
@@ -79,12 +79,12 @@ def format_of(chat_template: str) -> Format:
     return next((f for f in FORMATS if any(mark in chat_template for mark in f.marks)), FENCED)
 
 
-def _read(text: str, parameters: Mapping[str, Any], found: Format) -> Reading:
-    thought, closed, said = text.rpartition("</think>")  # what a model only thinks of calling is not called
+def _read(text: str, parameters: Mapping[str, Any], tool_format: Format) -> Reading:
+    thought, closed, message_text = text.rpartition("</think>")  # what a model only thinks of calling is not called
     try:
-        if len(said) > LONGEST:
-            raise Malformed(f"the message has {len(said)} characters, at most {LONGEST} are read")
-        content, raw = found.split(said)
+        if len(message_text) > LONGEST:
+            raise Malformed(f"the message has {len(message_text)} characters, at most {LONGEST} are read")
+        content, raw = tool_format.split(message_text)
         if len(raw) > MOST_CALLS:
             raise Malformed(f"{len(raw)} calls in one message, at most {MOST_CALLS} are made")
         calls = tuple(Call(name, _fitting(name, arguments, parameters)) for name, arguments in raw)
@@ -92,7 +92,7 @@ def _read(text: str, parameters: Mapping[str, Any], found: Format) -> Reading:
         return Reading({"role": "assistant", "content": text}, error=str(error))
     message: dict[str, Any] = {"role": "assistant", "content": thought + closed + content if calls else text}
     if calls:
-        message["tool_calls"] = [_as_message(call, number, found.as_text) for number, call in enumerate(calls)]
+        message["tool_calls"] = [_as_message(call, number, tool_format.as_text) for number, call in enumerate(calls)]
     return Reading(message, calls)
 
 

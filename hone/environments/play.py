@@ -236,15 +236,15 @@ def _next_turns(
     turns: dict[tuple[int, int], Turn] = {}
     if shared:
         prompts = [group[0].conversation.ids for group in shared.values()]
-        said = engine.generate(
+        sampled = engine.generate(
             prompts, sampling, samples=samples, seed=seed, progress=progress, stream_ids=list(shared)
         )
-        turns |= {(p, g): turn for p, group in zip(shared, said, strict=True) for g, turn in enumerate(group)}
+        turns |= {(p, g): turn for p, group in zip(shared, sampled, strict=True) for g, turn in enumerate(group)}
     if rest := [game for game in games if game.place not in turns]:
         numbers = [streams.turn(*game.place, len(game.turns)) for game in rest]
         prompts = [game.conversation.ids for game in rest]
-        said = engine.generate(prompts, sampling, samples=1, seed=seed, progress=progress, stream_ids=numbers)
-        turns |= {game.place: turn for game, (turn,) in zip(rest, said, strict=True)}
+        sampled = engine.generate(prompts, sampling, samples=1, seed=seed, progress=progress, stream_ids=numbers)
+        turns |= {game.place: turn for game, (turn,) in zip(rest, sampled, strict=True)}
     return [turns[game.place] for game in games]
 
 

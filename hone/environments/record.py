@@ -23,8 +23,8 @@ def episode_row(rollout: Rollout) -> dict[str, Any]:
 
 def _step_row(step: Step) -> dict[str, Any]:
     row: dict[str, Any] = {"message": dict(step.message), "replies": [dict(reply) for reply in step.replies]}
-    given = {"reward": step.reward, "error": step.error, "parts": dict(step.parts) or None}
-    return row | {key: value for key, value in given.items() if value is not None}
+    optional = {"reward": step.reward, "error": step.error, "parts": dict(step.parts) or None}
+    return row | {key: value for key, value in optional.items() if value is not None}
 
 
 def episode_means(rows: Sequence[Row]) -> dict[str, float]:

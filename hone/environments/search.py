@@ -44,9 +44,9 @@ class Index:
         """(score, passage) of the best passages, best first; of equal ones, in their order."""
         scores: dict[int, float] = defaultdict(float)
         for word in dict.fromkeys(words(query)):
-            found = self._places.get(word, ())
-            idf = math.log(1 + (len(self.passages) - len(found) + 0.5) / (len(found) + 0.5))
-            for number, times in found:
+            postings = self._places.get(word, ())
+            idf = math.log(1 + (len(self.passages) - len(postings) + 0.5) / (len(postings) + 0.5))
+            for number, times in postings:
                 norm = K1 * (1 - B + B * self._lengths[number] / self._mean)
                 scores[number] += idf * times * (K1 + 1) / (times + norm)
         return sorted(((score, number) for number, score in scores.items()), key=lambda hit: (-hit[0], hit[1]))[:most]

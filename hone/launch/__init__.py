@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def alone(stages: Sequence[StageSettings]) -> bool:
-    """Whether this process trains itself: it is the only one, or a worker."""
+    """Whether this process itself trains: it is the only one, or a worker."""
     config, processes = stages[0].launch, stages[0].parallel.processes
     return joined(processes) or (config.kind == "local" and processes == 1)
 
@@ -74,7 +74,7 @@ def start(
         from hone.launch import ray as way  # type: ignore[no-redef]
     else:
         from hone.launch import local as way  # type: ignore[no-redef]
-    # A job of Slurm outlives this process, whose environment sbatch hands on to it: it locks the run folder itself.
+    # A Slurm job outlives this process, and inherits its environment through sbatch: it locks the run folder itself.
     with lock.held(folder, share=config.kind != "slurm"):
         if not anything_left():
             return 0

@@ -1,4 +1,4 @@
-"""The Ray actors: each runs a worker or a server as a process of its own, and so survives its end.
+"""The Ray actors: each runs a worker or a server as a separate process, and so survives its end.
 
 The classes do not use Ray, except in `about`. Every method returns at once: an actor runs one at a time.
 """
@@ -44,7 +44,8 @@ class Machine:
         }
 
     def sees(self, working: str, token: Path, text: str) -> str | None:
-        """Which folder this machine does not share: the working folder or the run folder. None if it has both."""
+        """The folder that this machine does not share (the working folder or the run folder); None if it shares
+        both."""
         if not Path(working).is_dir():
             return f"the folder {working}, in which hone was started, does not exist"
         end = time.monotonic() + SHARED

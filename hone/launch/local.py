@@ -1,7 +1,7 @@
 """Workers on this machine: processes of the same interpreter that connect over loopback.
 
-The first worker uses our terminal; the others write to RUN/logs/rank_N.log, which is shown if they fail. All are in
-sessions of their own and end with this process, even on SIGKILL (`hone.launch.job.follow_parent`).
+The first worker uses this terminal; the others write to RUN/logs/rank_N.log, which is shown if they fail. Each has its
+own session, and all end with this process, even on SIGKILL (`hone.launch.job.follow_parent`).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hone.launch.supervise import Exit, announce, supervise
 
 
 def check(job: Job) -> None:
-    """Nothing to check: the workers check the devices."""
+    """Does nothing: the workers check the devices."""
 
 
 def run(job: Job) -> int:

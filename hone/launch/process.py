@@ -1,4 +1,4 @@
-"""One worker process: it ends with this one, and is killed with everything that it started."""
+"""One worker process: it ends with this process, and is killed with everything that it started."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ KILLED = 10.0
 def started(
     command: Sequence[str], environment: Mapping[str, str], log: Path | None, folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start `command` in `folder`, in a session of its own; its output is appended to `log`, None: to our terminal.
+    """Start `command` in `folder`, in its own session; its output is appended to `log`, or with None goes to the
+    terminal.
 
     `environment` is added to ours. Call it from the main thread: on Linux the worker ends with the thread.
     """
@@ -50,7 +51,7 @@ def below() -> set[psutil.Process]:
 def end(processes: Sequence[subprocess.Popen[bytes]], others: set[psutil.Process]) -> None:
     """Kill the groups of these processes, and all our other descendants except `others`.
 
-    Those are in sessions of their own, such as a generation server. Where orphans cannot be adopted (not on Linux), the
+    Those have their own sessions, such as a generation server. Where orphans cannot be adopted (not on Linux), the
     next run in the same folder stops them.
     """
     for process in processes:

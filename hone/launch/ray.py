@@ -3,7 +3,7 @@
     ray start --head                                   # on one machine; `ray start --address=...` on the others
     hone train RECIPE launch=ray parallel.shard=16
 
-An actor runs its worker as a process of its own and forwards its output. All machines have hone installed, and the run
+An actor runs its worker as a separate process and forwards its output. All machines have hone installed, and the run
 folder is on shared storage: after a restart one machine reads the checkpoints of another. If the recipe starts a
 server, one more actor is its parent, controlled by the first worker (`hone.rollout.servers.remote`). Ray restarts a
 lost server actor, and the worker then restarts the server.
@@ -46,7 +46,7 @@ LOOK = 0.2
 
 
 def check(job: Job) -> None:
-    """Connect to the cluster. Raises UserError."""
+    """Connect to the cluster. Raises UserError if that fails."""
     config = job.launch.ray
     host, _, port = config.address.removeprefix("ray://").rpartition(":")
     if host and port.isdecimal():
@@ -243,7 +243,7 @@ class RayWorkers:
     def _look(self, rank: int, call: Any) -> None:
         try:
             output, code = ray.get(call)
-        except ray.exceptions.ActorUnavailableError:  # perhaps it returns; Ray reports a final loss
+        except ray.exceptions.ActorUnavailableError:  # it may return; Ray reports a final loss
             return
         except ray.exceptions.RayActorError as error:
             self._check_node()

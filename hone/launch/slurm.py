@@ -86,12 +86,12 @@ fi
 if [ "$code" -eq {preempted} ]; then  # it has saved and is to be resumed
   now=$(state)
   if [ "$now" != RUNNING ]; then
-    echo "saved; not queued again: Slurm says ${{now:-nothing of the job}}. Go on with: sbatch {path}" >&2
+    echo "saved; not queued again: Slurm says ${{now:-nothing of the job}}. Continue with: sbatch {path}" >&2
   elif [ "${{SLURM_RESTART_COUNT:-0}}" -lt {restarts} ]; then
     scontrol requeue "$SLURM_JOB_ID" && exit 0
-    echo "saved; Slurm refused to queue the job again. Go on with: sbatch {path}" >&2
+    echo "saved; Slurm refused to queue the job again. Continue with: sbatch {path}" >&2
   else
-    echo "saved; not queued again (launch.restarts {restarts}). Go on with: sbatch {path}" >&2
+    echo "saved; not queued again (launch.restarts {restarts}). Continue with: sbatch {path}" >&2
   fi
 fi
 [ "$code" -eq 0 ] || tail -n 40 {logs}/"rank_$rank.log" >&2
@@ -100,7 +100,7 @@ exit "$code"
 
 
 def check(job: Job) -> None:
-    """Nothing to check before the run folder is written."""
+    """Does nothing: there is nothing to check before the run folder is written."""
 
 
 def run(job: Job) -> int:
@@ -116,10 +116,11 @@ def run(job: Job) -> int:
         done = subprocess.run(["sbatch", str(path)], capture_output=True, text=True, timeout=SUBMIT)
     except subprocess.TimeoutExpired:
         raise UserError(
-            f"sbatch did not answer within {SUBMIT:g} s; look with squeue whether the job is there, else: sbatch {path}"
+            f"sbatch did not answer within {SUBMIT:g} s; check with squeue whether the job was submitted, else: sbatch "
+            f"{path}"
         ) from None
     if done.returncode:
-        hint = ". On a cluster without GPUs, or that gives them otherwise: launch.slurm.gpus=0" if gpus else ""
+        hint = ". On a cluster without GPUs, or that assigns them in another way: launch.slurm.gpus=0" if gpus else ""
         raise UserError(f"sbatch refuses {path}: {done.stderr.strip() or done.stdout.strip()}{hint}")
     print(f"{done.stdout.strip()}: {path}. Its output: {job.folder / 'logs'}", file=sys.stderr)
     return 0
@@ -130,16 +131,16 @@ def _gpus(config: SlurmConfig) -> tuple[int, str]:
     if config.gpus is not None:
         return config.gpus, "it is set"
     if shutil.which("sinfo") is None:
-        return 1, "there is no sinfo here that could tell whether the cluster has GPUs; 0 for none"
+        return 1, "there is no sinfo here to tell whether the cluster has GPUs; set 0 for none"
     where = [] if config.partition is None else [f"--partition={config.partition}"]
     try:
         done = subprocess.run(
             ["sinfo", "--noheader", "--format=%P %G", *where], capture_output=True, text=True, timeout=SUBMIT
         )
     except subprocess.TimeoutExpired:
-        return 1, f"sinfo did not tell within {SUBMIT:g} s whether the cluster has GPUs; 0 for none"
+        return 1, f"sinfo did not tell within {SUBMIT:g} s whether the cluster has GPUs; set 0 for none"
     if done.returncode:
-        return 1, f"sinfo failed ({done.stderr.strip()}) and did not tell whether the cluster has GPUs; 0 for none"
+        return 1, f"sinfo failed ({done.stderr.strip()}) and did not tell whether the cluster has GPUs; set 0 for none"
     rows = [line.split(maxsplit=1) for line in done.stdout.splitlines()]
     here = [row for row in rows if config.partition is not None or row[0].endswith("*")]  # *: the default partition
     # As in gpu:h200:8(S:0-1),shard:4

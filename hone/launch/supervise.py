@@ -100,7 +100,7 @@ def watch(workers: WorkerGroup, size: int, received: list[int]) -> tuple[int | N
     """Wait until all workers have ended, or for a bounded time after the first failure.
 
     `received`: signals to forward, appended as they arrive. Returns the rank whose failure was the cause, if any, and
-    how the workers ended. A killed worker is the cause rather than one with an error, and that rather than one that
+    how the workers ended. A killed worker is preferred as the cause over one with an error, and that over one that
     reports a lost peer.
     """
     seen: dict[int, Exit] = {}
@@ -131,7 +131,7 @@ def watch(workers: WorkerGroup, size: int, received: list[int]) -> tuple[int | N
 
 @contextlib.contextmanager
 def _signals() -> Iterator[list[int]]:
-    """Collect signals to stop: workers are in sessions of their own, so the terminal does not signal them."""
+    """Collect signals to stop: workers have their own sessions, so the terminal does not signal them."""
     received: list[int] = []
     before = {n: signal.signal(n, lambda number, _: received.append(number)) for n in (signal.SIGINT, signal.SIGTERM)}
     try:
@@ -143,7 +143,7 @@ def _signals() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def impatient() -> Iterator[None]:
-    """End the block at the first signal: for slow work before there are workers to forward it to."""
+    """Context manager that ends the block at the first signal, for slow work before there are workers to signal."""
 
     def leave(number: int, _: object) -> None:
         raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(PREEMPTED)

@@ -187,21 +187,21 @@ class Writer:
 
 def prune(folder: Path, keep: int, best: Collection[int] = ()) -> None:
     """Remove all checkpoints except the newest `keep` and those of the steps `best`."""
-    for old in found(folder)[:-keep]:
+    for old in saved_steps(folder)[:-keep]:
         if step_of(old) not in best:
             checksums.remove(old)
 
 
 def drop_newer(folder: Path, good: Path | None) -> None:
     """Remove checkpoints newer than `good`, from which the run continues and rewrites them, and half-written ones."""
-    for candidate in found(folder):
+    for candidate in saved_steps(folder):
         if good is not None and step_of(candidate) > step_of(good):
             checksums.remove(candidate)
     for torn in folder.glob(".writing_*"):
         checksums.remove(torn)
 
 
-def found(folder: Path) -> list[Path]:
+def saved_steps(folder: Path) -> list[Path]:
     """Checkpoint folders, oldest first, damaged ones included; other names, such as step_000010_old, are ignored."""
     named = (p for p in folder.glob(f"{PREFIX}*") if p.name.removeprefix(PREFIX).isdecimal())
     return sorted((p for p in named if p.is_dir()), key=step_of)
@@ -216,7 +216,7 @@ def newest_good(folder: Path, report: Callable[[str], None], resets: Path | None
 
     `report` gets a message for each checkpoint that is skipped.
     """
-    for candidate in reversed(found(folder)):
+    for candidate in reversed(saved_steps(folder)):
         problem = fault(candidate)
         if problem is None and resets is not None:
             problem = _fault_of_reset(candidate, resets)

@@ -72,7 +72,9 @@ class Evaluator:
             world=self.world,
             reward=reward,
         )
-        self.progress.say(f"{label}: {_said(row)} on {len(problems)} {config.split} problems, {_lengths_said(row)}")
+        self.progress.say(
+            f"{label}: {_main_result(row)} on {len(problems)} {config.split} problems, {_lengths_text(row)}"
+        )
         return row, records
 
 
@@ -90,9 +92,9 @@ def evaluate(
 ) -> Evaluation:
     """Accuracy with its 95 % interval, overall and by level; lengths, truncation, reflection, verdicts; the reward.
 
-    A task that grades nothing has no accuracy. Parts of `reward` that need a model or a server are left out, and then
-    its mean too; `outcome` alone is the accuracy. A sample whose verifier failed is left out of the accuracy and
-    counted in `verdicts`.
+    Without a grader there is no accuracy. Parts of `reward` that need a model or a server are left out, and then so is
+    its mean; `outcome` alone is the accuracy. A sample whose verifier failed is left out of the accuracy and counted in
+    `verdicts`.
     """
     answers = episodes.sample(problems, engine, config.sampling, samples=config.samples, seed=seed, progress=progress)
     items = [(problem, rollout) for problem, group in zip(problems, answers, strict=True) for rollout in group]
@@ -113,7 +115,7 @@ def evaluate(
     return row, records
 
 
-def _said(row: dict[str, Any]) -> str:
+def _main_result(row: dict[str, Any]) -> str:
     """The main result of an evaluation, for the progress line."""
     if "accuracy" in row:
         a = row["accuracy"]
@@ -124,7 +126,7 @@ def _said(row: dict[str, Any]) -> str:
     return "not graded (task.grading: none)"
 
 
-def _lengths_said(row: dict[str, Any]) -> str:
+def _lengths_text(row: dict[str, Any]) -> str:
     return (
         f"{row['response_tokens']:.0f} tokens, {row['truncation_rate']:.1%} cut off, "
         f"reflection {row['reflection_rate']:.2f}"
@@ -187,7 +189,7 @@ def summary(records: Sequence[dict[str, Any]], config: EvalConfig) -> dict[str, 
 
 
 def _pass_at_k(records: Sequence[dict[str, Any]], samples: int) -> dict[str, Any]:
-    """k -> interval, as far as the graded samples allow; nothing with one sample per problem."""
+    """k -> interval, for the k that the graded samples allow; empty with one sample per problem."""
     groups = list(stats.outcomes(records).values())
     fewest = min(map(len, groups), default=0)
     if samples == 1 or fewest < 2:

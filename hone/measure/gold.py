@@ -46,8 +46,8 @@ class GoldPrompt:
 
     @classmethod
     def of(cls, reward: RewardConfig, texts: Sequence[str]) -> GoldPrompt:
-        """That of the recipe's perplexity reward, if it has one; else everything before the answer, with the answer tag
-        as the cue if the model uses it."""
+        """The cue and context of the recipe's perplexity reward, if it has one; else everything before the answer, with
+        the answer tag as the cue if the model uses it."""
         config = reward.perplexity
         if "perplexity" in reward.parts:
             return cls(config.cue, config.context)
@@ -98,7 +98,7 @@ def before_answer(problem: Problem, text: str, which: str) -> str:
     return context_of(judged, which).strip()
 
 
-def said(models: Sequence[Measured]) -> list[str]:
+def report_lines(models: Sequence[Measured]) -> list[str]:
     lines = []
     for model, changed in gold_changes(models):
         without, after = (gold_perplexity(gold_logprobs(model, column)) for column in (0, 1))

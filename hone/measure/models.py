@@ -53,7 +53,7 @@ class Model:
 
 
 def find(target: str, stage: LoopStage, task: Task) -> Model:
-    """Raises UserError if there is no model at `target`."""
+    """The model at `target`. Raises UserError if there is none."""
     if "://" in target:
         if stage.has_turns:
             raise UserError(f"{target}: an endpoint cannot play episodes of several turns; give a model's folder or id")

@@ -59,7 +59,7 @@ class FigureCheck:
 def verify(target: str, seed: int | None = None, resume: bool = False) -> list[FigureCheck]:
     """Train and measure the recipe with the given seed, by default one that was not recorded.
 
-    Writes verify.json into the run folder. Raises UserError if nothing is recorded, before anything is trained.
+    Writes verify.json into the run folder. Raises UserError, before anything is trained, if no results are recorded.
     """
     file = find(target)
     recorded = read_results(file.parent)
@@ -70,7 +70,7 @@ def verify(target: str, seed: int | None = None, resume: bool = False) -> list[F
     checks = [FigureCheck(key, Band(**band), value_of(row, key)[0]) for key, band in recorded["bands"].items()]
     record = {"seed": chosen, "checks": [{**asdict(check), "inside": check.inside} for check in checks], "row": row}
     jsonl.replace(place / "verify.json", json.dumps(record, indent=1))
-    print(said(target, checks, chosen, known, recorded["seeds"], row))
+    print(report(target, checks, chosen, known, recorded["seeds"], row))
     return checks
 
 
@@ -94,7 +94,7 @@ def read_results(folder: Path) -> dict[str, Any]:
 def measure(
     folder: Path, runs: Mapping[str, Mapping[str, Any]], seed: int, name: str, resume: bool = False
 ) -> tuple[dict[str, Any], Path]:
-    """The row of one seed, and the folder of its first run. Each training is a process with memory of its own."""
+    """The row of one seed, and the folder of its first run. Each training runs in its own process."""
     rows: dict[str, dict[str, Any]] = {}
     places: list[Path] = []
     for key, run in runs.items():
@@ -119,12 +119,12 @@ def measure(
 
 def bands(rows: Sequence[Mapping[str, Any]], measures: Sequence[str]) -> dict[str, dict[str, Any]]:
     """The band of each measure, from the rows of all seeds; ready for results.json."""
-    found = {}
+    result = {}
     for key in measures:
         values, errors = zip(*(value_of(row, key) for row in rows), strict=True)
         shares = " - " not in key and all(error is not None for error in errors)
-        found[key] = asdict(band(values, [error or 0.0 for error in errors], limits=(0.0, 1.0) if shares else None))
-    return found
+        result[key] = asdict(band(values, [error or 0.0 for error in errors], limits=(0.0, 1.0) if shares else None))
+    return result
 
 
 def band(
@@ -171,7 +171,7 @@ def value_of(row: Mapping[str, Any], key: str) -> tuple[float, float | None]:
     return float(node), None
 
 
-def said(
+def report(
     target: str,
     checks: Sequence[FigureCheck],
     seed: int,

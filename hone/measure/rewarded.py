@@ -36,11 +36,12 @@ class StoredReward:
     """A recipe's reward, as far as it can be computed from the stored text of an answer."""
 
     reward: Composed
-    left_out: tuple[str, ...]  # parts that cannot
+    left_out: tuple[str, ...]  # parts that cannot be computed so
 
     @classmethod
     def of(cls, stage: RLStage, task: Task) -> StoredReward | None:
-        """None for a stage without a reward, or whose reward is the accuracy. Raises UserError as `make_reward` does.
+        """The stored reward of a stage; None if the stage has none, or if it is the accuracy. Raises UserError as
+        `make_reward` does.
 
         Parts that call a model or a server are left out, and functions that read token ids, which are not stored.
         """
@@ -59,11 +60,11 @@ class StoredReward:
         answers: dict[str, list[Rollout]] = {}
         for row in rows:
             answers.setdefault(row["problem_id"], []).append(_rollout(row))
-        asked = [problem for problem in problems if problem.id in answers]
-        groups = reward_groups(asked, [tuple(answers[problem.id]) for problem in asked], self.reward)
+        answered = [problem for problem in problems if problem.id in answers]
+        groups = reward_groups(answered, [tuple(answers[problem.id]) for problem in answered], self.reward)
         return rewarded(groups, whole=not self.left_out)
 
-    def said(self, label: str, row: Mapping[str, Any]) -> str:
+    def report(self, label: str, row: Mapping[str, Any]) -> str:
         """A line for the terminal."""
         parts = ", ".join(
             f"{name} {row[f'reward/{name}']:.3f}" for name in self.reward.parts if f"reward/{name}" in row

@@ -77,10 +77,10 @@ def cli_eval(
         rewards = {} if reward is None else reward.measure(problems, rows)
         results.append(finish(store, problems, config, ks, rewards))
         if reward is not None:
-            notes.append(reward.said(store.settings["label"], rewards))
+            notes.append(reward.report(store.settings["label"], rewards))
         if config.judge.url is not None:
             notes.append(ask_judge(store, problems, config, task))
-    print(visible("\n".join([said(results, problems, config, seed, ks), *gold.said(results), *notes])))
+    print(visible("\n".join([report(results, problems, config, seed, ks), *gold.report_lines(results), *notes])))
     print(f"samples and summaries: {folder}; figures and tables: hone report {folder}")
     return folder
 
@@ -113,7 +113,8 @@ def settings(stage: Recipe, task: Task, model: Model, seed: int) -> dict[str, An
 
 
 def draw(store: Store, model: Model, problems: Sequence[Problem], task: Task, config: EvalConfig, seed: int) -> None:
-    """Sample what the store lacks. An interrupted evaluation continues after its last whole block (hosted: answer)."""
+    """Draw the samples that the store lacks. An interrupted evaluation continues after its last whole block (hosted:
+    answer)."""
     blocks = [
         (p, g)
         for p in range(0, len(problems), BLOCK_PROBLEMS)
@@ -213,7 +214,7 @@ def finish(
 
 
 def _graded(result: Measured, ks: Sequence[int]) -> dict[str, Any]:
-    """The fields of summary.json that only a task with grading has."""
+    """The fields of summary.json that exist only for tasks with a grader."""
     return {
         "accuracy": asdict(result.accuracy()),
         "pass_at_k": {str(k): asdict(point) for k, point in zip(ks, result.pass_curve(ks), strict=True)},
@@ -235,7 +236,7 @@ def usable(ks: Sequence[int], result: Measured) -> list[int]:
     return [k for k in ks if k <= limit] or result.ks()
 
 
-def said(
+def report(
     results: Sequence[Measured], problems: Sequence[Problem], config: EvalConfig, seed: int, ks: Sequence[int]
 ) -> str:
     """The results as text: a row per model, then each compared with the first on the same problems."""

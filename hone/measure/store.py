@@ -53,7 +53,7 @@ class Store:
         return store
 
     def describe(self, problems: Iterable[Row]) -> None:
-        """Add problems that are not in the folder yet. Raises UserError if one is there with another prompt."""
+        """Add problems that are not in the folder yet. Raises UserError if one exists with another prompt."""
         path = self.folder / "problems.jsonl"
         known = {row["id"]: row for row in jsonl.read(path)}
         new = []
@@ -63,7 +63,7 @@ class Store:
                 new.append(problem)
             elif old["prompt"] != problem["prompt"]:
                 raise UserError(
-                    f"{path}: {problem['id']} is there with another prompt, so its samples answer another question; "
+                    f"{path}: {problem['id']} exists with another prompt, so its samples answer another question; "
                     "move that folder away, or give another --out"
                 )
         self._append(path, new)

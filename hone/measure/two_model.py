@@ -1,4 +1,4 @@
-"""Two-model evaluation: one model writes a reasoning context, a frozen one answers after reading it.
+"""Two-model evaluation: one model writes a reasoning context, and a frozen model answers after reading it.
 
     hone eval RECIPE --answerer FOLDER
 

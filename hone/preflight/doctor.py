@@ -18,7 +18,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
-#: extra -> the modules that it brings
+#: extra -> the modules that it installs
 EXTRAS = {
     "lora": ("peft",),
     "vllm": ("vllm",),
@@ -33,17 +33,17 @@ EXTRAS = {
 
 LOWEST_PYTHON = (3, 10)
 
-#: package -> (lowest version, version that is too new)
+#: package -> (lowest version, first version that is too new)
 RANGES = {"torch": ((2, 11), None), "transformers": ((5, 17), (6,)), "pydantic": ((2, 8), None)}
 
-SLOW_GFLOPS = 10.0  # a single modern core with a proper BLAS does 50 and more in float32
+SLOW_GFLOPS = 10.0  # a single modern core with a good BLAS reaches 50 or more in float32
 
 
 @dataclass(frozen=True)
 class Diagnosis:
     name: str
     level: Literal["ok", "warn", "fail"]
-    text: str  # the state; for warn and fail also what to do
+    text: str  # the state; for warn and fail also the remedy
 
 
 def examine() -> int:
@@ -91,7 +91,7 @@ def extras() -> Iterator[Diagnosis]:
 
 
 def device() -> Iterator[Diagnosis]:
-    """Import torch and multiply matrices: a wrong build or a slow BLAS shows here, not after an hour."""
+    """Import torch and multiply matrices: a wrong build or a slow BLAS is noticed here, not after an hour."""
     try:
         import torch
     except (ImportError, OSError) as error:  # OSError: a shared library of another build or CUDA version
@@ -114,7 +114,7 @@ def device() -> Iterator[Diagnosis]:
         )
     if cores and threads > cores:
         yield Diagnosis(
-            "threads", "warn", f"{threads} threads on {cores} cores slow each other: OMP_NUM_THREADS={cores}"
+            "threads", "warn", f"{threads} threads on {cores} cores slow each other down: set OMP_NUM_THREADS={cores}"
         )
     yield Diagnosis("device", "ok", f"{text}" if "cuda" in text else f"cpu; {text}")
     x = torch.randn(768, 768)
@@ -124,14 +124,14 @@ def device() -> Iterator[Diagnosis]:
         x @ x
     speed = 5 * 2 * 768**3 / (time.perf_counter() - start) / 1e9
     if speed < SLOW_GFLOPS:
-        remedy = "is the machine busy? else install torch from its own wheels"
+        remedy = "if the machine is not busy, install torch from its official wheels"
         yield Diagnosis("speed", "warn", f"{speed:.0f} GFLOP/s in float32 is slow; {remedy}")
     else:
         yield Diagnosis("speed", "ok", f"{speed:.0f} GFLOP/s in float32")
 
 
 def compiler() -> Iterator[Diagnosis]:
-    """The kernel for generation on a CPU; compiles it unless that was done before."""
+    """Checks the kernel for generation on a CPU; compiles it on first use."""
     from hone.rollout.native import kernel
 
     try:
@@ -172,10 +172,10 @@ def writable() -> Iterator[Diagnosis]:
         with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        remedy = "change its rights, or put runs elsewhere: runs=/path"
+        remedy = "change its permissions, or put runs elsewhere: runs=/path"
         yield Diagnosis("runs", "fail", f"{folder.resolve()} cannot be written to ({error.strerror}); {remedy}")
     else:
-        yield Diagnosis("runs", "ok", f"{Path('runs').resolve()} can be written")
+        yield Diagnosis("runs", "ok", f"{Path('runs').resolve()} is writable")
 
 
 def _dotted(numbers: tuple[int, ...]) -> str:

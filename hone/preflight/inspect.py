@@ -49,13 +49,13 @@ class DataSource:
     seed: int
 
     def rows(self) -> dict[str, Sequence[tuple[Row, Problem]]]:
-        """Every row with its problem, by split; of a task without rows, its problems as rows."""
+        """Split -> every row with its problem; for a task without rows, its problems as rows."""
         if isinstance(self.task, RowsTask):
             return dict(self.task.read().rows)
         return {split: [(_row(p, i), p) for i, p in enumerate(self.task.problems(split))] for split in SPLITS}
 
     def problems(self) -> dict[str, Sequence[Problem]]:
-        """The same without the rows."""
+        """Split -> its problems."""
         return {
             split: pairs.problems if isinstance(pairs, Pairs) else [problem for _, problem in pairs]
             for split, pairs in self.rows().items()
@@ -88,7 +88,7 @@ def _columns(source: str) -> set[str]:
 
 
 def is_knights_file(source: str) -> bool:
-    """Whether it is a file of public knights rows, which have checks of their own."""
+    """Whether the file holds public knights rows, which have checks of their own."""
     path = Path(source)
     if path.suffix.lower() not in SUFFIXES or not path.is_file():
         return False
@@ -108,7 +108,7 @@ def _row(problem: Problem, index: int) -> Row:
 
 
 def counts(problems: Sequence[Problem], measure: Measure, unit: str) -> list[str]:
-    """Lengths, levels and domains."""
+    """Lines with the lengths, levels and domains of problems."""
     lines = [f"{len(problems)} problems"]
     texts = {"question": map(question_of, problems), "solution": (p.reference for p in problems if p.reference)}
     for name, values in texts.items():
@@ -193,7 +193,7 @@ def _unreadable(task: RowsTask, rows: Mapping[str, Sequence[tuple[Row, Problem]]
 def _not_correct(source: DataSource, rows: Mapping[str, Sequence[Problem]]) -> list[str]:
     """Problems whose own worked answer is not graded correct."""
     task = source.task
-    if isinstance(task, RowsTask):  # first: the test below would load its rows, faults and all
+    if isinstance(task, RowsTask):  # first, because the test below would load its rows, including faulty ones
         style = "answer" if task.grading != "none" else None
     else:
         style = task.trace_styles[0] if isinstance(task, TracedTask) else None
@@ -227,12 +227,12 @@ def shared(a: Iterable[Problem], b: Iterable[Problem]) -> int:
 
 
 def _forms(problems: Iterable[Problem]) -> set[bytes]:
-    """Hashes of the canonical forms, which take less memory than they."""
+    """Hashes of the canonical forms, which take less memory than the forms."""
     return {rank(canonical(problem)) for problem in problems}
 
 
 def sharing_ngram(a: Iterable[Problem], b: Iterable[Problem], n: int) -> int:
-    """How many of `a` have n words in a row in common with one of `b`."""
+    """How many of `a` share n consecutive words with one of `b`."""
     runs = _runs(b, n)
     return sum(not runs.isdisjoint(ngrams(question_of(problem), n)) for problem in a)
 
@@ -248,7 +248,7 @@ def split_pairs(
     held = [("train", "test"), ("validation", "test"), ("train", "validation")]
     pairs = [(f"{a} in {b}", splits[a], splits[b]) for a, b in held if splits.get(a) and splits.get(b)]
     if not pairs:
-        raise UserError(f"{label}: holds {' and '.join(splits)} only; give a second source to compare it with")
+        raise UserError(f"{label}: holds only {' and '.join(splits)}; give a second source to compare it with")
     return pairs
 
 
@@ -258,15 +258,15 @@ def overlap(pairs: Sequence[tuple[str, Sequence[Problem], Sequence[Problem]]], n
     for label, a, b in pairs:
         lines.append(f"{label:24} {len(a):7} {len(b):7} {shared(a, b):9} {sharing_ngram(a, b, n):9}")
     short = sum(len(words(question_of(p))) < n for _, a, _ in pairs for p in a)
-    return [*lines, f"({short} of A have fewer than {n} words, and so no run of {n})"] if short else lines
+    return [*lines, f"({short} of A have fewer than {n} words, so they cannot match)"] if short else lines
 
 
 def dedup(
     rows: Iterable[tuple[Row, Problem]], against: Sequence[Problem], n: int | None, out: Path
 ) -> tuple[int, int, int]:
-    """Write the first row of each canonical form that is not in `against`, nor shares n words in a row with it.
+    """Write the first row of each canonical form that is not in `against` and shares no n consecutive words with it.
 
-    Returns (rows before, duplicates, rows that are in `against`). Raises UserError rather than write over a file.
+    Returns (rows before, duplicates, rows that are in `against`). Raises UserError if the output file exists.
     """
     if out.exists():
         raise UserError(f"--out {out} exists already; give another name, or remove it")

@@ -1,7 +1,7 @@
 """The report of a run folder: `build(Path("runs/demo"))` writes runs/demo/report/report.html.
 
-Beside the page: every figure as .svg, .png and .csv, every table as .csv, .md and .tex, and the picture for a
-README (`key.svg`, `key.png`). Needs no GPU, no network and no torch; two builds give the same bytes.
+Next to the page it writes every figure as .svg, .png and .csv, every table as .csv, .md and .tex, and the picture for a
+README (`key.svg`, `key.png`). It needs no GPU, no network and no torch; two builds give the same bytes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hone.report.sheet import Sheet, write
 from hone.report.svg import render
 from hone.report.text import escape, plain_ascii_key
 
-#: Rollout text read in search of first occurrences; they come early, or the search has gone on long enough.
+#: Bytes of rollouts searched for first occurrences, which usually come early.
 FIRST_SEEN_BYTES = 48 * 2**20
 
 
@@ -108,7 +108,7 @@ class _Report:
         )
 
     def key(self) -> str:
-        """The figure that tells the story, as panels that flow on a page and as one picture."""
+        """The main figure of a run, as panels that flow on a page and as one picture."""
         panels = curves.key_panels(self.line)
         if not panels:
             return ""
@@ -173,7 +173,7 @@ class _Report:
         return f'<div class="wide">{page.figure(rendered.inline)}</div>'
 
     def pass_at_k(self, sides: list[story.Side]) -> str:
-        """Only where problems were sampled more than once."""
+        """Add pass@k, if problems were sampled more than once."""
         lines = tuple(curve for side in sides for curve in curves.pass_at_k(side))
         if not lines:
             return ""
@@ -189,13 +189,14 @@ class _Report:
     def samples(self) -> str:
         shown = page.samples(self.story)
         note = (
-            "Reflection phrases are marked. The problems were chosen by rule, not by hand: up to three that were "
-            "mended, and one each that stayed wrong, was lost, and was right both times."
+            "Reflection phrases are marked. The problems were chosen by rule, not by hand: up to three that were wrong "
+            "before and right after, and one each that stayed wrong, became wrong, and was right both times."
         )
         return page.paragraph(note, "quiet") + shown if shown else ""
 
     def groups(self) -> str:
-        """Of the last stage that has answers: a prompt, two of its answers, and why they got their rewards."""
+        """Add groups of the last stage that has answers: a prompt, two of its answers, and why they got their
+        rewards."""
         shown = next((text for stage in reversed(self.line.stages) if (text := groups.html(stage))), "")
         note = "The best and the worst answer to a prompt, with what was read as the answer marked; chosen by rule."
         return page.paragraph(note, "quiet") + shown if shown else ""
@@ -206,5 +207,5 @@ class _Report:
         kinds = f"{len(occurrences)} of {len(reflection.KINDS)} kinds of phrase were found"
         caption = f"The first training samples with each kind of reflection phrase ({kinds})."
         if occurrences and occurrences[0].step == 0:
-            caption += " Those of step 0 were there before RL had changed anything."
+            caption += " Those of step 0 precede the first update."
         return self.sheet.table(page.first_seen(occurrences, caption))

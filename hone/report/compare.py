@@ -1,4 +1,4 @@
-"""One page for several runs, or for the models of `hone eval`: curves over each other, differences with intervals."""
+"""One page for several runs, or for the models of `hone eval`: overlaid curves, and differences with intervals."""
 
 from __future__ import annotations
 
@@ -15,21 +15,21 @@ from hone.report.sheet import Sheet
 from hone.report.tables import Cell, Table, level_order
 from hone.report.text import escape, p_value, percent
 
-#: One pass@k panel per level or domain, as long as one can look at them all.
+#: At most this many pass@k panels by level or domain.
 SPLITS_SHOWN = 10
-#: Longer names would take the room of the curves: then letters stand for them.
+#: Labels that are longer would leave no room for the curves, and are replaced by letters.
 LABEL_ROOM = 14
 Section = tuple[str, str, str]  # key, title, what is inside
 
 
 def evaluations_of(folder: Path) -> list[Measured]:
-    """The evaluations in a folder of them, or in a run's. Labels are made different where two are alike."""
+    """The evaluations in a folder of them, or in a run's folder. Equal labels are numbered."""
     measured = [read_measured(path) for path in stored(folder) or stored(folder / "evaluations")]
-    return [one for one in measured if one.graded]  # a task that grades nothing leaves nothing to compare
+    return [one for one in measured if one.graded]  # without grades there is nothing to compare
 
 
 def distinct(measured: Sequence[Measured]) -> list[Measured]:
-    """Models of the same name get a number."""
+    """Number models with equal names."""
     seen: dict[str, int] = {}
     renamed = []
     for model in measured:
@@ -91,7 +91,7 @@ def _splits(
         inside = [sheet.table(table), sheet.flow([panel] if panel else [])]
         sections.append(("by-format", "By form of the answer", "\n".join(part for part in inside if part)))
     if ability := models.new_ability(measured, {}):
-        graphs = models.new_ability(short, colours)  # the same under the names that have room in a figure
+        graphs = models.new_ability(short, colours)  # the same with labels that fit in a figure
         inside = [sheet.table(ability[0]), sheet.flow(graphs[1] if graphs else []), key]
         sections.append(("ability", "New ability", "\n".join(part for part in inside if part)))
     return sections
@@ -103,14 +103,12 @@ def _splits(
 def run_sections(
     sheet: Sheet, folders: Sequence[RunRecord], unit: str, evaluated: Sequence[Measured]
 ) -> tuple[str, list[str], list[Section]]:
-    """Headline, lead sentences and sections of a comparison of runs; `evaluated`: what `hone eval` found in them."""
+    """Headline, lead sentences and sections of a comparison of runs; `evaluated`: their results of `hone eval`."""
     conditions = runs.conditions(folders)
     letters = lettered([condition.label for condition in conditions])
     short = [Condition(letters[c.label], c.runs, c.lines) for c in conditions]
     seeds = max(len(condition.runs) for condition in conditions)
-    note = (
-        "Curves are means over steps" + ("; bands reach from the least to the greatest seed" if seeds > 1 else "") + "."
-    )
+    note = "Curves are means over steps" + ("; bands span the lowest to the highest seed" if seeds > 1 else "") + "."
     if len(conditions) > len(models.COLOURS):
         note += f" The first {len(models.COLOURS)} conditions are drawn; the tables hold all."
     curves = legend(letters) + sheet.flow(runs.overlays(short)) + page.paragraph(note, "quiet")
@@ -122,10 +120,10 @@ def run_sections(
     ]
     if settings := sheet.table(runs.different_settings(conditions)):
         sections.append(("settings", "What differs", settings))
-    if evaluated:  # the better measurement of the two: their tables have the same names
+    if evaluated:  # preferred over the other, since their tables have the same names
         sections += model_sections(sheet, evaluated, unit)
     elif after:
-        # Samples of several seeds are of several models: pass@k over them would be of none.
+        # Samples of several seeds come from several models, so pass@k over all of them has no meaning.
         drawn = [relabel(m, letters[m.label]) for m in after] if seeds == 1 else []
         knights = sheet.table(models.knights(after))
         sections += [("knights", "Knights and knaves", knights)] if knights else []
@@ -176,7 +174,7 @@ def lead(conditions: Sequence[Condition], after: Sequence[Measured]) -> list[str
 
 
 def run_differences(conditions: Sequence[Condition], after: Sequence[Measured]) -> Table | None:
-    """Over problems (would other problems show it too?) and over seeds (would other runs?)."""
+    """Differences over problems (would other problems show them too?) and over seeds (would other runs?)."""
     table = models.differences(after) if len(after) > 1 else None
     if table is None:
         return None
@@ -216,14 +214,14 @@ def runs_table(conditions: Sequence[Condition]) -> Table:
 
 
 def lettered(labels: Sequence[str]) -> dict[str, str]:
-    """Label -> what stands at its curve: itself, or a letter if any label is too long for a figure."""
+    """Label -> the name at its curve: the label itself, or a letter if any label is too long for a figure."""
     if max(map(len, labels), default=0) <= LABEL_ROOM:
         return {label: label for label in labels}
     return {label: chr(ord("A") + i) if i < 26 else str(i) for i, label in enumerate(labels)}
 
 
 def legend(letters: dict[str, str]) -> str:
-    """What the letters stand for, in the colours of the curves; nothing if names stand there themselves."""
+    """A legend of the letters, in the colours of the curves; empty if curves carry their labels."""
     if all(label == letter for label, letter in letters.items()):
         return ""
     rows = "".join(

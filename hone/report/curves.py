@@ -1,4 +1,4 @@
-"""Which curves a run has: metrics and evaluations to panels. RL stages in a row share one axis."""
+"""The panels of a run, from its metrics and evaluations. Consecutive RL stages share one axis."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from hone.report.figures import Array, Curve, Mark, Panel, smoothing_width
 from hone.report.read import Row, RunRecord, StageRecord, rows, spread
 from hone.report.story import Side
 
-#: Enough to see a trend, few enough to read in a second whatever the length of the run.
+#: Enough to see a trend, and few enough to draw quickly for a run of any length.
 SAMPLED_STEPS = 40
 SAMPLED_PER_STEP = 256
 #: Points of a smoothed curve that is drawn over others.
@@ -61,7 +61,8 @@ def timeline(stages: Sequence[StageRecord]) -> Timeline:
 
 
 def marks(line: Timeline) -> tuple[Mark, ...]:
-    """Where stages begin, where a schedule began a new phase, and where optimizer, reference or adapter were reset."""
+    """Marks at the beginning of stages, at new phases of a schedule, and at resets of optimizer, reference or
+    adapter."""
     all_marks = [Mark(at, stage.name) for stage, at in zip(line.stages, line.offsets, strict=True) if at]
     for stage, at in zip(line.stages, line.offsets, strict=True):
         all_marks += [
@@ -99,7 +100,7 @@ def _validation(line: Timeline) -> list[Curve]:
 
 
 def key_panels(line: Timeline) -> list[Panel]:
-    """Accuracy, response length and reflection over RL steps: the story of a run."""
+    """Accuracy, response length and reflection over RL steps: the main panels of a run."""
     wanted = (
         ("accuracy", "Accuracy", "accuracy", "accuracy", True),
         ("length", "Response length (tokens)", "length/mean", "response_tokens", False),
@@ -131,7 +132,7 @@ def training_panels(line: Timeline) -> list[Panel]:
             line, "zero_variance", "zero-variance", "Groups without a signal",
             "Share of groups whose samples all have the same reward: no gradient.", True,
         ),
-        _single(line, "groups/replaced", "replaced", "Groups replaced", "For want of a reward difference."),
+        _single(line, "groups/replaced", "replaced", "Groups replaced", "Because they had no reward difference."),
         _single(line, "length/truncated", "truncated", "Truncated responses", "Share that hit the length limit.", True),
         _grad_norm(line, "grad-norm"),
         _single(line, "kl", "kl", "KL to the reference", ""),
@@ -151,7 +152,7 @@ def training_panels(line: Timeline) -> list[Panel]:
 
 def _single(line: Timeline, column: str, key: str, title: str, note: str, share: bool = False) -> Panel | None:
     unused = column in ("kl", "groups/replaced", "episode/tool_calls") and not np.nansum(np.abs(line.column(column)))
-    if not line.has(column) or unused:  # always logged, and 0 unless asked for
+    if not line.has(column) or unused:  # always logged, and 0 unless it is used
         return None
     return Panel(key, title, "RL step", (Curve(line.steps, line.column(column)),), marks(line), share, note=note)
 
@@ -186,12 +187,12 @@ def _verdicts(line: Timeline) -> Panel | None:
             curves.append(Curve(line.steps, y, short, _VERDICT_COLOURS.get(short, "muted")))
     if len(curves) < 2:
         return None
-    note = "What the verifier said of the training samples."
+    note = "The verifier's verdicts on the training samples."
     return Panel("verdicts", "Verdicts", "RL step", tuple(curves), marks(line), share=True, note=note)
 
 
 def sampled_rollouts(line: Timeline) -> Iterator[tuple[int, list[str]]]:
-    """Texts of some training samples at evenly spaced steps of the whole course."""
+    """Texts of some training samples at evenly spaced steps."""
     files = [
         (at + step, path)
         for stage, at in zip(line.stages, line.offsets, strict=True)
@@ -209,7 +210,7 @@ def sampled_rollouts(line: Timeline) -> Iterator[tuple[int, list[str]]]:
 
 
 def reflection_kinds(line: Timeline) -> Panel | None:
-    """How the kinds of reflection phrases came up, from the stored rollouts."""
+    """The rates of the kinds of reflection phrases over training, from the stored rollouts."""
     steps, shares = [], []
     for step, texts in sampled_rollouts(line):
         counts = [reflection.count(text) for text in texts]

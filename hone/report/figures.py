@@ -1,4 +1,4 @@
-"""Data to matplotlib figures. Pure: no file, no clock, nothing read from a run folder.
+"""Data to matplotlib figures. Pure functions, which read no file and no clock.
 
 A panel is one small chart with its own curves; a figure is one panel (`panel_figure`, for the page,
 where panels flow to fit a phone) or several side by side (`key_figure`, for a README or a slide).
@@ -106,7 +106,7 @@ def smoothing_width(n: int) -> int:
 
 
 def thin_out(x: Array, y: Array, limit: int = POINTS) -> tuple[Array, Array, Array, Array]:
-    """Means of equal blocks: x, y, and the least and greatest value of each block."""
+    """Means of equal blocks: x, y, and the smallest and largest value of each block."""
     keep = np.isfinite(y)
     x, y = x[keep], y[keep]
     if len(x) <= limit:
@@ -167,7 +167,7 @@ def draw(axes: Axes, panel: Panel) -> None:
     if panel.share:
         decimals = 0 if axes.get_ylim()[1] > 0.08 else 1
         axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=decimals))
-    else:  # on a logarithmic axis too, whose own labels are TeX that an SVG with real text cannot show
+    else:  # also on a logarithmic axis, whose default labels are TeX, which an SVG with real text cannot show
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number(round(value, 12))))
     if panel.log_x:
         _log_x(axes, left, right, room)
@@ -259,7 +259,7 @@ def _limits(panel: Panel) -> tuple[float, float]:
         return 0.0, 1.0
     low, high = float(finite.min()), float(finite.max())
     if low >= 0:
-        low = 0.0  # a rise looks as large as it is
+        low = 0.0  # so that a rise is not exaggerated
     room = 0.08 * (high - low) or 0.1 * max(abs(high), 1.0)
     if panel.share:
         return 0.0 - 0.03 * (high > 0.3), min(high + room, 1.03) if high > 0 else 0.1
@@ -267,7 +267,7 @@ def _limits(panel: Panel) -> tuple[float, float]:
 
 
 def _draw_marks(axes: Axes, marks: tuple[Mark, ...], left: float, right: float) -> None:
-    """Lines at stages and resets; named while there are few enough to read."""
+    """Draw lines at stages and resets, with their names if there are few."""
     for mark in marks:
         if left <= mark.x <= right:
             axes.axvline(mark.x, color=LIGHT["muted"], linewidth=1.0, linestyle=(0, (3, 3)), zorder=1)

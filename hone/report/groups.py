@@ -1,7 +1,8 @@
-"""A handful of groups from training in the report: one prompt, its best and its worst answer, and why.
+"""A few groups from training for the report: a prompt, its best and its worst answer, and the reasons for their
+rewards.
 
-They are chosen by rule: in the last step, and in the first, the group whose rewards differ most; of the last step also
-the first group in which every answer is wrong. `hone view` shows all of them.
+They are chosen by rule: in the last step, and in the first, the group whose rewards differ most; also the first group
+of the last step in which every answer is wrong. `hone view` shows all groups.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MOST = 3000
 
 
 def chosen(stage: StageRecord) -> list[tuple[int, str, list[Row]]]:
-    """(step, why it was chosen, rows of the group); empty where the run has no rollouts."""
+    """(step, why it was chosen, rows of the group); empty if the run has no rollouts."""
     files = stage.rollout_files()
     picks: list[tuple[int, str, list[Row]]] = []
     for (step, path), name in zip((files[-1:] + files[:1]) if len(files) > 1 else files, ("last", "first")):
@@ -32,7 +33,7 @@ def chosen(stage: StageRecord) -> list[tuple[int, str, list[Row]]]:
 
 
 def html(stage: StageRecord) -> str:
-    """The chosen groups, each folded but the first."""
+    """The chosen groups, collapsed except for the first."""
     weights = _weights(stage.config)
     parts = []
     for i, (step, reason, group) in enumerate(chosen(stage)):
@@ -62,7 +63,7 @@ def _answer(row: Row, why: Why) -> str:
 
 
 def _text(why: Why) -> str:
-    """The text with what the parser read as the answer marked; the middle of a long text is left out."""
+    """The text with the parsed answer marked; the middle of a long text is left out."""
     length = sum(len(text) for text, _ in why.pieces)
     if length > MOST:
         whole = "".join(text for text, _ in why.pieces)

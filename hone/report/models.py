@@ -1,6 +1,6 @@
 """Several evaluated models on the same problems: the tables and figures of a comparison.
 
-Every function takes `Measured`s, in the order in which they are shown; the first is what the others are compared with.
+Every function takes `Measured`s, in the order in which they are shown; the others are compared with the first.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from hone.report.tables import Cell, Table, interval_cell, level_order
 from hone.report.text import p_value, percent, tokens
 from hone.types import Interval
 
-#: Colours of models and runs, in order; more than these are in the tables only.
+#: Colours of models and runs, in order; further ones appear only in the tables.
 COLOURS = ("train", "before", "valid", "extra", "after", "muted")
-#: An outline of accuracies of single problems needs several samples of each.
+#: A histogram of the accuracies of single problems needs several samples of each.
 HISTOGRAM_SAMPLES = 4
 PUBLISHED = "published, not measured here"
 
@@ -48,7 +48,7 @@ def sampling_words(model: Measured) -> str:
 
 
 def some_ks(models: Sequence[Measured], most: int = 4) -> list[int]:
-    """k that every model allows: 1, the largest, and powers of two spread between."""
+    """Values of k that every model allows: 1, the largest, and powers of two in between."""
     ks = min((model.ks() for model in models), key=len)
     return sorted({ks[round(i * (len(ks) - 1) / (most - 1))] for i in range(most)}) if len(ks) > most else ks
 
@@ -73,7 +73,7 @@ def summary(models: Sequence[Measured]) -> Table:
 
 
 def differences(models: Sequence[Measured], key: str = "differences") -> Table | None:
-    """Each against the first, paired on the problems that both hold."""
+    """Each model against the first, paired on their common problems."""
     body, values = [], []
     first = models[0]
     for model in models[1:]:
@@ -95,7 +95,7 @@ def differences(models: Sequence[Measured], key: str = "differences") -> Table |
 
 
 def bare_p(value: float) -> str:
-    """For a column that is headed p."""
+    """A p-value for a column headed p."""
     return p_value(value).removeprefix("p ").removeprefix("= ")
 
 
@@ -156,7 +156,7 @@ def grouped(models: Sequence[Measured], column: str, key: str, caption: str, uni
 
 
 def gold(models: Sequence[Measured]) -> Table | None:
-    """Perplexity of the gold answers, and what it is of the first model's; None if they were not scored."""
+    """Perplexity of the gold answers, and its ratio to the first model's; None if they were not scored."""
     body, values = [], []
     for model, changed in gold_changes(models):
         cells = [gold_perplexity(gold_logprobs(model, column)) for column in (0, 1)]
@@ -181,7 +181,7 @@ def gold(models: Sequence[Measured]) -> Table | None:
 
 
 def not_integer(models: Sequence[Measured]) -> list[Measured]:
-    """The models on problems whose answer is not an integer; none if all or none are."""
+    """The models on problems whose answer is not an integer; empty if all or none are."""
     parts = [model.where(~np.isin(model.formats, ("integer", ""))) for model in models]
     return parts if all(0 < len(part) < len(model) for part, model in zip(parts, models)) else []
 
@@ -207,9 +207,9 @@ def knights(models: Sequence[Measured]) -> Table | None:
         named_values = {**other.values, "average": other.average}
         values += [(f"{other.model} ({PUBLISHED})", n, v, "", "", 100, "") for n, v in named_values.items()]
     caption = (
-        "Knights and knaves: accuracy by number of people, and the average in which every number of people counts the "
-        "same (of the numbers that were measured). Published rows are of other puzzles of the same kind and have no "
-        "interval; 100 puzzles mean about ±8 points at 80%."
+        "Knights and knaves: accuracy by number of people, and the average over the measured numbers of people, each "
+        "with equal weight. Published rows are from other puzzles of the same kind and have no interval; 100 puzzles "
+        "mean about ±8 points at 80%."
     )
     head = ("", *(f"{c} people" for c in columns), "Average", "Sampling")
     names = ("model", "people", "accuracy", "low", "high", "puzzles", "sampling")
@@ -217,7 +217,7 @@ def knights(models: Sequence[Measured]) -> Table | None:
 
 
 def regression(models: Sequence[Measured]) -> tuple[Table | None, list[str]]:
-    """OLS of per-problem accuracy on level and domain, a column per model; and why a model has none."""
+    """OLS of per-problem accuracy on level and domain, one column per model, and the reasons for missing ones."""
     fits: dict[str, dict[str, ols.Coefficient]] = {}
     notes = []
     for model in models:
@@ -244,7 +244,7 @@ def regression(models: Sequence[Measured]) -> tuple[Table | None, list[str]]:
         ]
     caption = (
         "Least squares of each problem’s accuracy on level and domain, one-hot without an intercept: coefficient, and "
-        "below it standard error, t and two-sided p. The coefficient of a domain is what the fit gives at level 0."
+        "below it standard error, t and two-sided p. The coefficient of a domain is the fitted accuracy at level 0."
     )
     columns = ("model", "variable", "coefficient", "standard_error", "t", "p_value", "problems")
     return Table("regression", caption, head, tuple(body), tuple(values), columns), notes
@@ -260,7 +260,8 @@ def _coefficient(c: ols.Coefficient | None) -> Cell:
 
 
 def ability_base(models: Sequence[Measured]) -> tuple[Measured, Measured, list[Measured]] | None:
-    """The first model that was sampled twice alike with other random numbers, its second sample, and the others."""
+    """The first model that was sampled twice with different seeds and otherwise equal settings, its second sample, and
+    the others."""
     for i, base in enumerate(models):
         for again in models[i + 1 :]:
             alike = dict(base.sampling) == dict(again.sampling) and base.seed != again.seed
@@ -271,7 +272,8 @@ def ability_base(models: Sequence[Measured]) -> tuple[Measured, Measured, list[M
 
 
 def new_ability(models: Sequence[Measured], colours: Mapping[str, str]) -> tuple[Table, list[Panel]] | None:
-    """What the base never solved: solved by the others, and by the base itself when sampled again."""
+    """New ability: problems that the base never solved, solved by the other models, and by the base when sampled
+    again."""
     sampled = ability_base(models)
     result = ability.new_ability(*sampled) if sampled else None
     if result is None or sampled is None:
@@ -288,8 +290,8 @@ def new_ability(models: Sequence[Measured], colours: Mapping[str, str]) -> tuple
             values.append((row.label, k, point.value, point.low, point.high, point.n))
     caption = (
         f"New ability: the {len(result.problems):,} of {result.of:,} problems that {base.label} never solved in "
-        f"{result.tries} samples. The first row is the same model with other random numbers, which is what luck alone "
-        f"gives; gains are over it, at k = {result.ks[-1]}."
+        f"{result.tries} samples. The first row is the same model with other random numbers, which shows what chance "
+        f"alone gives; gains are relative to it, at k = {result.ks[-1]}."
     )
     columns = ("", *(f"pass@{k}" for k in result.ks), "Gain", "p")
     table = Table("new-ability", caption, columns, tuple(body), tuple(values),

@@ -18,7 +18,7 @@ from hone.report.text import duration, escape, marked, percent, size, tokens
 from hone.types import Interval
 
 LEVEL_UNITS = {"knights": "number of people", "countdown": "count of numbers"}
-EVENTS_SHOWN = 60  # events listed before the rest is only counted
+EVENTS_SHOWN = 60  # events that are listed; the rest is counted
 
 
 def document(title: str, body: str) -> str:
@@ -48,7 +48,7 @@ def figure(inline_svg: str, note: str = "") -> str:
 
 
 def tiles(story: Story) -> str:
-    """Accuracy, length and reflection, before and after, large."""
+    """Large tiles with accuracy, length and reflection, before and after."""
     sides = [side for side in (story.before, story.after) if side]
     cards = [
         _tile("Accuracy", [(s.label, s.accuracy) for s in sides], percent, ""),
@@ -108,7 +108,7 @@ def _sample(side: Side, record: Row) -> str:
 
 
 def first_seen(occurrences: Iterable[reflection.Occurrence], looked_at: str) -> Table | None:
-    """When each kind of reflection was first seen in training."""
+    """A table of the first occurrence of each kind of reflection in training."""
     rows, values = [], []
     for o in occurrences:
         before = f"… {o.before}"
@@ -123,7 +123,7 @@ def first_seen(occurrences: Iterable[reflection.Occurrence], looked_at: str) -> 
 
 
 def made(run: RunRecord) -> str:
-    """Settings, seeds, versions, hardware, time: what it takes to do it again."""
+    """Settings, seeds, versions, hardware and time: what is needed to reproduce the run."""
     facts: list[tuple[str, str]] = []
     results = run.results
     if isinstance(results.get("seconds"), (int, float)):
@@ -205,7 +205,7 @@ def _facts(facts: list[tuple[str, str]]) -> str:
 
 
 def events(run: RunRecord) -> str:
-    """Warnings, then what else happened, then routine as counts, then what could not be read; each under its title."""
+    """Warnings, other events, counts of routine events, and unreadable files; each list with a title."""
     rows = [(str(event.get("kind", "?")), _event(run, stage, event)) for stage in run.stages for event in stage.events]
     counted = Counter(kind for kind, _ in rows if kind in ROUTINE)
     warnings = [line for kind, line in rows if kind in WARNINGS]
@@ -216,7 +216,7 @@ def events(run: RunRecord) -> str:
         if bad := stage.metrics.non_finite:
             unread.append(f"{stage.name}: a value that is not finite at {len(bad)} step(s), first at step {bad[0]}")
     routine = [f"{n:,} × {kind.replace('_', ' ')}" for kind, n in sorted(counted.items())]
-    lists = (("Warnings", warnings), ("Also happened", others), ("Routine", routine), ("Not as it should be", unread))
+    lists = (("Warnings", warnings), ("Also happened", others), ("Routine", routine), ("Problems", unread))
     return "\n".join(_event_list(title, lines) for title, lines in lists if lines)
 
 
@@ -242,9 +242,9 @@ def unfinished(run: RunRecord) -> str:
         if not stage.started:
             states.append(f"{stage.name} has not started")
         elif not stage.finished:
-            states.append(f"{stage.name} stands at {stage.steps_done:,}{f' of {planned:,}' if planned else ''} steps")
+            states.append(f"{stage.name} is at {stage.steps_done:,}{f' of {planned:,}' if planned else ''} steps")
     state = "; ".join(states) or "its results have not been written"
     return (
         '<div class="banner" role="note"><p><strong>This run is not finished:</strong> '
-        f"{escape(state)}. What follows is what there is so far.</p></div>"
+        f"{escape(state)}. This report shows its results so far.</p></div>"
     )

@@ -1,7 +1,7 @@
-"""Run folders as the report sees them: read once, streaming, whatever state they are in.
+"""Reads run folders for the report: once, streaming, and in any state.
 
-A line torn by a kill, a missing file or a stage that has not started is noted, never an error: a
-report of a run that went wrong is when a report is wanted most.
+A line torn by a kill, a missing file or a stage that has not started is noted, never an error: reports of failed runs
+are the most needed ones.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from hone.runs import layout, seal
 
 Row = dict[str, Any]
 
-#: Kinds of events that ask for a look, and those that happen in every run; the others are worth a line.
+#: Kinds of events that need attention, and those that occur in every run; others get a line each.
 WARNINGS = frozenset(
     {
         *("warning", "error", "non_finite", "collapse", "grad_spike", "update_skipped", "verifier", "no_signal"),
@@ -29,7 +29,7 @@ WARNINGS = frozenset(
 )
 ROUTINE = frozenset({"checkpoint", "zero_variance", "finished", "memory"})
 
-#: Damaged files that are named one by one.
+#: Damaged files that are named individually.
 MOST_NAMED = 10
 
 
@@ -71,7 +71,7 @@ class StageRecord:
     config: Row
     manifest: Row
     metrics: Metrics
-    seconds: dict[str, float]  # sums of timings.jsonl by name; "seconds" is the whole
+    seconds: dict[str, float]  # sums of timings.jsonl by name; "seconds" is the total
     events: list[Row]
     evals: list[Row]
     notes: list[str]  # what could not be read
@@ -121,7 +121,7 @@ class RunRecord:
     pipeline: bool
     stages: list[StageRecord]
     results: Row
-    goes_on_with: dict[str, str | None] = field(default_factory=dict)  # stage -> whose model it started from
+    goes_on_with: dict[str, str | None] = field(default_factory=dict)  # stage -> the stage whose model it started from
 
     @property
     def finished(self) -> bool:
@@ -131,7 +131,7 @@ class RunRecord:
         return [stage for stage in self.stages if stage.kind == kind and stage.metrics.steps]
 
     def line(self) -> list[StageRecord]:
-        """The stages that made the last model, one after the other: a teacher's are not among those of its student."""
+        """The chain of stages that led to the last model; those of a teacher are not part of its student's chain."""
         models = [stage for stage in self.stages if stage.kind != "generate"]
         if not self.goes_on_with or not models:
             return models
@@ -143,7 +143,7 @@ class RunRecord:
         return [stage for stage in models if stage.name in names]
 
     def reinforced(self) -> list[StageRecord]:
-        """Of these, the ones that were trained on what the model itself said."""
+        """The stages of `line` that trained the model on its own answers."""
         return [stage for stage in self.line() if stage.kind in ("rl", "distil") and stage.metrics.steps]
 
 
@@ -152,7 +152,8 @@ def load_run(folder: Path) -> RunRecord:
     folder = Path(folder)
     if not folder.is_dir():
         raise UserError(f"report: {folder} is not a folder; give the folder of a run, e.g. runs/demo")
-    notes: list[str] = damage(folder) if not (folder / "metrics.jsonl").exists() else []  # else `load_stage` looks
+    has_metrics = (folder / "metrics.jsonl").exists()  # then `load_stage` checks
+    notes: list[str] = [] if has_metrics else damage(folder)
     listed = _json(folder / "stages.json", notes)
     results = _json(folder / "results.json", notes)
     results = results if isinstance(results, dict) else {}
@@ -177,7 +178,7 @@ def load_run(folder: Path) -> RunRecord:
 
 
 def _is_eval(row: Row) -> bool:
-    """A task that grades nothing has no accuracy, and lengths like every other."""
+    """Whether a row is an evaluation's. Without grades a row has no accuracy, but it has lengths."""
     is_eval = isinstance(row.get("accuracy"), dict) or ("accuracy" not in row and "response_tokens" in row)
     return is_eval and isinstance(row.get("step", 0), (int, float))
 
@@ -245,7 +246,7 @@ def spread(files: list[tuple[int, Path]], limit: int) -> list[tuple[int, Path]]:
 
 
 def stream(files: list[tuple[int, Path]], byte_budget: int) -> Iterator[tuple[int, Row]]:
-    """(step, record) of rollout files in order, until about that many bytes have been read."""
+    """(step, record) of rollout files in order, until about `limit` bytes have been read."""
     for step, path in files:
         if byte_budget <= 0:
             return
@@ -256,9 +257,9 @@ def stream(files: list[tuple[int, Path]], byte_budget: int) -> Iterator[tuple[in
 
 
 def damage(folder: Path) -> list[str]:
-    """What is not as the run wrote it: said on the terminal, and in the report, which is made all the same.
+    """Damaged files, for messages on the terminal and in the report, which is made nevertheless.
 
-    Tokens are not looked at: no report reads them.
+    Tokens are not checked: no report reads them.
     """
     try:
         wrong = [f"{name} is damaged: {why}" for name, why in seal.faults(folder, without=("tokens", "skipped"))]

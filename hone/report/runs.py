@@ -1,4 +1,4 @@
-"""Several runs at once: which differ only in their seed, what else differs, and their curves over each other."""
+"""Comparison of runs: which differ only in their seed, their other differences, and their overlaid curves."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _SAME_ANYWAY = ("name", "runs", "seed")
 
 @dataclass(frozen=True)
 class Condition:
-    """Runs with the same settings, seeds aside."""
+    """Runs with the same settings except for the seed."""
 
     label: str
     runs: tuple[RunRecord, ...]
@@ -43,7 +43,7 @@ class Condition:
         return pairs
 
     def measured(self, label: str) -> list[Measured]:
-        """The samples of that evaluation, run by run; none where they are not there any more."""
+        """The samples of that evaluation, run by run; empty for runs whose samples are gone."""
         results = []
         for run, row in self.sides(label):
             stage = next(stage for stage in run.stages if row in stage.evals)
@@ -59,7 +59,7 @@ class Condition:
 
 
 def conditions(runs: Sequence[RunRecord]) -> list[Condition]:
-    """In the order given; runs whose settings differ in their seed alone are one."""
+    """Group runs whose settings differ only in their seed, in the order given."""
     groups: dict[str, list[RunRecord]] = {}
     for i, run in enumerate(runs):
         known = [stage.config for stage in run.stages if stage.config]
@@ -82,9 +82,9 @@ def _settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def different_settings(conditions: Sequence[Condition]) -> Table | None:
-    """A row per setting that is not the same everywhere."""
+    """A row per setting that differs between the runs."""
     runs = [condition.runs[0] for condition in conditions]
-    mixed = len({run.pipeline for run in runs}) > 1  # then a run of one stage is compared with the stage like it
+    mixed = len({run.pipeline for run in runs}) > 1  # then a run of one stage is compared with the corresponding stage
     flat = [
         {
             key if not run.pipeline or (mixed and run.reinforced() == [stage]) else f"{stage.name}.{key}": value
@@ -124,7 +124,7 @@ def _short(value: Any) -> str:
 
 
 def over_seeds(lines: Sequence[Timeline], column: str) -> tuple[Array, Array, Array | None, Array | None]:
-    """x, mean, and with several seeds their least and greatest value, of the smoothed curves."""
+    """x, mean, and with several seeds the lowest and highest value, of the smoothed curves."""
     by_step: list[dict[float, float]] = []
     for line in lines:
         if line.has(column):
@@ -142,7 +142,7 @@ def validation_over_seeds(lines: Sequence[Timeline]) -> tuple[Array, Array, Arra
 
 
 def _band(by_step: Sequence[Mapping[float, float]]) -> tuple[Array, Array, Array | None, Array | None]:
-    """At the steps that every seed has: a mean over fewer would jump where one ends."""
+    """Only at steps that every seed has: otherwise the mean would jump where one ends."""
     if not by_step:
         return np.array([]), np.array([]), None, None
     steps = sorted(set(by_step[0]).intersection(*by_step[1:]))
@@ -153,7 +153,7 @@ def _band(by_step: Sequence[Mapping[float, float]]) -> tuple[Array, Array, Array
     return x, table.mean(axis=0), table.min(axis=0), table.max(axis=0)
 
 
-#: (column, key, title, share): the story first, then the watch over training.
+#: (column, key, title, share): results first, then indicators of the health of training.
 OVERLAYS = (
     ("accuracy", "accuracy", "Training accuracy", True),
     ("validation", "validation", "Validation accuracy", True),
@@ -179,7 +179,7 @@ def overlays(conditions: Sequence[Condition]) -> list[Panel]:
     sft = all(stage.kind == "sft" for c in conditions for line in c.lines for stage in line.stages)
     resets = single_marks(conditions)
     for column, key, title, share in OVERLAYS:
-        if column == "loss" and not sft:  # in RL the value of the loss says nothing
+        if column == "loss" and not sft:  # in RL the value of the loss is not informative
             continue
         parts = []
         for condition, colour in shown:
@@ -205,7 +205,7 @@ def single_marks(conditions: Sequence[Condition]) -> tuple[Any, ...]:
 def _fewer(
     x: Array, y: Array, low: Array | None, high: Array | None
 ) -> tuple[Array, Array, Array | None, Array | None]:
-    """Every n-th of very many points: the curves are smooth already."""
+    """Every n-th point of very many: the curves are smooth already."""
     keep = slice(None, None, max(1, len(x) // single.OVERLAY_POINTS))
     return x[keep], y[keep], None if low is None else low[keep], None if high is None else high[keep]
 
@@ -225,7 +225,7 @@ def over_runs(values: Sequence[float]) -> Interval | None:
 
 
 def outcome_table(conditions: Sequence[Condition]) -> Table | None:
-    """Accuracy before and after by condition, and each seed's."""
+    """Accuracy before and after training, by condition and by seed."""
     body, values = [], []
     for condition in conditions:
         sides = {
@@ -269,7 +269,8 @@ def _seeds_cell(accuracies: Sequence[Row]) -> Cell:
 
 
 def pooled(condition: Condition, label: str = "after") -> Measured | None:
-    """All seeds of a condition as one model: their samples of a problem together. None if no samples are there."""
+    """All seeds of a condition as one model, which pools their samples of each problem. None if there are no
+    samples."""
     parts = condition.measured(label)
     if not parts:
         return None

@@ -1,4 +1,4 @@
-"""Where figures and tables go: into the page, and beside it as files."""
+"""Places figures and tables: in the page, and next to it as files."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def write(path: Path, text: str) -> None:
 
 
 class Sheet:
-    """A page in the making; figures are saved as .svg, .png and .csv, tables as .csv, .md and .tex."""
+    """A page under construction; figures are saved as .svg, .png and .csv, tables as .csv, .md and .tex."""
 
     def __init__(self, out: Path) -> None:
         self.out = out
@@ -33,7 +33,7 @@ class Sheet:
         return page.figure(rendered.inline, panel.note)
 
     def flow(self, panels: Iterable[Panel]) -> str:
-        """Small figures beside each other, as many as fit."""
+        """Place small figures side by side, as many as fit."""
         placed = "".join(self.place(panel) for panel in panels)
         return f'<div class="figures">{placed}</div>' if placed else ""
 

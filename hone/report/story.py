@@ -1,7 +1,7 @@
 """The results of a run in words: the evaluations before and after training, compared.
 
-The words follow the numbers. A fall is called a fall, and a difference whose interval holds zero is
-not called a rise.
+The words follow the numbers: a fall is called a fall, and a difference whose interval contains zero is not called a
+rise.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from hone.types import Interval
 
 @dataclass(frozen=True)
 class Side:
-    """One evaluation: its row, and what its samples add."""
+    """One evaluation: its row, and its samples."""
 
     label: str  # "before" | "after"
     row: Row
@@ -54,7 +54,8 @@ class Story:
 
 
 def tell(run: RunRecord) -> Story:
-    """The first evaluation called `before` and the last called `after`, of RL stages if there are any."""
+    """The story of a run: its first evaluation called `before` and its last called `after`, of RL stages if there are
+    any."""
     before, after = _find(run, "before"), _find(run, "after")
     comparison = None
     if before and after:
@@ -101,7 +102,7 @@ def _side(label: str, row: Row, stage: StageRecord | None) -> Side:
 
 
 def _mean(recorded: Any, groups: list[list[float]], tolerance: float) -> Interval | None:
-    """The recorded mean; with an interval if the samples are there and give the same mean."""
+    """The recorded mean; with an interval if the samples exist and have the same mean."""
     if not isinstance(recorded, (int, float)):
         return stats.accuracy(groups) if groups else None
     if groups:
@@ -112,7 +113,7 @@ def _mean(recorded: Any, groups: list[list[float]], tolerance: float) -> Interva
 
 
 def verb(comparison: stats.Comparison | None, before: float, after: float) -> str:
-    """rose | fell | did not measurably change: by the interval of the difference where there is one."""
+    """rose | fell | did not measurably change: by the interval of the difference, if there is one."""
     if comparison and comparison.difference.low <= 0 <= comparison.difference.high:
         return "did not measurably change"
     return "rose" if after > before else "fell" if after < before else "did not change"
@@ -150,7 +151,7 @@ def sentences(run: RunRecord, story: Story) -> Iterator[str]:
 
 
 def _by_reward(before: Side | None, after: Side | None) -> Iterator[str]:
-    """For a task that grades nothing."""
+    """Sentences for a task without a grader."""
     for side in (before, after):
         if side is not None and "reward/mean" in side.row:
             split = str(side.row.get("split", "held-out"))
@@ -181,7 +182,7 @@ def _difference(comparison: stats.Comparison | None) -> str:
     points = f"{100 * d.value:+.1f} percentage points ({100 * d.low:+.1f} to {100 * d.high:+.1f})".replace(
         "-", "\N{MINUS SIGN}"
     )
-    same = f"{d.n:,} problems that both evaluations hold" if d.n > 1 else "one problem that both evaluations hold"
+    same = f"{d.n:,} problems of both evaluations" if d.n > 1 else "one problem of both evaluations"
     return f"The difference is {points}; {p_value(comparison.p_value)}, {comparison.method}, paired on the {same}."
 
 
@@ -199,14 +200,14 @@ def _changes(before: Side, after: Side) -> Iterator[str]:
 
 
 def _moved(a: Interval, b: Interval, up: str, down: str, same: str) -> str:
-    """Without overlap of the intervals it moved; with, it stayed close. Unknown intervals: by the values."""
+    """ "rose" or "fell" if the intervals do not overlap, else "stayed close"; without intervals, by the values."""
     if b.value == a.value or (b.low <= a.high and a.low <= b.high):
         return same + ("," if same else "")
     return up if b.value > a.value else down
 
 
 def sample_problems(story: Story, limit: int = 5) -> list[tuple[str, str]]:
-    """(problem id, why it is shown): mended ones first, but also failures, to avoid showing only the best."""
+    """(problem id, why it is shown): newly solved ones first, but also failures, to avoid showing only the best."""
     before, after = story.before, story.after
     if not before or not after:
         side = before or after

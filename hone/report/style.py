@@ -1,12 +1,12 @@
 """How a report looks: its colours, shared by page and figures, and its style sheet.
 
-The four data colours keep apart for every common form of colour blindness (they also differ in
-lightness), and have a contrast of at least 4.5 to the paper, light and dark.
+The four data colours are distinguishable with every common form of colour blindness (they also differ in lightness),
+and have a contrast of at least 4.5 to the light and the dark background.
 """
 
 from __future__ import annotations
 
-#: Also the colours in the figures; the page replaces them by variables of the same names.
+#: Also used in the figures; the page replaces them by variables of the same names.
 LIGHT: dict[str, str] = {
     "ink": "#1b2430",
     "muted": "#566270",

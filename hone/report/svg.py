@@ -1,8 +1,8 @@
 """matplotlib figures as files and as SVG that lives inside a page.
 
-Inline SVG takes its colours and font from the page (so that it follows dark mode), has ids of its
-own (several figures share one document) and carries a title and a description for screen readers.
-The same figure always gives the same bytes.
+Inline SVG takes its colours and font from the page (so that it follows dark mode), has unique ids (several figures
+share one document) and carries a title and a description for screen readers. The same figure always gives the same
+bytes.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def render(figure: Figure, key: str, title: str, description: str, dpi: int = 16
 
 
 def _clean(source: str, key: str) -> tuple[str, str]:
-    """What stands inside the <svg> element, made small, and its view box."""
+    """The content of the <svg> element, minified, and its view box."""
     opening = re.search(r'<svg[^>]*viewBox="([^"]+)"[^>]*>', source)
     if opening is None:
         raise ValueError("render: matplotlib wrote an SVG without a viewBox; its format has changed")
@@ -116,7 +116,7 @@ def _font(match: re.Match[str]) -> str:
 
 
 def _themed(body: str) -> str:
-    """Literal colours become the page's variables."""
+    """Replace literal colours by the page's variables."""
     for name, colour in LIGHT.items():
         body = body.replace(colour, f"var(--{name})")
     return body.replace("#ffffff", "var(--paper)")  # the inside of hollow marks

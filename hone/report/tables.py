@@ -1,4 +1,4 @@
-"""Tables once as data, then as HTML, CSV and Markdown."""
+"""Tables as data, rendered as HTML, CSV, Markdown and LaTeX."""
 
 from __future__ import annotations
 
@@ -15,25 +15,25 @@ from hone.report.text import escape, marked, percent, tokens
 from hone.types import VERIFIER_FAILURES, Interval
 
 _NUMBER = re.compile(r"[+-]?\d+(\.\d+)?([eE][+-]?\d+)?")
-SMALL_N = 30  # below this an interval is so wide that the cell is marked
+SMALL_N = 30  # cells with fewer problems are marked, since their intervals are wide
 
 
 @dataclass(frozen=True)
 class Cell:
     text: str
     below: str = ""  # a second, smaller line
-    marked: tuple[int, int] | None = None  # a part of the text to point out
+    marked: tuple[int, int] | None = None  # a part of the text to emphasise
 
 
 @dataclass(frozen=True)
 class Table:
-    """The first column heads its row."""
+    """A table; the first column holds the row headers."""
 
     key: str
     caption: str
     columns: tuple[str, ...]
     rows: tuple[tuple[Cell, ...], ...]
-    values: tuple[tuple[Any, ...], ...]  # the same unformatted, long form, for the .csv
+    values: tuple[tuple[Any, ...], ...]  # the same values unformatted, in long form, for the .csv
     value_columns: tuple[str, ...]
     prose: tuple[int, ...] = ()  # columns that hold sentences: aligned left and wrapped
 
@@ -80,7 +80,7 @@ def _pipes(cells: Iterable[str]) -> str:
     return "| " + " | ".join(escaped) + " |"
 
 
-#: All that is special to LaTeX; a model's name must not be able to run a command.
+#: Characters that are special in LaTeX; a model's name must not run a command.
 _LATEX = {
     **{c: f"\\{c}" for c in "&%$#_{}"},
     "\\": r"\textbackslash{}",
@@ -108,7 +108,7 @@ def to_csv(columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
 
 
 def _inert(value: Any) -> Any:
-    """Text that a spreadsheet would run as a formula is quoted, blanks before it and wide signs included."""
+    """Quote text that a spreadsheet would run as a formula, also after blanks and with full-width signs."""
     if not isinstance(value, str):
         return value
     text = visible(value)
@@ -135,7 +135,7 @@ def to_interval(value: Any) -> Interval | None:
 
 
 def level_order(levels: Iterable[str]) -> list[str]:
-    """Numbers by size, then the rest by name."""
+    """Sort key: numbers by size, then the rest by name."""
     return sorted(set(levels), key=lambda s: (0, float(s), s) if s.replace(".", "", 1).isdigit() else (1, 0.0, s))
 
 
@@ -162,7 +162,7 @@ def level_table(rows: Sequence[tuple[str, Mapping[str, Any]]], unit: str) -> Tab
 
 
 def verdict_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table | None:
-    """What became of every sample, in shares; counts are turned into shares."""
+    """Shares of the verdicts on all samples."""
     order = ("correct", "wrong", "malformed", "truncated", *sorted(VERIFIER_FAILURES))
     seen = {str(name) for _, verdicts in rows for name in verdicts}
     names = [name for name in order if name in seen] + sorted(seen.difference(order))
@@ -182,7 +182,7 @@ def verdict_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table | None
 def summary_table(
     rows: Sequence[tuple[str, Interval | None, float | None, float | None, float | None, str]],
 ) -> Table | None:
-    """One row per evaluation: accuracy, truncation, tokens, reflection, how it was sampled."""
+    """One row per evaluation: accuracy, truncation, tokens, reflection, sampling."""
     if not rows:
         return None
     body, values = [], []

@@ -1,4 +1,4 @@
-"""Text that was not written by us, made safe to print: escaped, and nothing in it invisible."""
+"""Makes untrusted text safe for a page: escapes it, and makes invisible characters visible."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from hone.base.visible import visible
 
 
 def escape(text: object) -> str:
-    """For element content and for quoted attributes; nothing in it is invisible or markup."""
+    """Escape text for element content and quoted attributes, and make invisible characters visible."""
     return html.escape(visible(text), quote=True)
 
 
 def marked(text: str, spans: Iterable[tuple[int, int, str]], limit: int = 6000) -> str:
-    """Escaped text with the spans in <mark>; its middle is left out, and that said, beyond `limit` characters."""
+    """Escaped text with the spans in <mark>; beyond `limit` characters its middle is left out, with a note."""
     if len(text) > limit:
         head, tail = limit * 2 // 3, limit // 3
         cut = (
@@ -46,7 +46,7 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def number(value: float) -> str:
-    """Three significant digits or so, thousands separated."""
+    """About three significant digits, with thousands separators."""
     if not math.isfinite(value):
         return str(value)
     if value == int(value) and abs(value) < 1e15:
@@ -77,6 +77,6 @@ def size(num_bytes: float) -> str:
 
 
 def plain_ascii_key(text: str) -> str:
-    """A file name or an id made of a label."""
+    """A file name or an id made from a label."""
     folded = unicodedata.normalize("NFKD", text).encode("ascii", "ignore").decode()
     return re.sub(r"[^a-z0-9]+", "-", folded.lower()).strip("-") or "x"

@@ -1,4 +1,4 @@
-"""Why an answer got its reward: what the parser read, what each part gave, and the verdict in words.
+"""Why an answer got its reward: what the parser read, the score of each part, and the verdict in words.
 
     why = why_of(row, {"outcome": 1.0, "format": 0.2})      # a row of rollouts/step_N.jsonl, weights of reward.parts
     why.pieces          # [("<think>", "tag"), ("2 + 2", "thinking"), ..., ("4", "answer"), ...]: the whole text
@@ -60,14 +60,14 @@ def why_of(row: Mapping[str, Any], weights: Mapping[str, float]) -> Why:
 
 
 def part_scores(row: Mapping[str, Any], weights: Mapping[str, float]) -> list[PartScore]:
-    """Every weighted part, then what was only recorded."""
+    """Every weighted part, then the parts that were only recorded."""
     values = row["parts"] if isinstance(row.get("parts"), Mapping) else {}
     names = dict.fromkeys([*weights, *map(str, values)])
     return [PartScore(name, _number(values.get(name)), weights.get(name)) for name in names]
 
 
 def pieces(text: str, extracted: object = None) -> list[tuple[str, str]]:
-    """The text cut where the parser cut it.
+    """The text, split as the parser splits it.
 
     >>> pieces("<answer>4</answer>")
     [('<answer>', 'tag'), ('4', 'answer'), ('</answer>', 'tag')]
@@ -79,15 +79,15 @@ def pieces(text: str, extracted: object = None) -> list[tuple[str, str]]:
         answer = (start, start + len(extracted.strip())) if start >= 0 else None
     kinds = [(*span, kind) for span, kind in ((answer, "answer"), (thinking, "thinking")) if span is not None]
     edges = sorted({0, len(text), *(edge for start, end, _ in (*marks, *kinds) for edge in (start, end))})
-    found = []
+    labelled = []
     for start, end in pairwise(edges):
         kind = next((kind for low, high, kind in (*marks, *kinds) if low <= start and end <= high), "")
-        found.append((text[start:end], kind))
-    return found
+        labelled.append((text[start:end], kind))
+    return labelled
 
 
 def groups_of(rows: list[dict[str, Any]]) -> list[list[dict[str, Any]]]:
-    """Rows of a step by group: the same problem, with rising index."""
+    """Rows of a step by group: consecutive rows of the same problem, with rising index."""
     groups: list[list[dict[str, Any]]] = []
     for row in rows:
         last = groups[-1][-1] if groups else {}
@@ -107,7 +107,7 @@ def _verdict(row: Mapping[str, Any], text: str) -> list[str]:
         wrong = [f"{tag} is missing" if n == 0 else f"{tag} occurs {n} times" for tag, n in counts.items() if n != 1]
         sentences += [f"Of the expected tags, {', '.join(wrong)}."] if wrong else ["The tags are not in order."]
     if row.get("note"):
-        sentences.append(f"The verifier says: {row['note']}")
+        sentences.append(f"The verifier reports: {row['note']}")
     return sentences
 
 

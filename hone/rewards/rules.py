@@ -71,8 +71,8 @@ class EnvironmentReward(Part):
 
     @staticmethod
     def _value(episode: Episode) -> float | None:
-        given = [*(step.reward for step in episode.steps), episode.reward]
-        values = [value for value in given if value is not None]
+        rewards = [*(step.reward for step in episode.steps), episode.reward]
+        values = [value for value in rewards if value is not None]
         return sum(values) if values else None
 
 

@@ -127,7 +127,7 @@ class Checkpoints:
 
     def _newest(self) -> Path | None:
         """The newest intact checkpoint; damaged ones after it are removed."""
-        there = checkpoint.found(self._folder)
+        there = checkpoint.saved_steps(self._folder)
         report = lambda message: self._writer.event("checkpoint_damaged", message)  # noqa: E731
         good = checkpoint.newest_good(self._folder, report, self._writer.folder / "resets")
         if there and good is None:

@@ -77,11 +77,11 @@ def at_step(target: str) -> Path:
     run, _, which = target.rpartition("@")
     if path.exists() or not run or "/" in which:
         return path
-    from hone.learn.checkpoint import found, step_of
+    from hone.learn.checkpoint import saved_steps, step_of
 
     folder = Path(run).expanduser()
-    trained = [sub for sub in seal.stage_folders(folder) if found(sub / "checkpoints")]
-    saved = {step_of(p): p for sub in trained[-1:] for p in found(sub / "checkpoints")}
+    trained = [sub for sub in seal.stage_folders(folder) if saved_steps(sub / "checkpoints")]
+    saved = {step_of(p): p for sub in trained[-1:] for p in saved_steps(sub / "checkpoints")}
     if not saved:
         raise UserError(f"{target}: {folder} has no checkpoints; give a run, or leave out @{which}")
     steps = ", ".join(map(str, sorted(saved)))

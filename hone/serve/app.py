@@ -50,7 +50,7 @@ class GenerationJob:
     requests: list[Request]
     answers: list[Answer]  # [P * n]
     scores: bool  # keep log-probs
-    answer: Choice  # makes a whole choice
+    answer: Choice  # makes a complete choice
     piece: Choice  # makes a piece of a stream
     drop: bool = False  # drop the token: none was requested, but the engine samples at least one
 

@@ -81,7 +81,7 @@ class Guard:
     def _too_large(self, length: str) -> ApiError | None:
         if not length.isdigit() or int(length[:20]) <= self.most:
             return None
-        return ApiError(f"the body has {length[:20]} bytes; {self.most} are the most: send less at once", 413)
+        return ApiError(f"the body has {length[:20]} bytes; at most {self.most} are allowed: send less at once", 413)
 
     def _bounded(self, receive: Receive) -> Receive:
         size, whole = 0, False

@@ -74,7 +74,7 @@ class ServedModel:
 
 
 def load_served(target: str, overrides: Sequence[str] = (), checkpoint: Path | None = None) -> ServedModel:
-    """Load it. Raises UserError (or ConfigError) if it does not exist or has no trained model yet."""
+    """Load a model. Raises UserError (or ConfigError) if it does not exist or has no trained model yet."""
     stage, path, recipe = resolve(target, overrides, checkpoint)
     task = make_task(stage.task, stage.seed) if recipe else None
     date = date_for(Path(stage.runs) / stage.name)

@@ -74,9 +74,9 @@ class _CommonRequest(BaseModel):
         if "" in value:
             raise ValueError("a stop string must have at least one character")
         if len(value) > MAX_STOPS:
-            raise ValueError(f"{len(value)} stop strings; {MAX_STOPS} are the most")
+            raise ValueError(f"{len(value)} stop strings; at most {MAX_STOPS} are allowed")
         if longest := max((len(stop) for stop in value if len(stop) > MAX_STOP_LENGTH), default=0):
-            raise ValueError(f"a stop string of {longest} characters; {MAX_STOP_LENGTH} are the most")
+            raise ValueError(f"a stop string of {longest} characters; at most {MAX_STOP_LENGTH} are allowed")
         return value
 
     def settings(self, default: SamplingConfig, max_tokens: int) -> SamplingConfig:
@@ -173,14 +173,15 @@ def check_amount(
     `echoed`: tokens of the echoed prompts. `max_tokens`: the sum over the prompts. `scores`: log-probs per token.
     """
     if prompts * params.n > MAX_SAMPLES:
-        message = f"{prompts} prompts with n {params.n}: {prompts * params.n} answers; {MAX_SAMPLES} are the most"
+        message = f"{prompts} prompts with n {params.n}: {prompts * params.n} answers; at most {MAX_SAMPLES} are "
+        "allowed"
         raise ApiError(f"{message}: send several requests", param="n")
     tokens = (echoed + max_tokens) * params.n
     if tokens > MAX_TOKENS:
-        message = f"up to {tokens} tokens are requested; {MAX_TOKENS} are the most: lower max_tokens or n"
+        message = f"up to {tokens} tokens are requested; at most {MAX_TOKENS} are allowed: lower max_tokens or n"
         raise ApiError(message, param="max_tokens")
     if tokens * scores > MAX_SCORES:
-        message = f"up to {tokens * scores} log-probs are requested; {MAX_SCORES} are the most"
+        message = f"up to {tokens * scores} log-probs are requested; at most {MAX_SCORES} are allowed"
         raise ApiError(f"{message}: lower logprobs, max_tokens or n", param="logprobs")
 
 

@@ -116,7 +116,7 @@ def _answer(model: ServedModel, core: Core, messages: Sequence[Mapping[str, str]
 
 @contextlib.contextmanager
 def _interrupt() -> Iterator[threading.Event]:
-    """Within the block, Ctrl-C only sets the event: a running step must not be interrupted."""
+    """Context manager in which Ctrl-C only sets the event: a running step must not be interrupted."""
     interrupted = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield interrupted  # only the main thread may handle signals

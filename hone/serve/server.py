@@ -51,7 +51,7 @@ def settings(app: Any) -> uvicorn.Config:
     from uvicorn.protocols.http.h11_impl import H11Protocol
 
     class Impatient(H11Protocol):
-        """Closes a connection without a complete request in time: uvicorn itself would wait forever."""
+        """Closes connections that send no complete request in time; uvicorn itself would wait forever."""
 
         _resting: Any = None  # the exchange that was already complete at the last check
 

@@ -45,7 +45,7 @@ def check(folder: Path) -> tuple[list[str], int]:
         rows = jsonl.read(sub / "ledger.jsonl")
         prompts = sum(len(row.get("problems", ())) for row in rows)
         steps = len({row.get("step") for row in rows})
-        saved = len(checkpoint.found(sub / "checkpoints"))
+        saved = len(checkpoint.saved_steps(sub / "checkpoints"))
         lines.append(f"{sub}: {steps} steps, {prompts} prompts, {saved} checkpoints: {len(problems)} faults")
         lines += [f"  {fault}" for fault in problems]
         count += len(problems)
@@ -61,7 +61,7 @@ def faults(folder: Path) -> Iterator[str]:
     metrics = jsonl.read(folder / "metrics.jsonl")
     if [row.get("step") for row in metrics] != list(range(len(metrics))):
         yield "metrics.jsonl: a step is missing, repeated, or out of order"
-    for saved in checkpoint.found(folder / "checkpoints"):
+    for saved in checkpoint.saved_steps(folder / "checkpoints"):
         if problem := checkpoint.fault(saved):
             yield f"{saved.name}: {problem}"
     if "config.resolved.json" in damaged:
@@ -72,7 +72,7 @@ def faults(folder: Path) -> Iterator[str]:
         yield "ledger.jsonl: missing; the run began with a version of hone that did not write it"
         return
     (recipe,) = load(folder / "config.resolved.json", check_files=False).stages
-    places.use(folder)  # which `load` without a check of files forgets
+    places.use(folder)  # `load` without a check of files forgets it
     known = {row["step"] for row in metrics}
     ledger = [row for row in ledger if row["step"] in known]  # a resumed run drops rows of an interrupted step
     expected = _examples(recipe, folder, len(metrics)) if recipe.stage == "sft" else _draws(recipe, ledger, metrics)
@@ -206,7 +206,7 @@ def _export_adapter(folder: Path, out: Path) -> str:
     from hone.model import lora, shards
     from hone.model.saving import CONFIG, add_older_keys
 
-    if not lora.is_adapter(folder) and folder.name == "model":  # the end of a run has both
+    if not lora.is_adapter(folder) and folder.name == "model":  # a finished run has both
         folder = folder.parent / "adapter"
     if not lora.is_adapter(folder):
         raise UserError(f"{folder}: no adapter there; the run trained all weights, so leave out --adapter")

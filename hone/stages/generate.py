@@ -39,19 +39,19 @@ from hone.tasks.base import Task
 from hone.tasks.rows.task import canonical
 from hone.types import VERIFIER_FAILURES, Problem, Rollout, Turn
 
-Key = tuple[int, int]  # (place of the problem in the split, sample)
+Key = tuple[int, int]  # (index of the problem in the split, sample)
 Row = Mapping[str, Any]
 
 DATASET = "dataset.jsonl"
 
 
 class Teacher(Protocol):
-    """Answers problems."""
+    """Something that answers problems."""
 
-    name: str  # where it is
+    name: str  # its path or address
 
     def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
-        """The wanted samples in batches, in the order in which they are complete."""
+        """The wanted samples in batches, in the order of completion."""
         ...
 
 
@@ -75,10 +75,10 @@ def train(recipe: GenerateStage, folder: Path, model: ModelConfig) -> None:
         paths[0].parent.mkdir(exist_ok=True)
         return [finished(path, name, problems, shard) for path, shard in zip(paths, shards, strict=True)]
 
-    done = world.on_main(there_already, "the answers that are there already")
+    done = world.on_main(there_already, "the answers that exist already")
     total, there = len(problems) * samples, sum(map(len, done))
     if there:
-        writer.event("resumed", f"{there} of {total} answers are there already")
+        writer.event("resumed", f"{there} of {total} answers exist already")
     teacher: Teacher | None = None
     with Track("generate", total, there, world.main) as progress:
         for i, (path, shard, have) in enumerate(zip(paths, shards, done, strict=True)):
@@ -137,7 +137,7 @@ def graded(
 
 
 def fill(path: Path, rows: Iterable[Row], progress: Track) -> None:
-    """Append the rows to a shard, each as it comes."""
+    """Append rows to a shard as they arrive."""
     correct = 0
     for row in rows:
         jsonl.append(path, row)
@@ -185,7 +185,7 @@ def reject(rows: Sequence[Row], keep: str, seed: int) -> list[Row]:
 
 
 def counts(rows: Sequence[Row], kept: Sequence[Row]) -> dict[str, dict[str, int]]:
-    """By level, and over `all`: problems, solved problems, answers, correct and kept answers."""
+    """Level (and `all`) -> numbers of problems, solved problems, answers, correct and kept answers."""
     result: dict[str, dict[str, int]] = {}
     for level in [*sorted({row["level"] for row in rows}), "all"]:
         of = [row for row in rows if level in (row["level"], "all")]
@@ -224,7 +224,7 @@ def dataset_row(row: Row, problem: Problem) -> dict[str, Any]:
         "prompt": [dict(message) for message in problem.messages],
         "completion": [{"role": "assistant", "content": row["text"]}],
         **{key: row[key] for key in ("problem_id", "level", "domain", "index", "tokens", "teacher")},
-        "canonical": canonical(problem),  # to hold problems out: the same puzzle may occur with other names
+        "canonical": canonical(problem),  # identifies problems to hold out: the same puzzle may occur with other names
     }
 
 

@@ -55,7 +55,7 @@ def guard(
         writer.event(
             "update_skipped",
             f"step {step}: {stats.metrics['skipped']:.0f} of {len(updates)} updates had a loss or gradient that is not "
-            f"finite and left the weights alone; the batch is in {path}. {_culprits(stats, samples)}",
+            f"finite and did not change the weights; the batch is in {path}. {_culprits(stats, samples)}",
             step,
             file=name,
         )
@@ -87,8 +87,8 @@ def guard_rewards(writer: RunWriter, step: int, groups: Sequence[Group], watch: 
     lost = [sum(row.get(f"verdict/{kind}", 0.0) for kind in VERIFIER_FAILURES) for row in writer.history]
     if len(lost) >= watch.max_unscored and min(lost[-watch.max_unscored :]) > 0.999:
         raise UserError(
-            f"{writer.folder}: not one sample had a reward in {watch.max_unscored} steps in a row "
-            f"(watch.max_unscored): {message}. When the verifier works again, go on with --resume"
+            f"{writer.folder}: no sample had a reward in {watch.max_unscored} steps in a row "
+            f"(watch.max_unscored): {message}. When the verifier works again, continue with --resume"
         )
 
 
@@ -113,7 +113,7 @@ def no_signal(groups: Sequence[Group], algo: AlgoConfig) -> str:
 
 
 def skipped_in_a_row(history: Sequence[Mapping[str, Any]]) -> int:
-    """The number of last steps with a skipped update; steps without an update are passed over."""
+    """The number of consecutive last steps with a skipped update, ignoring steps without an update."""
     tried = [row for row in history if row.get("trained_tokens") != 0]
     return len(list(takewhile(lambda row: bool(row.get("skipped")), reversed(tried))))
 

@@ -1,10 +1,10 @@
-"""THE training loop: reinforcement learning, sampled in step or one update ahead, and on-policy distillation.
+"""THE training loop: reinforcement learning, sampling in the step or one update ahead, and on-policy distillation.
 
     hone train RECIPE            with `stage: rl` or `stage: distil`
 
 One step: serve the current weights, draw problems, sample a group of answers to each, reward them, turn them into a
 batch, update. *When* groups are sampled is a `Source`, *what* they teach is a `Signal`. Everything random is keyed by
-(seed, step), so a run that was cut continues exactly where it was.
+(seed, step), so an interrupted run continues exactly where it was.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from hone.stages.stage import Stage
 def train(stage: Stage) -> None:
     """Train the stage's policy, from the beginning or from the run's last checkpoint.
 
-    Raises `hone.base.stop.Interrupted` after saving, if the user asked to stop; UserError if rollouts do not come
-    within their time limit, or if student and teacher do not read the same tokens.
+    Raises `hone.base.stop.Interrupted` after saving, if the user asked to stop; UserError if rollouts exceed their time
+    limit, or if student and teacher do not use the same tokens.
     """
     recipe, run, policy, curriculum, signal = stage.recipe, stage.run, stage.policy, stage.curriculum, stage.signal
     writer = run.writer

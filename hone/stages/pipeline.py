@@ -2,8 +2,8 @@
 
 runs/NAME/                 a recipe of one stage: its run folder
 runs/NAME/base/            the from-scratch model, if the recipe asks for `tiny`
-runs/NAME/STAGE/           with `stages:`, one run folder each, its own `base` in it if it begins another model
-runs/NAME/stages.json      which stages there are, and where
+runs/NAME/STAGE/           with `stages:`, one run folder each, with its own `base` in it if it starts a new model
+runs/NAME/stages.json      the stages and their folders
 runs/NAME/results.json     evaluations, seconds and peak memory
 """
 
@@ -45,7 +45,7 @@ def train_loop(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
 
 STAGES = {"sft": sft.train, "rl": train_loop, "generate": generate.train, "distil": train_loop}
 
-#: What is measured of a session.
+#: The measurements of a session.
 MEASURED = ("seconds", "cpu_seconds", "peak_rss_bytes")
 
 
@@ -70,16 +70,16 @@ def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapp
                     train_stage(recipe, stage, folder, sub, World.from_env(stage.parallel))
             world.on_main(lambda: write_results(folder, stages), "the results")
             if world.main:
-                print(f"{folder} is done; look at it: hone report {folder}", file=sys.stderr)
+                print(f"{folder} is done; to view it: hone report {folder}", file=sys.stderr)
     world.close()
     return folder
 
 
 def checked(recipe: Recipe | Pipeline, resume: bool = False) -> list[dict[str, str]]:
-    """The findings of the preflight, which stands before `run` and touches nothing.
+    """The findings of the preflight, which precedes `run` and changes nothing.
 
-    With `resume` the stages that are complete are passed over, except for the last, which may go on.
-    Raises UserError for what makes the run impossible.
+    With `resume`, complete stages are skipped, except for the last, which may be extended. Raises UserError if the run
+    is impossible.
     """
     stages = stages_of(recipe)
     done = len(complete_stages(stages, Path(recipe.runs) / recipe.name)) if resume else 0
@@ -88,9 +88,9 @@ def checked(recipe: Recipe | Pipeline, resume: bool = False) -> list[dict[str, s
 
 def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Path, world: World) -> None:
     """One stage of the run in `folder`."""
-    # A stage that comes first, or alone, has the base of the whole run.
+    # The first stage uses the base of the whole run.
     base = folder / "base" if sub == stages_of(recipe)[0][1] else folder / sub / "base"
-    model = world.on_main(lambda: str(first_model(stage, folder / sub, base)), "the model to begin with")
+    model = world.on_main(lambda: str(first_model(stage, folder / sub, base)), "the initial model")
     sinks = stage.sinks if world.main else ()
     name = f"{recipe.name}-{sub}" if sub.parts else recipe.name
     with copying(folder / sub, sinks, name), explained(stage, folder / sub, world):
@@ -98,9 +98,9 @@ def train_stage(recipe: Recipe | Pipeline, stage: Recipe, folder: Path, sub: Pat
 
 
 def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
-    """Prepare the run folder; returns the number of stages that are done already, None if the run is finished.
+    """Prepare the run folder; returns the number of stages that are already done, None if the run is finished.
 
-    Settings with which it cannot continue are refused before anything is touched, as `checked` does with the rest.
+    Settings with which it cannot continue are refused before anything is changed.
     """
     todo = prepared(recipe, folder, resume)
     if todo is None:
@@ -129,7 +129,8 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
 
 
 def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | None:
-    """What there is to do in a run folder, without changing it; prints a message and returns None if it is finished.
+    """What remains to be done in a run folder, without changing it; prints a message and returns None if it is
+    finished.
 
     Raises UserError for settings with which a run cannot continue.
     """
@@ -158,8 +159,8 @@ def how_to_go_on(folder: Path, world: World) -> Iterator[None]:
         if not world.main:
             raise
         how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
-        saved = stop if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved counts"
-        print(f"{saved}. Go on with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
+        saved = stop if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved is kept"
+        print(f"{saved}. Continue with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
         raise
 
 

@@ -118,7 +118,8 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 
 
 def _episodes(rollouts: Sequence[Rollout]) -> dict[str, float]:
-    """Of rollouts with several turns: how many, how they ended, branches, tool calls, and what environments log."""
+    """Metrics of rollouts with several turns: their number, ends, branches, tool calls, and the environments' own
+    metrics."""
     if not any(len(r.turns) > 1 or r.episode.end not in ("done", "max_tokens") for r in rollouts):
         return {}
     episodes = [r.episode for r in rollouts]
@@ -137,7 +138,7 @@ def _episodes(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _accuracy(rewards: Sequence[Reward]) -> dict[str, float]:
-    """`accuracy` of the graded samples: NaN if a verifier failed on all, no column for a task that grades nothing."""
+    """`accuracy` of the graded samples: NaN if a verifier failed on all, no column for a task without a grader."""
     graded = [r.verdict == "correct" for r in rewards if r.verdict not in NOT_GRADED]
     if not graded and any(r.verdict == "ungraded" for r in rewards):
         return {}

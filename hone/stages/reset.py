@@ -2,7 +2,7 @@
 
     hone reset runs/mine      # requests one: after the step in progress, or when the run is resumed
 
-    reset.request             written by `hone reset`: {"id": ...}; each request is followed once
+    reset.request             written by `hone reset`: {"id": ...}; each request is granted once
     resets/reset_001/         the merged model at the first reset: the reference from then on, and the base of the next
                               adapter, also for a resumed run; with checksums, as a checkpoint
 
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from hone.types import MicroBatch
 
 
-#: The largest change of a log-prob in a reset, in float32, where only the order of sums changes.
+#: The largest allowed change of a log-prob in a reset, in float32, in which only the order of sums changes.
 TOLERANCE = 1e-3
 
 Why = dict[str, Any]  # {"why": "asked" | "step" | "stagnates" | "declines", ...}

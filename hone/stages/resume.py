@@ -31,7 +31,7 @@ Stages = Sequence[tuple[Recipe, Path]]
 
 @dataclass(frozen=True)
 class Todo:
-    """What a start has to do."""
+    """What a start of a run has to do."""
 
     done: int  # number of stages that are complete
     reopened: int | None = None  # steps of the last stage, if it is complete and is extended
@@ -113,10 +113,10 @@ def check_going_on(stage: Recipe, folder: Path) -> None:
     if before is None:
         return
     check_possible(changes(before, stage.model_dump(mode="json"), ELSEWHERE), folder)
-    saved = checkpoint.found(folder / "checkpoints")
+    saved = checkpoint.saved_steps(folder / "checkpoints")
     done = checkpoint.step_of(saved[-1]) if saved else 0
     if stage.stage in ("rl", "distil") and stage.steps < done:
-        raise UserError(f"{folder}: steps: {stage.steps}, but {done} are done already; give {done} or more")
+        raise UserError(f"{folder}: steps: {stage.steps}, but {done} are already done; give {done} or more")
 
 
 def more(before: dict[str, Any], stage: Recipe) -> bool:
@@ -133,17 +133,17 @@ def more(before: dict[str, Any], stage: Recipe) -> bool:
 def extension(before: dict[str, Any], stage: Recipe, changed: Sequence[Change], folder: Path) -> list[str]:
     """Messages for a finished stage that is extended."""
     old = Recipe.model_validate(chosen(before))
-    lines = [f"{folder} was finished and goes on: {', '.join(map(str, changed))}"]
+    lines = [f"{folder} was finished and continues: {', '.join(map(str, changed))}"]
     if old.updates is not None and stage.updates is not None:
         change = longer(stage.optim, old.updates, stage.updates)
         lines += [change] if change else []
     if stage.stage == "rl" and stage.reset.on_stagnation is not None:
-        lines.append(f"reset.on_stagnation was not looked at before step {old.steps}, which was the last")
+        lines.append(f"reset.on_stagnation was not checked before step {old.steps}, the last step")
     return lines
 
 
 def damage(folder: Path) -> list[str]:
-    """What is damaged of a finished stage although nothing that is still computed depends on it: a line, or none.
+    """A line on damage of a finished stage that does not affect what remains to be computed; empty if there is none.
 
     Raises UserError if its model is damaged.
     """
@@ -151,7 +151,9 @@ def damage(folder: Path) -> list[str]:
     faults = [*seal.faults(folder), *seal.folder_faults(folder, without=("model",))]
     listed = "; ".join(f"{name} ({fault})" for name, fault in faults[:5])
     more = f" and {len(faults) - 5} more" if len(faults) > 5 else ""
-    return [f"{folder}: damaged, but nothing that is still computed depends on it: {listed}{more}"] if faults else []
+    return (
+        [f"{folder}: damaged, but nothing that remains to be computed depends on it: {listed}{more}"] if faults else []
+    )
 
 
 def steps_of(folder: Path) -> int:

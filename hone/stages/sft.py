@@ -48,13 +48,13 @@ class Supervised:
     recipe: Recipe
     policy: Policy
     run: Run
-    examples: list[list[Sample]]  # to train on; several samples where the history of a conversation is rewritten
+    examples: list[list[Sample]]  # to train on; several samples if the history of a conversation is rewritten
     held_out: list[Sample]  # for the validation loss
     steps: int
 
     @classmethod
     def load(cls, recipe: Recipe, folder: Path, model: ModelConfig) -> Supervised:
-        """Raises UserError if there are no examples, or if the model cannot be trained on them."""
+        """Load everything. Raises UserError if there are no examples, or if the model cannot be trained on them."""
         world, task = World.from_env(recipe.parallel), make_task(recipe.task, recipe.seed)
         data = examples(recipe, task, folder)
         steps = num_steps(recipe, data)
@@ -143,7 +143,7 @@ def metrics(stats: StepStats) -> dict[str, float | str]:
 
 
 def num_steps(recipe: Recipe, data: Examples) -> int:
-    """Raises UserError if there are fewer examples than one step takes."""
+    """The number of steps. Raises UserError if there are fewer examples than one step needs."""
     size, count = len(data.train), recipe.sft.examples_per_step
     steps = recipe.sft.epochs * size // count
     if not steps:
@@ -155,7 +155,7 @@ def num_steps(recipe: Recipe, data: Examples) -> int:
 
 
 def validation_due(recipe: Recipe, step: int, steps: int, size: int) -> bool:
-    """Whether the validation loss is measured after a step: every so many steps, or at the end of an epoch.
+    """Whether the validation loss is measured after a step: every `validate_every` steps, or at the end of an epoch.
 
     `steps`: of the stage; `size`: number of examples.
     """
@@ -169,7 +169,7 @@ def validation_due(recipe: Recipe, step: int, steps: int, size: int) -> bool:
 
 
 def to_samples(example: Example, episodes: Episodes) -> list[Sample]:
-    """Tokenise an example: one sample, or of several turns one for each chain.
+    """Tokenise an example: one sample, or with several turns one per chain.
 
     Raises UserError for an answer that cannot follow the prompt of this model.
     """

@@ -28,12 +28,12 @@ if TYPE_CHECKING:
 class Signal(Protocol):
     """Turns the groups of a step into the batch that the policy learns from."""
 
-    part: ClassVar[str]  # what the seconds of `batch` are counted as
+    part: ClassVar[str]  # the part of a step to which the seconds of `batch` count
 
     def batch(self, sampled: Sampled) -> Batch: ...
 
     def note(self, log: StepLog) -> str:
-        """What the progress line says of a step."""
+        """The note on a step in the progress line."""
         ...
 
 
@@ -57,7 +57,7 @@ class RewardSignal:
 
 
 class TeacherSignal:
-    """Advantages are how much likelier a token is to the teacher than to the student; rewards are only recorded."""
+    """A token's advantage is log p_teacher - log p_student; rewards are only recorded."""
 
     part: ClassVar[str] = "teacher"
 
@@ -73,12 +73,12 @@ class TeacherSignal:
 
 
 def make_signal(recipe: LoopStage, teacher: str | None, folder: Path, policy: Policy) -> Signal:
-    """The signal of the stage's kind. Raises UserError if student and teacher do not read the same tokens."""
+    """The signal of the stage's kind. Raises UserError if student and teacher do not use the same tokens."""
     if recipe.stage == "distil" and teacher is not None:
         return TeacherSignal(policy, load_teacher(teacher, recipe.model, folder, policy))
     return RewardSignal(policy)
 
 
 def make_packer(recipe: TrainedStage, world: World) -> Packer:
-    """The packer of a stage, for all of its processes."""
+    """The packer of a stage, for all its processes."""
     return Packer(recipe.tokens_per_microbatch, recipe.share_prompts, parts=world.data)

@@ -39,17 +39,17 @@ from hone.types import Group
 
 @dataclass(frozen=True, slots=True)
 class Sampled:
-    """The rewarded groups of one step, and how they came about."""
+    """The rewarded groups of one step, and how they were sampled."""
 
     step: int
-    settings: RLStage  # that they were sampled with, and are trained on with
+    settings: RLStage  # of sampling and of training on them
     groups: list[Group]  # to train on
-    replaced: list[Group]  # without a reward difference; others were sampled in their place
+    replaced: list[Group]  # without a reward difference, replaced by others
     drawn: list[list[str]]  # ids of the problems, by round
     shares: Mapping[str, float]  # curriculum/LEVEL -> share of the level
     costs: Mapping[str, float]  # of the reward, such as requests to a judge
-    seconds: Mapping[str, float]  # by part, in which the loop waited
-    beside: Mapping[str, float] = field(default_factory=dict)  # seconds by part, in which the loop went on
+    seconds: Mapping[str, float]  # seconds by part, in which the loop waited
+    beside: Mapping[str, float] = field(default_factory=dict)  # seconds by part, in which the loop continued
     staleness: int | None = None  # updates between the oldest weights that sampled and the policy; None: always 0
 
     @property
@@ -58,23 +58,24 @@ class Sampled:
 
 
 class Source(Protocol):
-    """Where the groups of a step come from. Use as a context manager around the loop."""
+    """Samples the groups of a step. Use as a context manager around the loop."""
 
     def settle(self) -> None:
-        """Returns when no sampling is in flight: the weights may change now."""
+        """Wait until no sampling is in flight, so that the weights may change."""
         ...
 
     def groups(self, step: int) -> Sampled:
-        """The groups of `step`; every step is requested once, in order."""
+        """The groups of `step`; steps are requested once each, in order."""
         ...
 
 
 @dataclass(frozen=True)
 class Sampler:
-    """Draws the problems of a step, samples a group of answers to each, and rewards them. Runs in any one thread."""
+    """Draws the problems of a step, samples a group of answers to each, and rewards them. Used by one thread at a
+    time."""
 
     phases: Phases[RLStage]
-    policy: Policy  # whose hard resets decide which settings hold
+    policy: Policy  # whose hard resets determine which settings are active
     curriculum: Curriculum
     episodes: Episodes
     engine: Engine
@@ -131,7 +132,7 @@ class Sampler:
         else:
             missing = settings.prompts_per_step - sum(not is_zero_variance(group_rewards(g)) for g in before)
             problems = self.curriculum.draw_others(step, round, missing, without={g.problem.id for g in before})
-        if not problems:  # the curriculum has no other problems now
+        if not problems:  # the curriculum has no other problems
             return []
         answers = self.episodes.sample(
             problems,
@@ -183,8 +184,8 @@ class Prefetch:
             self._ready = future.result(self._timeout)
         except FutureTimeout:
             raise UserError(
-                f"the rollouts of step {step} did not come within {self._timeout:.0f} s, which is what the time-outs "
-                "of the engine allow; look at its log"
+                f"the rollouts of step {step} took more than {self._timeout:.0f} s, which the time-outs of the engine "
+                f"allow; see its log"
             ) from None
         self._waited = perf_counter() - started
 
@@ -226,7 +227,7 @@ def make_source(
 
 
 def time_limit(rollout: RolloutConfig, refill_rounds: int) -> float:
-    """Time limit for the rollouts of a step, seconds, with all restarts and refills that may happen."""
+    """Time limit for the rollouts of a step, in seconds, including all possible restarts and refills."""
     server = rollout.vllm if rollout.engine == "vllm" else rollout.sglang
     once = server.request_timeout + server.sync_timeout + server.start_timeout
     return (1 + refill_rounds) * (1 + server.restarts) * once

@@ -1,4 +1,4 @@
-"""What a training stage is made of: loaded from its recipe once, before the loop begins."""
+"""The parts of a training stage, loaded from its recipe once, before the loop begins."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Stage:
     """The parts of a stage that samples (`rl`, `distil`)."""
 
     recipe: Recipe
-    model: ModelConfig  # where its model is
+    model: ModelConfig  # path of its model
     phases: Phases[Recipe]
     world: World
     task: Task
@@ -51,9 +51,9 @@ class Stage:
 
     @classmethod
     def load(cls, recipe: Recipe, folder: Path, model: ModelConfig) -> Stage:
-        """Everything that can be wrong with a recipe shows here, before the first step.
+        """Load everything, so that errors in a recipe are raised before the first step.
 
-        `model`: where the stage's model is now; the run records the recipe's own.
+        `model`: the current path of the stage's model; the run records the path in the recipe.
         """
         phases = Phases(recipe)
         start = phases.at(0, 0)
@@ -70,7 +70,7 @@ class Stage:
         engine = make_engine(recipe.rollout, policy, folder, run.writer.event)
 
         def reward(settings: RewardConfig) -> Composed:
-            # A teacher's log-probs teach, not rewards: they are only recorded.
+            # In distillation, rewards are only recorded.
             return make_reward(settings if recipe.stage == "rl" else RewardConfig(), task, answerer)
 
         episodes = make_episodes(recipe, renderer, world)
@@ -83,19 +83,21 @@ class Stage:
         return "RL" if self.recipe.stage == "rl" else self.recipe.stage
 
     def held_out_reward(self, settings: RLStage) -> Composed | None:
-        """What evaluations compute beside the accuracy; None where rewards do not teach."""
+        """The reward that evaluations compute in addition to the accuracy; None if the stage does not learn from
+        rewards."""
         return self.sampler.reward_of(settings) if self.recipe.stage == "rl" else None
 
     def state(self, synced: Mapping[str, float]) -> dict[str, float]:
-        """Where the run stands in a step: the check of the weights, and the hard resets before it."""
+        """Columns of the metrics that describe the run in a step: the check of the weights, and the hard resets before
+        it."""
         resets = {"reset": float(len(self.policy.resets))} if self.recipe.stage == "rl" else {}
         return {**synced, **resets}
 
 
 def load_policy(phases: Phases[Recipe], model: ModelConfig, curriculum: Curriculum, world: World) -> Policy:
-    """The policy that a run starts with; a reference is kept if any of its phases has a KL penalty.
+    """The initial policy of a run; it keeps a reference if any phase has a KL penalty.
 
-    Raises UserError if a later phase asks for layers, targets or levels that are not there.
+    Raises UserError if a later phase needs layers, targets or levels that do not exist.
     """
     start, all_phases = phases.at(0, 0), [phases.merged(lines) for lines in phases.sets()]
     for phase in all_phases:
@@ -111,12 +113,12 @@ def load_policy(phases: Phases[Recipe], model: ModelConfig, curriculum: Curricul
 
 
 def load_frozen(phases: Phases[Recipe], model: ModelConfig, system: str) -> Answerer | None:
-    """The answerer of the perplexity reward, if any phase has that. Raises UserError if they name different ones."""
+    """The answerer of the perplexity reward, if any phase uses it. Raises UserError if phases name different ones."""
     rewards = [phases.merged(lines).reward for lines in phases.sets()]
     asking = {r.perplexity.answerer: r for r in rewards if "perplexity" in r.parts}
     if len(asking) > 1:
         raise UserError(
-            f"schedule: reward.perplexity.answerer is {' and then '.join(asking)}; one run has one answerer: name the "
-            "same in every line, or make two stages"
+            f"schedule: reward.perplexity.answerer is {' and then '.join(asking)}; a run has only one answerer: name "
+            f"the same in every line, or use two stages"
         )
     return load_answerer(next(iter(asking.values()), rewards[0]), model, phases.recipe.prompt, system)

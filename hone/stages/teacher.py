@@ -1,9 +1,9 @@
-"""On-policy distillation: a teacher says of every token of the student's own answers how likely it was.
+"""On-policy distillation: a teacher scores every token of the student's own answers.
 
-Minimised is the reverse KL of the student to the teacher, token by token: the advantage of a token is
+It minimises the reverse KL of the student to the teacher, token by token: the advantage of a token is
 log p_teacher - log p_student (Agarwal et al., On-Policy Distillation of Language Models, arXiv:2306.13649; Lu et al.,
-On-Policy Distillation, thinkingmachines.ai/blog/on-policy-distillation, 2025). What a token does to the tokens after it
-is not counted (a discount of 0). Answers are graded only for the record.
+On-Policy Distillation, thinkingmachines.ai/blog/on-policy-distillation, 2025). A token's effect on later tokens is not
+counted (a discount of 0). Grades are only recorded.
 """
 
 from __future__ import annotations
@@ -68,7 +68,8 @@ def teacher_advantages(
     """The samples with A_t = log p_teacher - log p_student of each trained token; both [S] arrays [Lc].
 
     With the loss -A_t * log p_student, A_t held fixed, the gradient expected at a token is that of the KL of the
-    student's distribution there to the teacher's: what is missing from A_t, a constant, has none (arXiv:2306.13649).
+    student's distribution there to the teacher's: the constant that is missing from A_t has an expected gradient of
+    zero (arXiv:2306.13649).
     """
     return with_advantages(samples, [t - s for s, t in zip(student, teacher, strict=True)])
 

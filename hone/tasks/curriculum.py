@@ -124,9 +124,9 @@ class Curriculum:
             order = np.argsort(keys)
             order = order[weights[order] > 0]
         candidates = (self.problems[int(i)] for i in order)
-        found = list(islice((problem for problem in candidates if problem.id not in without), count))
-        self._rounds.setdefault(step, []).append([problem.id for problem in found])
-        return found
+        others = list(islice((problem for problem in candidates if problem.id not in without), count))
+        self._rounds.setdefault(step, []).append([problem.id for problem in others])
+        return others
 
     def taken(self, step: int) -> list[list[str]]:
         """Ids of the problems drawn for a step, round by round. Call it once per step: they are then forgotten."""

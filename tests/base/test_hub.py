@@ -57,7 +57,7 @@ def test_a_hub_that_refuses_is_within_reach(server: str) -> None:
 
 def test_offline_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    with pytest.raises(UserError, match="HF_HUB_OFFLINE forbids to ask the hub; unset it, or wait"):
+    with pytest.raises(UserError, match="HF_HUB_OFFLINE forbids asking the hub; unset it, or wait"):
         hub.require("x", "wait")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")

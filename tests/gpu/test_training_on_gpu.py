@@ -193,7 +193,7 @@ def test_what_a_checkpoint_holds_is_of_the_moment_it_was_taken(
     writer.begin(lambda: checkpoint.write(tmp_path, snapshot))
     updates(policy, seed=2)
     writer.wait()
-    (path,) = checkpoint.found(tmp_path)
+    (path,) = checkpoint.saved_steps(tmp_path)
     policy.restore(path, checkpoint.read_state(path)["policy"])
     assert all(torch.equal(a, b) for a, b in zip(policy.optimizer.stepped(), then, strict=True))
 

@@ -146,7 +146,7 @@ def test_ctrl_c_stops_the_workers_after_saving(cluster: Any, tmp_path: Path) -> 
     process.send_signal(signal.SIGINT)
     out, _ = process.communicate(timeout=300)
     assert process.returncode == 130, out
-    assert "Go on with" in out
+    assert "Continue with" in out
     assert not jsonl.read(run / "rl" / "events.jsonl")[-1]["kind"].startswith("worker")
 
 

@@ -216,7 +216,7 @@ def test_before_the_time_ends_the_run_saves_and_is_queued_again(folder: Path, be
     assert process.returncode == code, err
     assert [(folder / f"{rank}.saved").read_text() for rank in range(4)] == ["1"] * 4
     assert (folder / "requeued").exists() == (code == 0)
-    assert ("Go on with: sbatch" in err) == (code == 75)
+    assert ("Continue with: sbatch" in err) == (code == 75)
 
 
 def test_a_notice_that_finds_nothing_to_save_queues_the_job_again(folder: Path) -> None:
@@ -241,7 +241,7 @@ def test_a_cancelled_job_saves_and_is_not_queued_again(folder: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=60)
     assert process.returncode == 75
-    assert "saved; not queued again: Slurm says COMPLETING. Go on with: sbatch" in err
+    assert "saved; not queued again: Slurm says COMPLETING. Continue with: sbatch" in err
     assert [(folder / f"{rank}.saved").read_text() for rank in range(4)] == ["1"] * 4
     assert not (folder / "requeued").exists()
 
@@ -282,7 +282,7 @@ def test_it_is_submitted(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert slurm.run(job()) == 0
     err = capsys.readouterr().err
     assert "Submitted batch job 77: runs/mine/slurm.sbatch" in err
-    assert "launch.slurm.gpus: 1 for each worker, since there is no sinfo here that could tell" in err
+    assert "launch.slurm.gpus: 1 for each worker, since there is no sinfo here to tell" in err
     fake.write_text("#!/bin/bash\necho 'sbatch: error: invalid partition specified: gpu' >&2\nexit 1\n")
     with pytest.raises(
         UserError, match=r"sbatch refuses runs/mine/slurm.sbatch: .*: gpu. On a cluster without GPUs, .*slurm.gpus=0"

@@ -329,7 +329,7 @@ def test_old_checkpoints_are_pruned_and_leftovers_replaced(folder: Path, tmp_pat
     (tmp_path / ".writing_000003" / "torn").write_text("x")
     for step in (1, 2, 3):
         checkpoint.save(tmp_path, step, policy, keep=2)
-    assert [p.name for p in checkpoint.found(tmp_path)] == ["step_000002", "step_000003"]
+    assert [p.name for p in checkpoint.saved_steps(tmp_path)] == ["step_000002", "step_000003"]
     assert not list(tmp_path.glob(".writing*"))
     assert not (tmp_path / "step_000003" / "torn").exists()
 

@@ -31,7 +31,7 @@ def test_show(data, run):  # noqa: F811
     assert "What is 1 plus 2?\nanswer: 3\n\ntest:\n3 problems\nquestion: median 5, 95% 23, most 23 words\n" in out
     assert "columns: question = question, answer = answer" in err
     assert "train: 1 of 12 problems left out" in err
-    assert "train: 1 of 11 problems left out, they are in test" in err
+    assert "train: 1 of 11 problems left out, since they are in test" in err
 
 
 def test_show_counts_tokens_of_a_model(data, run, tmp_path_factory):  # noqa: F811
@@ -57,7 +57,7 @@ def test_check_names_rows_that_cannot_be_used(data, run):  # noqa: F811
     write_rows("bad.jsonl", rows)
     code, out, _ = run("data", "check", "bad.jsonl")
     assert code == 1
-    assert "    row 3: column problem: '' is no question" in out
+    assert "    row 3: column problem: '' is not a question" in out
     assert "its own answer '???' is wrong" in out
     assert run("data", "check", "countdown", "task.train=5", "task.test=2", "task.validation=2")[0] == 0
 

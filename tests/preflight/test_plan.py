@@ -216,7 +216,7 @@ def test_data_that_was_not_downloaded_is_assumed_and_no_hub_is_asked(monkeypatch
     monkeypatch.setattr(datasets, "load_dataset", load_dataset)
     found = lengths_of(load("perplexity-full"))  # type: ignore[arg-type]
     assert found.prompt == 512
-    assert "prompts of at most 512 tokens, as the data cannot be read here: " in found.assumptions[0]
+    assert "prompts of at most 512 tokens, since the data cannot be read here: " in found.assumptions[0]
     assert before == (datasets.config.HF_HUB_OFFLINE, huggingface_hub.constants.HF_HUB_OFFLINE)
 
 

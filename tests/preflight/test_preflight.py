@@ -72,7 +72,7 @@ VERBS = {"train": ["train"], "dry run": ["train", "--dry-run"], "check": ["check
         ("rollout.engine=sglang", "has no sglang; install it there"),
         ("task.test=0", "the test split is empty; give it a size"),
         ("task.train=0", "the train split is empty; give it a size, e.g. task.train=1000"),
-        ("curriculum.kind=adaptive", "the training problems have one level only; use uniform"),
+        ("curriculum.kind=adaptive", "the training problems have only one level; use uniform"),
         ("sampling.max_tokens=2040", "are more than the 2048 positions of the model; set sampling.max_tokens to"),
         ("rollout.engine=vllm rollout.vllm.url=http://127.0.0.1:9", "no usable server"),
         ("stage=sft sft.data=odd.jsonl", "odd.jsonl"),
@@ -96,7 +96,7 @@ def test_what_a_run_cannot_do_is_said_by_all_three(folder, verb, override, messa
     [
         (
             "none",
-            "no value for any: 36 of 36 samples have no reward and were left out: 36 x verifier_error (none:",
+            "a value for none of them: 36 of 36 samples have no reward and were left out: 36 x verifier_error (none:",
         ),
         ("raises", "it has no value for any"),
         ("short", "mine.py:short: gave 1 rewards for 6 completions"),

@@ -46,7 +46,7 @@ def test_a_dry_run(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
     small = TinyConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, mlp_size=16)
     tiny.create(tmp_path / "model", small, ["2 + 2 = 4"] * 8, 0)
     (tmp_path / "model" / "chat_template.jinja").write_text(TEMPLATE)
-    rows = [{"question": f"How many legs have {n} cats?", "answer": f"So #### {4 * n}"} for n in range(40)]
+    rows = [{"question": f"How many legs do {n} cats have?", "answer": f"So #### {4 * n}"} for n in range(40)]
     (tmp_path / "rows").mkdir()
     jsonl.write(tmp_path / "rows" / "train.jsonl", rows)
     given = [f"model={tmp_path / 'model'}", f"task.source={tmp_path / 'rows'}", "task.test=4", "task.validation=4"]

@@ -117,7 +117,7 @@ def test_the_page_of_several_runs(three: list[Path], tmp_path: Path) -> None:
     assert page.headings[0] == 1
     assert "grpo against rloo" in page.text
     assert "not measurably different from grpo on the same 200 problems" in page.text  # the same made-up evaluations
-    assert "bands reach from the least to the greatest seed" in page.text
+    assert "bands span the lowest to the highest seed" in page.text
     assert [i for i in page.ids if i in ("outcome", "curves", "settings")] == ["outcome", "curves", "settings"]
     names = {p.name for p in path.parent.iterdir()}
     assert {"entropy.svg", "entropy.png", "entropy.csv", "outcome.csv", "outcome.md", "outcome.tex"} <= names

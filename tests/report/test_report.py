@@ -214,7 +214,7 @@ def test_an_unfinished_run_says_so(rl_run: Callable[..., Path], tmp_path: Path) 
     with (folder / "metrics.jsonl").open("a") as file:
         file.write('{"step": 34, "acc')  # killed while writing
     text = Page(build(folder).read_text()).text
-    assert "This run is not finished: cut stands at 34 of 120 steps" in text
+    assert "This run is not finished: cut is at 34 of 120 steps" in text
     assert "metrics.jsonl: 1 unreadable line left out" in text
     assert "Before training, the model solves" in text
 

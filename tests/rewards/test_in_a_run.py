@@ -82,7 +82,7 @@ def test_failures_are_left_out_counted_and_shown(recipe, tmp_path):
 def test_a_run_in_which_nothing_has_a_reward_stops_and_can_go_on(recipe, capsys):
     Path("mine.py").write_text("def f(completions): raise RuntimeError('no licence')")
     changes = ["reward.parts={mine.py:f: 1.0}", "steps=9", "checkpoint.every=1"]
-    with pytest.raises(UserError, match=r"not one sample had a reward in 3 steps in a row .*RuntimeError: no licence"):
+    with pytest.raises(UserError, match=r"no sample had a reward in 3 steps in a row .*RuntimeError: no licence"):
         pipeline.run(load(recipe, changes))
     folder = Path("runs/small")
     assert len(jsonl.read(folder / "metrics.jsonl")) == 3

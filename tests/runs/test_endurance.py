@@ -177,7 +177,7 @@ def test_the_best_on_validation_stays(tmp_path: Path) -> None:
 def test_what_is_by_another_name_is_no_checkpoint(tmp_path: Path) -> None:
     for name in ("step_000002", "step_999999", "step_1000000", "step_000002_kept"):
         (tmp_path / name).mkdir()
-    assert [p.name for p in checkpoint.found(tmp_path)] == ["step_000002", "step_999999", "step_1000000"]
+    assert [p.name for p in checkpoint.saved_steps(tmp_path)] == ["step_000002", "step_999999", "step_1000000"]
     checkpoint.drop_newer(tmp_path, tmp_path / "step_999999")
     checkpoint.prune(tmp_path, keep=1)
     assert sorted(p.name for p in tmp_path.iterdir()) == ["step_000002_kept", "step_999999"]

@@ -49,14 +49,14 @@ def assert_refused(response: httpx.Response, status: int, text: str) -> None:
 @pytest.mark.parametrize(
     ("ask", "text"),
     [
-        ({"stop": ["x"] * 17}, "17 stop strings; 16 are the most"),
-        ({"stop": [str(i) for i in range(20_000)]}, "20000 stop strings; 16 are the most"),
-        ({"stop": "y" * 257}, "a stop string of 257 characters; 256 are the most"),
-        ({"prompt": ["a"] * 2000, "n": 128}, "2000 prompts with n 128: 256000 answers; 1024 are the most"),
-        ({"prompt": ["a"] * 33, "n": 32}, "1056 answers; 1024 are the most"),
+        ({"stop": ["x"] * 17}, "17 stop strings; at most 16 are allowed"),
+        ({"stop": [str(i) for i in range(20_000)]}, "20000 stop strings; at most 16 are allowed"),
+        ({"stop": "y" * 257}, "a stop string of 257 characters; at most 256 are allowed"),
+        ({"prompt": ["a"] * 2000, "n": 128}, "2000 prompts with n 128: 256000 answers; at most 1024 are allowed"),
+        ({"prompt": ["a"] * 33, "n": 32}, "1056 answers; at most 1024 are allowed"),
         ({"max_tokens": 10**12}, "max_tokens"),
-        ({"n": 1024, "max_tokens": 5000}, "5120000 tokens are requested; 4194304 are the most"),
-        ({"n": 1000, "max_tokens": 200, "logprobs": 20}, "4200000 log-probs are requested; 200000 are the most"),
+        ({"n": 1024, "max_tokens": 5000}, "5120000 tokens are requested; at most 4194304 are allowed"),
+        ({"n": 1000, "max_tokens": 200, "logprobs": 20}, "4200000 log-probs are requested; at most 200000 are allowed"),
         ({"prompt": [[5] * 100] * 500, "n": 2, "max_tokens": 1, "echo": True, "logprobs": 1}, ""),
         ({"prompt": "a" * 100_000}, "100000 characters do not fit the model's context of 256 tokens"),
         ({"prompt": [5] * 200_000 + [True]}, "give a text, a list of texts"),
@@ -94,7 +94,7 @@ def test_a_body_may_not_be_too_large_whether_it_says_so_or_not(url: str) -> None
         said.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 5000000000\r\n\r\n")
         answer = whole(said)
     assert b" 413 " in answer.splitlines()[0]
-    assert b"4194304 are the most" in answer
+    assert b"at most 4194304 are allowed" in answer
     with connected(url) as chunked:
         chunked.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n")
         try:

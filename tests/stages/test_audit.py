@@ -172,7 +172,7 @@ def load_at(folder: Path) -> dict[str, torch.Tensor]:
 def test_a_damaged_checkpoint_is_not_exported(whole: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     shutil.copytree(whole, run)
-    newest = checkpoint.found(run / "checkpoints")[-1]
+    newest = checkpoint.saved_steps(run / "checkpoints")[-1]
     (newest / "model" / "config.json").write_text("{}")
     with pytest.raises(UserError, match=r"is damaged \(model/config.json differs from its checksum\); export another"):
         runs.export(f"{run}@{checkpoint.step_of(newest)}", tmp_path / "out")
@@ -219,7 +219,7 @@ def test_sigterm_in_the_middle_of_sampling_loses_no_finished_step(
     cancel_timers(before)
     assert stopped.value.code == 75
     assert stopped.value.step == 3
-    assert "Go on with" in capsys.readouterr().err
+    assert "Continue with" in capsys.readouterr().err
     run = tmp_path / "runs" / "small"
     assert (run / "checkpoints" / "step_000003").exists()
     pipeline.run(recipe(tmp_path), resume=True)

@@ -48,7 +48,7 @@ def _distinct(name: str, split: str, problems: Sequence[Problem], form: Form, li
         seen.setdefault(form(problem), problem)
     if len(seen) < len(problems):
         more = len(problems) - len(seen)
-        lines.append(f"{name}: {split}: {more} of {len(problems)} problems left out, there are others like them")
+        lines.append(f"{name}: {split}: {more} of {len(problems)} problems left out as duplicates")
     return list(seen.values())
 
 
@@ -60,7 +60,9 @@ def _without(
         forms = {form(problem) for problem in theirs}
         kept = [problem for problem in left if form(problem) not in forms]
         if len(kept) < len(left):
-            lines.append(f"{label}: {len(left) - len(kept)} of {len(left)} problems left out, they are in {split}")
+            lines.append(
+                f"{label}: {len(left) - len(kept)} of {len(left)} problems left out, since they are in {split}"
+            )
         left = kept
     return left
 

@@ -150,7 +150,7 @@ def test_a_course_changes_on_the_way_and_goes_on_reading_where_it_was() -> None:
 def test_levels_that_are_not_there() -> None:
     with pytest.raises(UserError, match=r"curriculum.weights: no training problem has level 4; levels: 2, 3, 10"):
         course(kind="mixture", weights={"4": 1})
-    with pytest.raises(UserError, match="the training problems have one level only; use uniform"):
+    with pytest.raises(UserError, match="the training problems have only one level; use uniform"):
         Curriculum(PROBLEMS[:3], 0, CurriculumConfig(kind="adaptive"))
 
 

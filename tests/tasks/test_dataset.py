@@ -191,7 +191,7 @@ def test_faulty_rows_are_counted_and_named(tmp_path):
     rows = [*sums(2), *({"question": question, "answer": answer} for question, answer in bad)]
     with pytest.raises(
         UserError,
-        match=r"jsonl row 3: column question: ' ' is no question; repair or remove it\n\(and 2 more rows; hone",
+        match=r"jsonl row 3: column question: ' ' is not a question; repair or remove it\n\(and 2 more rows; hone",
     ):
         task_of(tmp_path, rows).problems("train")
 
@@ -234,13 +234,13 @@ def test_every_kind_of_file_is_read(tmp_path):
 @pytest.mark.parametrize(
     "name, text, message",
     [
-        ("a.csv", "question,answer\na\n", r"a\.csv:2: another number of fields"),
-        ("a.csv", "question,answer\na,1,2\n", r"a\.csv:2: another number of fields"),
-        ("a.json", '[{"a": 1}, 2]', r"entry 2 of the list is no JSON object"),
+        ("a.csv", "question,answer\na\n", r"a\.csv:2: not as many fields"),
+        ("a.csv", "question,answer\na,1,2\n", r"a\.csv:2: not as many fields"),
+        ("a.json", '[{"a": 1}, 2]', r"entry 2 of the list is not a JSON object"),
         ("a.json", '[{"a": 1},', r"a\.json:1: not JSON"),
         ("a.jsonl", "{", r"a\.jsonl:1: not JSON"),
-        ("a.jsonl", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", r"a\.jsonl:1: not JSON that can be read"),
-        ("a.jsonl", '{"a": 1}\n{"a": ' + "9" * 5000 + "}", r"a\.jsonl:2: not JSON that can be read: Exceeds the limit"),
+        ("a.jsonl", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", r"a\.jsonl:1: not readable as JSON"),
+        ("a.jsonl", '{"a": 1}\n{"a": ' + "9" * 5000 + "}", r"a\.jsonl:2: not readable as JSON: Exceeds the limit"),
         ("a.json", '{\n"data": []}', r"a\.json:1: not JSON .*is a list of objects, or one object per line"),
         ("a.parquet", "x", r"not a parquet file"),
         ("a.txt", "x", r"expected a \.jsonl"),
@@ -281,14 +281,17 @@ def test_what_describes_a_data_set_is_no_row_of_it(tmp_path):
     (tmp_path / "dataset_infos.json").write_text('{"default": {}}')
     assert read_source(str(tmp_path)) == {"train": sums(3)}
     (tmp_path / "train.jsonl").rename(tmp_path / "data-00000-of-00001.arrow")
-    with pytest.raises(UserError, match=r"write \.arrow files anew with to_parquet or to_json"):
+    with pytest.raises(UserError, match=r"convert \.arrow files with to_parquet or to_json"):
         read_source(str(tmp_path))
 
 
 def test_a_source_that_is_all_test_says_so(tmp_path, capsys):
     write_rows(tmp_path / "test.jsonl", sums(3))
     assert not DatasetTask(DatasetConfig(source=str(tmp_path / "test.jsonl"))).problems("train")
-    assert "by its name all this is test, none train; rename it, or give task.train_file" in capsys.readouterr().err
+    assert (
+        "by its name, everything is test and nothing is train; rename it, or give task.train_file"
+        in capsys.readouterr().err
+    )
 
 
 def test_folders_are_read_by_the_names_of_their_files(tmp_path):
@@ -298,7 +301,7 @@ def test_folders_are_read_by_the_names_of_their_files(tmp_path):
     rows = read_source(str(tmp_path))
     assert {split: len(found) for split, found in rows.items()} == {"train": 2, "test": 1}
     write_rows(tmp_path / "more.jsonl", [{"question": "x", "answer": "1"}])
-    with pytest.raises(UserError, match=r"which split are more\.jsonl\? Name them"):
+    with pytest.raises(UserError, match=r"to which split do more\.jsonl belong\? Name them"):
         read_source(str(tmp_path))
 
 
@@ -356,7 +359,7 @@ def test_what_the_hub_says_is_shown(monkeypatch):
         read_source("a/b")
     with pytest.raises(UserError, match="no such data file"):
         read_source("a/b.csv")
-    with pytest.raises(UserError, match="no such file or folder, and no hub id"):
+    with pytest.raises(UserError, match="no such file or folder, nor a hub id"):
         read_source("a b")
 
 
@@ -373,7 +376,7 @@ def test_validation_is_cut_from_train_and_never_from_test(tmp_path, capsys):
     assert not forms["train"] & forms["test"]
     assert not forms["validation"] & (forms["test"] | forms["train"])
     said = capsys.readouterr().err
-    assert "dataset: train: 20 of 100 problems left out, they are in test\n" in said
+    assert "dataset: train: 20 of 100 problems left out, since they are in test\n" in said
     assert said.endswith("dataset: validation: 8 problems cut from train\ndataset: train 72, validation 8, test 50\n")
 
 
@@ -486,7 +489,7 @@ def test_levels_and_subjects(tmp_path):
 @pytest.mark.parametrize(
     "overrides, message",
     [
-        ([], "source: none is given"),
+        ([], "source: not given"),
         (["task.source=x", "task.columns.anwser=b"], "task.columns.anwser"),
     ],
 )

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.base.settings import UserError
-from hone.preflight.plan.batch import LOOKED_AT, longest_prompt
+from hone.preflight.plan.batch import TOKENISED, longest_prompt
 from hone.tasks.curriculum import Curriculum, CurriculumConfig
 from hone.tasks.rows import files, problems
 from hone.tasks.rows.corpus import canonical_text, divide, question_of, ranks_of
@@ -140,7 +140,7 @@ def test_rows_that_are_no_problems_are_named_each_time(cache, tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(path, [*mixed(30), {"question": " ", "answer": "1"}, {"question": "a?"}])
     for _ in range(2):
-        with pytest.raises(UserError, match=r"row 31: column question: ' ' is no question.*\n\(and 1 more rows"):
+        with pytest.raises(UserError, match=r"row 31: column question: ' ' is not a question.*\n\(and 1 more rows"):
             DatasetTask(DatasetConfig(source=str(path))).problems("train")
 
 
@@ -240,7 +240,7 @@ def test_a_curriculum_draws_the_same_from_a_table_as_from_a_list(kind, tmp_path)
 def test_only_the_longest_prompts_are_made(tmp_path, monkeypatch):
     write_rows(tmp_path / "rows.jsonl", mixed(200))
     train = DatasetTask(DatasetConfig(source=str(tmp_path / "rows.jsonl"))).problems("train")
-    most = sorted(train, key=characters)[-LOOKED_AT:]
+    most = sorted(train, key=characters)[-TOKENISED:]
     asked = []
 
     class Counts:

@@ -49,7 +49,7 @@ class Measured:
     seed: int | None = None  # of the random streams; None: not recorded, so independence is unknown
     facts: Mapping[str, Any] = field(default_factory=dict)  # model, split, ...
     truncated: Array | None = None  # [P] share of answers that were cut off; None: not recorded
-    graded: bool = True  # False: the task grades nothing, and `correct` has no meaning
+    graded: bool = True  # False: the task has no grader, and `correct` has no meaning
 
     def __len__(self) -> int:
         return len(self.problems)

@@ -1,4 +1,4 @@
-"""Checks of sampled answers: does the initial model solve anything, and do the rewards give a gradient?"""
+"""Checks of sampled answers: whether the initial model solves anything, and whether the rewards give a gradient."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def judge_base(groups: Sequence[Group], refill: bool) -> Iterator[Finding]:
         remedy = "harder problems" if solved and solved > 0.5 else "easier problems, a supervised stage first"
         yield Finding("fail", "gradient", f"{message}: nothing would be learned; {remedy}, or more samples_per_prompt")
     elif share < 0.3 and not refill:
-        remedy = "set algo.refill_rounds, or give problems that are solved now and then"
+        remedy = "set algo.refill_rounds, or give problems that are solved sometimes"
         yield Finding("warn", "gradient", f"{message}: most samples would not be trained on; {remedy}")
     else:
         yield Finding("pass", "gradient", message)

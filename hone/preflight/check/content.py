@@ -78,7 +78,7 @@ def rewards(subject: Subject) -> Iterator[Finding]:
     parts = dict(stage.reward.parts)
     if needs_model and answerer is None:
         parts = {name: weight for name, weight in parts.items() if name not in needs_model}
-        message = f"reward {', '.join(sorted(needs_model))} asks a model and was not checked"
+        message = f"reward {', '.join(sorted(needs_model))} needs a model and was not checked"
         yield Finding("warn", "reward", f"{message}; run without --no-model once there is one")
     if not parts:
         return

@@ -25,7 +25,7 @@ NAME = "environment"
 
 
 class ScriptedEngine:
-    """An `Engine` that says the given texts, one in each turn; the last one again and again."""
+    """An `Engine` that returns the given texts, one in each turn; the last one is repeated."""
 
     context = None
 
@@ -42,11 +42,11 @@ class ScriptedEngine:
         return [[Turn(prompt, ids, np.zeros(len(ids), np.float32), "stop", 0)] for prompt in prompts]
 
     def sync(self, policy: Policy, version: int) -> None:
-        """There are no weights."""
+        """Does nothing: there are no weights."""
 
 
 def played(stage: TrainedStage, task: Task, renderer: Renderer) -> Iterator[Finding]:
-    """What happens in episodes of the first training problem. An environment that cannot be made is a failure."""
+    """Plays episodes of the first training problem. An environment that cannot be made is a failure."""
     if not stage.has_turns:
         return
     try:
@@ -58,7 +58,7 @@ def played(stage: TrainedStage, task: Task, renderer: Renderer) -> Iterator[Find
         missing = missing_protections()
         yield from (Finding("warn", "sandbox", f"the tool python is not kept from {line}") for line in missing)
         if not missing:
-            yield Finding("pass", "sandbox", "the tool python sees no files and no network (bubblewrap)")
+            yield Finding("pass", "sandbox", "the tool python has no access to files and the network (bubblewrap)")
     problem = next(iter(task.problems("train")), None)
     if problem is None:
         return
@@ -75,7 +75,7 @@ def played(stage: TrainedStage, task: Task, renderer: Renderer) -> Iterator[Find
 
 
 def _scripts(task: Task, problem: Problem) -> dict[str, list[str]]:
-    """What is said: the worked answer, nonsense, and broken tool calls of several formats."""
+    """The scripts to play: the worked answer, nonsense, and broken tool calls of several formats."""
     right = [gold_text(problem)]
     if isinstance(task, TracedTask):
         example = task.trace(problem, task.trace_styles[0], seed=0)
@@ -91,14 +91,15 @@ def _play(episodes: Episodes, stage: TrainedStage, problem: Problem, texts: Sequ
 
 
 def _shown(episodes: Episodes, problem: Problem) -> Iterator[Finding]:
-    """Whether the model is told of its tools."""
+    """Whether the prompt tells the model about its tools."""
     environment = episodes.make()
     try:
         environment.reset(problem, 0)
         tools = environment.tools
-    except Exception:  # the user's code; the episodes above have said so
+    except Exception:  # the user's code; the episodes above have reported it
         return
     renderer = episodes.renderer
     if tools and (renderer.is_raw or "tools" not in str(renderer.tokenizer.chat_template)):
         what = "a raw prompt" if renderer.is_raw else "the model's chat template"
-        yield Finding("warn", NAME, f"{what} does not tell the model of its tools; say so in prompt.system", "tools")
+        message = f"{what} does not tell the model about its tools; describe them in prompt.system"
+        yield Finding("warn", NAME, message, "tools")

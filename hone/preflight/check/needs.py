@@ -71,7 +71,7 @@ def server(subject: Subject) -> Iterator[Finding]:
     rollout = subject.stage.rollout
     if rollout.engine == "native" or subject.stage.launch.kind != "local":
         return  # the machines of a cluster may differ from this one
-    missing_here = not _runs_elsewhere(subject.stage) and find_spec(rollout.engine) is None  # said by `packages`
+    missing_here = not _runs_elsewhere(subject.stage) and find_spec(rollout.engine) is None  # reported by `packages`
     if not missing_here and not (rollout.engine == "vllm" and rollout.vllm.in_process):
         yield from _refused("server", lambda: check_server(rollout, subject.folder))
 
@@ -101,7 +101,7 @@ def splits(subject: Subject) -> Iterator[Finding]:
 
 
 def examples(subject: Subject) -> Iterator[Finding]:
-    """Are there examples for supervised training? Those of an earlier stage do not exist yet."""
+    """Are there examples for supervised training? Examples from an earlier stage do not exist yet."""
     stage = subject.stage
     if stage_named(stage.sft.data) is None and (stage.sft.data is not None or subject.task.problems("train")):
         yield from _refused("examples", lambda: read_examples(stage, subject.task, subject.folder))

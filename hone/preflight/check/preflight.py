@@ -53,7 +53,7 @@ class Result:
 def preflight(
     recipe: Recipe | Pipeline, main: Subject | None = None, done: int = 0, seconds: float = float("inf")
 ) -> Result:
-    """Run all of CHECKS on the stages after the first `done`. Raises UserError for what cannot be read or imported.
+    """Run all of CHECKS on the stages after the first `done`. Raises UserError if something cannot be read or imported.
 
     `main`: the main stage (the first RL stage, else the first stage), if it has been loaded already.
     """

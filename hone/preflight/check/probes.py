@@ -72,8 +72,8 @@ def writer_of(task: Task, problem: Problem) -> Writer | None:
 def best_paid(
     problem: Problem, reward: RewardFn, count: Callable[[str], int], task: Task | None = None
 ) -> Writer | None:
-    """The format in which the gold answer has the highest reward, of those that `task` grades correct; None if it
-    grades none so. Without `task`, of all."""
+    """The format in which the gold answer has the highest reward, among those that `task` grades correct; None if there
+    are none. Without `task`, among all formats."""
     gold = gold_text(problem)
     formats = [
         w for w in writers(problem).values() if task is None or task.grade(problem, w(gold)).verdict == "correct"
@@ -209,7 +209,7 @@ def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = 
     paid = [r.reward.total for r in right if r.reward.total > nothing]
     if not paid:
         message = f"right answers score {gold:g}, no more than an empty one ({nothing:g}), so nothing could be learned"
-        remedy = "give correctness weight, and look which form of a final answer the reward reads"
+        remedy = "give correctness weight, and check which form of a final answer the reward reads"
         yield Finding("fail", "gold", f"{message}; {remedy}")
         return
     if gold <= nothing:  # the others show what the reward pays for
@@ -258,7 +258,7 @@ def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
     if not accepted and not paid:
         best = max(others, key=lambda r: r.reward.total)
         message = "no wrong answer scores as much as a right one"
-        yield Finding("pass", "hack", f"{message}: the most is {best.reward.total:g} ({best.probe.name})")
+        yield Finding("pass", "hack", f"{message}: the highest is {best.reward.total:g} ({best.probe.name})")
 
 
 def _format(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:

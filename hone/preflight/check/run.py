@@ -65,7 +65,7 @@ def check(
 ) -> CheckReport:
     """Run the checks of `hone train`, and sample answers of the model that the first RL stage starts from.
 
-    Without an RL stage it is the model of the first stage. Raises UserError for what cannot be read at all.
+    Without an RL stage it is the model of the first stage. Raises UserError if something cannot be read.
     """
     with keeping():
         return _check(recipe, problems, with_model, checkpoint)

@@ -48,7 +48,7 @@ def returns_numbers(subject: Subject) -> Iterator[Finding]:
 
 @contextlib.contextmanager
 def undisturbed() -> Iterator[None]:
-    """Within the block a user's code may draw from the global random generators; afterwards their state is restored."""
+    """Context manager that restores the state of the global random generators, from which a user's code may draw."""
     state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002  # what user code may draw from
     try:
         yield
@@ -71,8 +71,8 @@ def _call(reward: Composed, task: Task, seconds: float) -> Iterator[Finding]:
     if rewards and all(r.verdict in VERIFIER_FAILURES for r in rewards):
         raise UserError(
             f"reward: tried with {len(rewards)} right, wrong and empty answers to {len(groups)} training problems, it "
-            f"has no value for any: {failures(groups)}. Training would leave every sample out; give a number, such as "
-            "0, for what cannot be read"
+            f"has a value for none of them: {failures(groups)}. Training would leave every sample out; give a number, "
+            "such as 0, for unreadable answers"
         )
     silent = [
         name

@@ -1,4 +1,4 @@
-"""How much memory and time a recipe takes, before it is run: `hone plan`.
+"""Predicts how much memory and time a recipe takes: `hone plan`.
 
 from hone.preflight.plan import estimate
 plan = estimate(load("recipes/knights-distil-full/recipe.yaml"))

@@ -1,6 +1,6 @@
-"""The longest micro-batch that a stage can come to: full, every answer as long as it may be.
+"""The longest micro-batch that a stage can have: full, with every answer of maximal length.
 
-batch = longest(batch_of(stage), prompt=300, answer=500)      # MicroBatch, on the CPU; its numbers mean nothing
+batch = longest(batch_of(stage), prompt=300, answer=500)      # MicroBatch, on the CPU; its values are arbitrary
 """
 
 from __future__ import annotations
@@ -20,24 +20,25 @@ from hone.tasks.rows.problems import Problems, characters_of
 from hone.types import MicroBatch, Problem, Sample
 
 #: Prompts that are tokenised to find the longest: those with the most characters.
-LOOKED_AT = 8
+TOKENISED = 8
 
-#: Problems that are measured to know what all of them take.
+#: Problems that are measured to estimate the memory of all.
 SAMPLED = 64
 
-#: Characters per token where there is no tokenizer at hand: few, so that prompts are not taken for shorter than they
-#: are (English prose has about 4.5 with the tokenizers of Qwen and Llama, and 2 to 2.5 with the small one of `tiny`).
+#: Characters per token if no tokenizer is available: low, so that prompts are not underestimated (English prose has
+#: about 4.5 with the tokenizers of Qwen and Llama, and 2 to 2.5 with the small tokenizer of `tiny`).
 CHARACTERS_PER_TOKEN = {"tiny": 2.0, "other": 3.0}
 
 
 def longest_prompt(problems: Sequence[Problem], renderer: Renderer) -> int:
-    """Tokens of the longest prompt, of those that have the most characters."""
-    most = np.argsort(characters_of(problems), kind="stable")[-LOOKED_AT:]
+    """Tokens of the longest prompt, among the `TOKENISED` with the most characters."""
+    most = np.argsort(characters_of(problems), kind="stable")[-TOKENISED:]
     return max(len(renderer.prompt_ids(problems[int(i)])) for i in most)
 
 
 def data_bytes(problems: Sequence[Problem]) -> int:
-    """What the problems and their curriculum take in each process; of those that are Python objects, by a sample."""
+    """Bytes of the problems and their curriculum in each process; estimated from a sample if they are Python
+    objects."""
     if isinstance(problems, Problems):
         return problems.nbytes
     sample = problems[:: max(1, len(problems) // SAMPLED)]
@@ -45,7 +46,7 @@ def data_bytes(problems: Sequence[Problem]) -> int:
 
 
 def _size(value: Any) -> int:
-    """Bytes of a record and of all in it."""
+    """Bytes of a record, including its contents."""
     inside: Iterable[Any] = ()
     if isinstance(value, Mapping):
         inside = chain(value.keys(), value.values())
@@ -58,11 +59,11 @@ def _size(value: Any) -> int:
 
 @dataclass(frozen=True)
 class BatchShape:
-    """What one step trains on, as far as it decides lengths; of SFT one sample to each prompt, and one update."""
+    """The properties of a step's batch that determine lengths. SFT has one sample per prompt, and one update."""
 
-    prompts: int  # of a step
-    samples: int  # to each prompt
-    updates: int  # among which the prompts are divided
+    prompts: int  # per step
+    samples: int  # per prompt
+    updates: int  # the prompts are divided among them
     shared: bool  # whether a prompt is computed once for all its samples
     tokens: int  # of a micro-batch
     kl: bool  # whether reference log-probs come with the samples
@@ -93,7 +94,7 @@ def lengths(shape: BatchShape, prompt: int, answer: int) -> list[list[int]]:
 
 
 def longest(shape: BatchShape, prompt: int, answer: int) -> MicroBatch:
-    """As `hone.learn.pack` would lay it out, with weights that make a mean of it."""
+    """The micro-batch as `hone.learn.pack` lays it out, with weights that average over the trained tokens."""
     groups = lengths(shape, prompt, answer)
     samples = [_sample(i, prompt, length) for i, group in enumerate(groups) for length in group]
     tokens = sum(map(sum, groups))
@@ -105,7 +106,7 @@ def longest(shape: BatchShape, prompt: int, answer: int) -> MicroBatch:
 
 
 def _sample(number: int, prompt: int, answer: int) -> Sample:
-    """`number` tells prompts apart: those that are alike are computed once."""
+    """A sample. Prompts with different `number` differ: equal prompts would be computed only once."""
     size = prompt + answer
     ids, zeros = np.zeros(size, np.int64), np.zeros(size, np.float32)
     ids[0], ids[min(1, prompt - 1)] = number % 97, number // 97 % 97
@@ -113,13 +114,13 @@ def _sample(number: int, prompt: int, answer: int) -> Sample:
 
 
 def micro_batches(shape: BatchShape, prompt: int, answer: int) -> int:
-    """Micro-batches of one update, if every answer is as long as it may be."""
+    """Number of micro-batches of one update, if every answer has the maximal length."""
     prompts = -(-shape.rows // shape.samples) if shape.shared else shape.rows
     return max(1, -(-(shape.rows * answer + prompts * prompt) // shape.tokens))
 
 
 def assumed_prompt(stage: StageSettings, problems: Sequence[Problem], system: str) -> int:
-    """Tokens of the longest prompt where no tokenizer is at hand. `system`: the task's own prompt."""
+    """Estimated tokens of the longest prompt if no tokenizer is available. `system`: the task's own system prompt."""
     per = CHARACTERS_PER_TOKEN["tiny" if stage.model.path == "tiny" else "other"]
     system = stage.prompt.system_prompt(system)
     most = int(characters_of(problems).max()) + len(system) + len(stage.prompt.template)

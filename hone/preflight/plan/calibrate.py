@@ -1,8 +1,8 @@
-"""Measures the speed of this machine: forward and backward of a micro-batch, and a few tokens of every row.
+"""Measures the speed of this machine: forward and backward pass of a micro-batch, and decoding of a few tokens.
 
     speeds = calibrate(stage, batch_of(stage), plan, work, shape)    # some seconds; random weights of the real shape
 
-Random weights do: neither time nor memory depends on their values.
+Random weights suffice: neither time nor memory depends on their values.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from hone.rollout.native.engine import NativeEngine
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-#: Tokens of the micro-batch that is timed, and of the answers: enough for a rate, little time on a CPU.
+#: Tokens of the timed micro-batch, and of the answers: enough for a rate, but quick on a CPU.
 TRAIN_TOKENS, ANSWERS = 1024, {"cpu": (4, 12), "cuda": (32, 96)}  # on a GPU both are long enough to be recorded
 MAX_ROWS = 64
 
 
 def calibrate(stage: LoopStage, step: batches.BatchShape, plan: Plan, work: Work, shape: Shape) -> Speeds:
-    """Raises UserError if the model does not fit this machine."""
+    """The measured speeds. Raises UserError if the model does not fit this machine."""
     device = here()
     needed = 3 * shape.weights * shape.item
     if needed > total_of(device.type) // 2:
         raise UserError(
             f"--calibrate: the model takes {needed / GIB:.1f} GiB with its gradients, too much for this {device.type}; "
-            "leave it out, and the time is modelled"
+            f"without --calibrate, the time is modelled"
         )
     model = _random_model(stage, device)
     small = replace(step, tokens=min(TRAIN_TOKENS, step.tokens))
@@ -96,8 +96,8 @@ def _random_model(stage: LoopStage, device: torch.device) -> PreTrainedModel:
 
 
 def _seconds(what: Callable[[], object], device: torch.device) -> float:
-    """The shorter of two, after one that does not count. With one thread on a CPU its processor time: on a busy machine
-    the clock on the wall would count what others do."""
+    """Seconds of the faster of two calls, after a warm-up. With one thread on a CPU it is processor time: on a busy
+    machine wall time would include other programs."""
     times = []
     for _ in range(3):
         _wait(device)

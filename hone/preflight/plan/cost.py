@@ -1,4 +1,4 @@
-"""Seconds of a step: floating-point operations, bytes read, bytes sent, each over a rate. docs/scaling.md uses these.
+"""Seconds of a step: floating-point operations, bytes read and bytes sent, each divided by a rate. See docs/scaling.md.
 
     work = work_of(stage, batch_of(stage), prompt=300, answer=500, rows=64)
     step_time(work, shape_of(config, "bfloat16"), H100, ParallelConfig(shard=8))
@@ -9,11 +9,11 @@ Pure functions. N: weights that take part in matrix products (an embedding that 
                    arXiv:2001.08361, table 1); backward twice that; recomputed activations one forward more
     decoding       the larger of 2 N * rows / rate and (weights + keys and values of all rows) / bandwidth, per token
                    (Pope et al., arXiv:2211.05102, section 2)
-    shard          per micro-batch each weight is gathered twice and each gradient reduced once, (s - 1) / s of them
-                   over the wire (Zhao et al., PyTorch FSDP, arXiv:2304.11277); beside the computation
+    shard          per micro-batch each weight is gathered twice and each gradient reduced once, (s - 1) / s of it over
+                   the network (Zhao et al., PyTorch FSDP, arXiv:2304.11277); overlapped with the computation
     replicate      one ring all-reduce of the gradients per update, 2 (r - 1) / r of them
     tensor         two all-reduces of hidden states per layer in each direction (Shoeybi et al., Megatron-LM,
-                   arXiv:1909.08053, section 3); nothing is computed meanwhile
+                   arXiv:1909.08053, section 3); not overlapped with computation
     sync           with shard or tensor > 1 the weights are gathered once per step, for the engine
 """
 
@@ -36,18 +36,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Speeds:
-    """Of one device: what it reaches, not what it could. Operations or bytes a second."""
+    """Achieved speeds of one device, not its peaks: operations or bytes per second."""
 
     name: str
     train: float  # operations, forward and backward
-    decode: float  # operations, while a token of every row is decoded
+    decode: float  # operations, while decoding
     bandwidth: float  # bytes read from its memory while decoding
     link: float = math.inf  # bytes sent to a neighbour in the same machine
     network: float = math.inf  # bytes sent to another machine
     per_machine: int = 8  # devices
 
     def wire(self, ranks: int) -> float:
-        """Bytes a second between `ranks` neighbours."""
+        """Bytes per second between `ranks` neighbours."""
         return self.link if ranks <= self.per_machine else self.network
 
 
@@ -58,19 +58,19 @@ H100 = Speeds("H100 SXM, assumed", 0.40 * 989e12, 0.30 * 989e12, 0.60 * 3.35e12,
 
 @dataclass(frozen=True, slots=True)
 class Shape:
-    """What the arithmetic needs to know of a model."""
+    """The sizes of a model that determine its cost."""
 
-    weights: int  # all of them
+    weights: int  # all weights
     products: int  # N
     layers: int
     hidden: int
     attention: int  # heads * head size
     item: int  # bytes of a weight
-    kv_bytes: int  # of one position over all layers
+    kv_bytes: int  # bytes of one position over all layers
 
 
 def shape_of(config: PretrainedConfig, dtype: str) -> Shape:
-    """From the model on the meta device."""
+    """The sizes of a model, read from it on the meta device."""
     model = meta_model(config, dtype)
     text = config.get_text_config()
     weights = sum(p.numel() for p in model.parameters())
@@ -90,19 +90,19 @@ def shape_of(config: PretrainedConfig, dtype: str) -> Shape:
 
 @dataclass(frozen=True, slots=True)
 class Work:
-    """Of one step, over all devices."""
+    """The work of one step, over all devices."""
 
     prompts: int
     samples: int  # per prompt
     prompt: int  # tokens
     answer: int  # tokens, on average
-    longest: int  # tokens of the longest answer: generation ends with it
+    longest: int  # tokens of the longest answer, with which generation ends
     shared: bool  # a prompt is computed once for all its samples
     updates: int
-    looks: int  # forward passes without gradient: old and reference log-probs
+    looks: int  # forward passes without gradient, for old and reference log-probs
     micro_batches: int  # of all updates together
-    rows: int  # decoded at once in one process
-    adapter: bool  # weights are frozen: no gradient of theirs is computed
+    rows: int  # sequences decoded at once in one process
+    adapter: bool  # the model's weights are frozen: their gradients are not computed
     recompute: bool
 
     @property
@@ -118,7 +118,8 @@ class Work:
 def work_of(
     stage: TrainedStage, batch: BatchShape, prompt: int, answer: int, rows: int, mean: int | None = None
 ) -> Work:
-    """`prompt`, `answer`: tokens of the longest. `mean`: of an answer; as long as the longest if not given."""
+    """The work of a step of a stage. `prompt`, `answer`: tokens of the longest one. `mean`: mean tokens of an answer,
+    by default those of the longest."""
     mean = mean or answer
     return Work(
         prompts=batch.prompts,
@@ -142,7 +143,7 @@ class StepTime:
 
     generate: float
     train: float
-    send: float  # of it what nothing hides
+    send: float  # the part of it that is not overlapped
     sync: float
 
     @property
@@ -154,12 +155,12 @@ class StepTime:
 
 
 def forward_flops(shape: Shape, tokens: float, keys: float) -> float:
-    """Of `tokens` tokens that see `keys` keys each, on average."""
+    """Operations of a forward pass of `tokens` tokens that attend to `keys` keys each, on average."""
     return tokens * (2 * shape.products + 4 * shape.layers * shape.attention * keys)
 
 
 def train_flops(work: Work, shape: Shape) -> float:
-    """Of a step: every update's forward and backward, and the passes without gradient."""
+    """Operations of a step: forward and backward pass of every update, and the passes without gradient."""
     keys = work.prompt + work.answer / 2
     forward = forward_flops(shape, work.train_tokens, keys)
     backward = (1 if work.adapter else 2) + work.recompute
@@ -167,28 +168,28 @@ def train_flops(work: Work, shape: Shape) -> float:
 
 
 def generate_seconds(work: Work, shape: Shape, speeds: Speeds, processes: int = 1) -> float:
-    """Prompts are read, then rows are decoded a token at a time until the longest is done, wave after wave."""
+    """Seconds of generation: prompts are prefilled, then rows are decoded token by token until the longest is done."""
     if not work.longest:
         return 0.0
     rows = -(-work.prompts // processes) * work.samples
     prompts = -(-work.prompts // processes)
     seconds = forward_flops(shape, prompts * work.prompt, work.prompt / 2) / speeds.train
-    tokens = rows * work.answer  # a finished row makes room for a waiting one
+    tokens = rows * work.answer  # a waiting row replaces a finished one
     at_once = min(rows, work.rows)
     steps = max(work.longest, tokens / at_once)
     keys = work.prompt + work.answer / 2
     busy = tokens / steps  # rows on average
     computing = forward_flops(shape, busy, keys) / speeds.decode
-    own, shared = work.answer / 2, work.prompt / work.samples  # a prompt's keys are read once for its samples
+    own, shared = work.answer / 2, work.prompt / work.samples  # a prompt's keys are read once for all its samples
     reading = (shape.weights * shape.item + busy * (own + shared) * shape.kv_bytes) / speeds.bandwidth
     return seconds + steps * max(computing, reading)
 
 
 def sent_bytes(work: Work, shape: Shape, split: ParallelConfig) -> dict[str, float]:
-    """What one process sends in a step, by what for."""
+    """Bytes that one process sends in a step, by purpose."""
     s, r, t = split.shard, split.replicate, split.tensor
     mine = shape.weights / t
-    trained = 0.0 if work.adapter else mine  # of an adapter next to nothing
+    trained = 0.0 if work.adapter else mine  # almost none for an adapter
     passes = -(-work.micro_batches // (s * r))  # micro-batches of one process
     looked = -(-work.looks * work.micro_batches // max(1, work.updates) // (s * r))
     per_token = 4 * shape.layers * shape.hidden * shape.item * 2 * (t - 1) / t
@@ -201,7 +202,7 @@ def sent_bytes(work: Work, shape: Shape, split: ParallelConfig) -> dict[str, flo
 
 
 def step_time(work: Work, shape: Shape, speeds: Speeds, split: ParallelConfig | None = None) -> StepTime:
-    """Of one step, without rewards and what else is not arithmetic."""
+    """Seconds of one step, without rewards and other work that is not arithmetic."""
     split = split or ParallelConfig()
     train = train_flops(work, shape) / speeds.train / split.processes
     sent = sent_bytes(work, shape, split)

@@ -35,21 +35,21 @@ def lengths_of(stage: SFTStage) -> Lengths:
             problems = task.problems("train")
     except UserError as error:
         why = str(error).splitlines()[0]
-        assumptions.append(f"prompts of at most {ASSUMED_PROMPT} tokens, as the data cannot be read here: {why}")
+        assumptions.append(f"prompts of at most {ASSUMED_PROMPT} tokens, since the data cannot be read here: {why}")
         return Lengths(ASSUMED_PROMPT, _answer(stage, None, per, assumptions), tuple(assumptions))
     if Path(stage.model.path).is_dir():
         prompt = batches.longest_prompt(problems, Renderer(load_tokenizer(stage.model), stage.prompt, task.system))
     else:
         prompt = batches.assumed_prompt(stage, problems, task.system)
         assumptions.append(
-            f"prompts of at most {prompt} tokens: {per:g} characters a token, as no tokenizer is available"
+            f"prompts of at most {prompt} tokens: {per:g} characters per token, since no tokenizer is available"
         )
     return Lengths(prompt, _answer(stage, task, per, assumptions), tuple(assumptions), batches.data_bytes(problems))
 
 
 @contextmanager
 def offline() -> Iterator[None]:
-    """Within the block, the hub's packages use downloaded files only: retries without a network take minutes."""
+    """Context manager in which the hub's packages use only downloaded files: retries without a network take minutes."""
     modules = [importlib.import_module("huggingface_hub.constants")]
     if importlib.util.find_spec("datasets"):
         modules.append(importlib.import_module("datasets.config"))
@@ -64,7 +64,7 @@ def offline() -> Iterator[None]:
 
 
 def _answer(stage: SFTStage, task: Task | None, per: float, assumptions: list[str]) -> int:
-    """Tokens of the longest answer: in SFT of the longest example, else `sampling.max_tokens`."""
+    """Tokens of the longest answer: in SFT those of the longest example, else `sampling.max_tokens`."""
     if stage.stage != "sft":
         return stage.sampling.max_tokens
     if stage.sft.data is None and isinstance(task, TracedTask):

@@ -1,25 +1,25 @@
 """Peak memory of one process, part by part, before anything is loaded.
 
-    plan = estimate(recipe)             # of the stage that needs most, if there are several
+    plan = estimate(recipe)             # of the stage that needs the most memory
     plan.peak_bytes, plan.parts         # {"weights": ..., "gradients": ..., ...}
 
 Two moments are compared, the update and generation; the peak is the larger one. W weights in the model's dtype, N
 trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `parallel:`.
 
-    base          what Python and its libraries hold: measured (`BASE`)
-    weights       W / (shard * tensor); with shard > 1 also `gathered`, the layers that are whole for the moment
+    base          Python and its libraries: measured (`BASE`)
+    weights       W / (shard * tensor); with shard > 1 also `gathered`, the layers that are gathered at a time
     gradients     4 N / (shard * tensor): float32 also below bfloat16 weights (`hone.learn.master`)
     optimizer     8 N: two float32 moments (AdamW, arXiv:1711.05101); 4 N more of master weights below bfloat16
-    activations   what the forward pass of the longest micro-batch keeps, and what the backward pass adds at its highest
-                  point: the step itself, traced on the meta device (`hone.preflight.plan.trace`)
-    log-probs     a chunk of logits and what is computed from it, `hone.model.logprobs.BUDGET` elements each
-    kv cache      2 * layers * kv heads * head size * bytes for each position, as `hone.rollout.native.memory`
+    activations   what the forward pass of the longest micro-batch keeps, and the peak of what the backward pass adds:
+                  the step itself, traced on the meta device (`hone.preflight.plan.trace`)
+    log-probs     a chunk of logits and the tensors computed from it, `hone.model.logprobs.BUDGET` elements each
+    kv cache      2 * layers * kv heads * head size * bytes for each position, as in `hone.rollout.native.memory`
     engine copy   CPU: weights laid out for oneDNN; LoRA in float32: merged matrices; shard or tensor > 1: all weights
     prefill, sampling   hidden states of 8192 prompt tokens, and the logits of all rows
     reference, answerer, teacher   frozen models beside the policy
     data          CPU: problems in memory (`hone.preflight.plan.batch.data_bytes`)
-    kernels       CPU: what oneDNN keeps for every shape that a run comes to: measured (`hone.preflight.plan.kernels`)
-    allocator     CPU: what malloc keeps between the blocks that are in use: measured (`SLACK`)
+    kernels       CPU: what oneDNN keeps for every shape that occurs: measured (`hone.preflight.plan.kernels`)
+    allocator     CPU: memory that malloc keeps between blocks in use: measured (`SLACK`)
 """
 
 from __future__ import annotations
@@ -51,38 +51,38 @@ if TYPE_CHECKING:
 
 MIB, GIB = 1 << 20, 1 << 30
 
-#: Bytes that a process holds whatever the model, by device. CPU: the peak of a run whose model has 15 000 parameters,
-#: `benchmarks/plan.py --base`, Linux x86-64, torch 2.13, transformers 5.23. CUDA: assumed; the context and the
-#: libraries' kernels, which `torch.cuda.max_memory_allocated` does not count.
+#: Bytes that a process holds independently of the model, by device. CPU: the peak of a run whose model has 15 000
+#: parameters, `benchmarks/plan.py --base`, Linux x86-64, torch 2.13, transformers 5.23. CUDA: assumed; the context and
+#: the libraries' kernels, which `torch.cuda.max_memory_allocated` does not count.
 BASE = {"cpu": 525 * MIB, "cuda": 600 * MIB}
-#: More of it where peft is loaded.
+#: Additional bytes if peft is loaded.
 BASE_LORA = 15 * MIB
 
-#: Share of activations and log-probs that the process holds beyond them: glibc's malloc takes blocks below 32 MiB from
+#: Overhead of the allocator, as a share of activations and log-probs: glibc's malloc takes blocks below 32 MiB from
 #: one heap and keeps what lies between those in use. One constant for all, chosen on the short runs of
 #: `benchmarks/plan.py`; in long runs of tiny models, whose micro-batches differ in size, it is up to 1.
 SLACK = 0.35
-#: From this size on a block is returned to the system as soon as it is free (glibc, DEFAULT_MMAP_THRESHOLD_MAX).
+#: Blocks from this size on are returned to the system as soon as they are freed (glibc, DEFAULT_MMAP_THRESHOLD_MAX).
 OWN_BLOCK = 32 * MIB
 
-#: Memory of a device that is not here, where none is given.
+#: Assumed memory of a device that is not on this machine, if none is given.
 ASSUMED_TOTAL = 80 * GIB
 
-#: What was traced once in this process: sizes are tried, and most of them come again.
+#: Cache of traces in this process: most of the sizes that are tried recur.
 _TRACED: dict[tuple[Any, ...], int] = {}
 
-#: What is said of lengths that nothing tells.
+#: Assumed lengths, if they cannot be determined.
 ASSUMED_PROMPT, ASSUMED_ANSWER = 512, 2048
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What one process of a stage needs."""
+    """The memory that one process of a stage needs."""
 
     stage: str
     device: str  # cpu or cuda
     total_bytes: int  # of the device
-    moment: str  # when most is needed: update or generation
+    moment: str  # the moment of the peak: update or generation
     moments: Mapping[str, Mapping[str, int]]  # moment -> part -> bytes
     parameters: int
     trained: int
@@ -91,7 +91,7 @@ class Plan:
     batch_tokens: int  # of the longest micro-batch
     rows: int  # sequences decoded at once
     kv_bytes_per_token: int
-    kv_tokens: int  # positions that those rows need
+    kv_tokens: int  # positions in the cache of those rows
     assumptions: tuple[str, ...]
 
     @property
@@ -105,7 +105,7 @@ class Plan:
 
     @property
     def allocated_bytes(self) -> int:
-        """What is compared with a measurement: on a GPU without the part that PyTorch's allocator does not see."""
+        """Bytes to compare with a measurement: on a GPU without the part outside PyTorch's allocator."""
         if self.device == "cpu":
             return self.peak_bytes
         return max(sum(parts.values()) - parts["base"] for parts in self.moments.values())
@@ -113,12 +113,12 @@ class Plan:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Tokens of the longest prompt and of the longest answer, what was assumed to know them, and the data's size."""
+    """Tokens of the longest prompt and of the longest answer, the assumptions behind them, and the size of the data."""
 
     prompt: int
     answer: int
     assumptions: tuple[str, ...] = ()
-    data: int = 0  # bytes that the problems take in each process
+    data: int = 0  # bytes of the problems in each process
 
 
 def estimate(
@@ -129,11 +129,11 @@ def estimate(
     total_bytes: int | None = None,
     lengths: Lengths | None = None,
 ) -> Plan:
-    """The plan of a stage, or of that of several which needs most. Nothing is loaded, nothing has to be reachable.
+    """The plan of a recipe: of the stage that needs the most memory. Loads no weights, and needs no network.
 
     `parallel`: the recipe's own by default. `device`: cpu or cuda; by default that of this machine, and cuda for a
-    model in bfloat16. `total_bytes`: of the device. `lengths`: found in the data by default, or assumed.
-    Raises UserError for a model whose shape is found nowhere, or that hone does not support.
+    model in bfloat16. `total_bytes`: of the device. `lengths`: by default from the data, or assumed. Raises UserError
+    for a model whose shape is unknown, or that hone does not support.
     """
     plans = [
         stage_plan(stage, parallel=parallel, device=device, total_bytes=total_bytes, lengths=lengths)
@@ -147,7 +147,7 @@ def device_of(stage: Recipe) -> str:
 
 
 def batch_of(stage: Recipe) -> batches.BatchShape:
-    """What a step of the stage trains on."""
+    """The shape of the batch of one step."""
     shared, tokens = stage.share_prompts, stage.tokens_per_microbatch
     if stage.stage == "sft":
         return batches.BatchShape(stage.sft.examples_per_step, 1, 1, shared, tokens, kl=False)
@@ -156,7 +156,7 @@ def batch_of(stage: Recipe) -> batches.BatchShape:
 
 
 def total_of(device: str) -> int:
-    """Memory of the device here, or of one that is assumed."""
+    """Memory of this machine's device, or `ASSUMED_TOTAL`."""
     if device == "cuda":
         return int(torch.cuda.get_device_properties(0).total_memory) if torch.cuda.is_available() else ASSUMED_TOTAL
     import psutil
@@ -172,21 +172,21 @@ def stage_plan(
     total_bytes: int | None = None,
     lengths: Lengths | None = None,
 ) -> Plan:
-    """See `estimate`."""
-    from hone.preflight.plan.lengths import lengths_of  # which needs this module
+    """The plan of one stage; see `estimate`."""
+    from hone.preflight.plan.lengths import lengths_of  # it imports this module
 
     split, device = parallel or stage.parallel, device or device_of(stage)
     total = total_bytes or total_of(device)
     config, where = config_of(stage.model)
     lengths = lengths or lengths_of(stage)
-    said = [f"shape of {stage.model.path}: {where}", *lengths.assumptions]
+    assumptions = [f"shape of {stage.model.path}: {where}", *lengths.assumptions]
     if device == "cuda" and not torch.cuda.is_available():
-        said.append(f"no GPU is here: {total / GIB:.0f} GiB, and kernels that never make a matrix of all scores")
+        assumptions.append(f"no GPU on this machine: {total / GIB:.0f} GiB, and attention that stores no scores")
     trains, samples = stage.stage != "generate", stage.stage != "sft"
     whole = meta_model(config, stage.model.dtype)
     mine = _training_model(stage, share_of(config, split.tensor))
     parts = _standing(stage, whole, mine, split, device) if trains else _served(whole, device)
-    if device == "cpu" and lengths.data:  # the memory of a GPU holds none
+    if device == "cpu" and lengths.data:  # not in the memory of a GPU
         parts["data"] = lengths.data
     moments: dict[str, dict[str, int]] = {}
     micro = batches.longest(batch_of(stage), lengths.prompt, lengths.answer)
@@ -206,7 +206,7 @@ def stage_plan(
         if device == "cpu" and "update" in moments:
             _keep_heap(moments, tokens * each // (2 * num_layers(whole)), _merged(stage, whole))
     elif samples:
-        said.append(f"{stage.rollout.engine} is a server of its own: its memory is not counted here")
+        assumptions.append(f"{stage.rollout.engine} runs in its own server, whose memory is not counted here")
     return Plan(
         stage.name,
         device,
@@ -221,12 +221,12 @@ def stage_plan(
         rows,
         each,
         tokens,
-        tuple(said),
+        tuple(assumptions),
     )
 
 
 def _updates(stage: Recipe) -> int:
-    """Steps of a stage, of which each runs all its micro-batches."""
+    """Number of optimizer steps of a stage."""
     if stage.stage != "sft":
         return stage.steps
     return max(1, stage.sft.epochs * stage.sft.examples // batch_of(stage).rows)
@@ -241,7 +241,7 @@ def size_of(model: nn.Module) -> int:
 
 
 def _training_model(stage: Recipe, config: object) -> PreTrainedModel:
-    """As `Policy` has it, without memory: adapter attached, layers frozen."""
+    """The policy's model on the meta device: adapter attached, layers frozen."""
     model = meta_model(config, stage.model.dtype, stage.model.recompute_activations)  # type: ignore[arg-type]
     if stage.lora is not None:
         lora.attach(model, stage.lora, seed=0)
@@ -256,7 +256,7 @@ def _training_model(stage: Recipe, config: object) -> PreTrainedModel:
 def _standing(
     stage: Recipe, whole: PreTrainedModel, mine: PreTrainedModel, split: ParallelConfig, device: str
 ) -> dict[str, int]:
-    """What is there all the time, from the first update on."""
+    """Parts that are in memory all the time, from the first update on."""
     trained = [p for p in mine.parameters() if p.requires_grad]
     numel = sum(p.numel() for p in trained)
     per_weight = 8 + sum(4 * p.numel() for p in trained if p.dtype != torch.float32) / max(1, numel)
@@ -284,13 +284,13 @@ def _served(whole: PreTrainedModel, device: str) -> dict[str, int]:
 
 
 def _weights_of(stage: Recipe, path: str) -> int:
-    if path.startswith("stages."):  # of the same line of models, as far as one can tell before it is there
+    if path.startswith("stages."):  # an earlier stage's model, assumed to have the shape of this stage's own
         return size_of(meta_model(config_of(stage.model)[0], stage.model.dtype))
     return size_of(meta_model(config_of(stage.model.at(path))[0], stage.model.dtype))
 
 
 def _gathered(model: PreTrainedModel) -> int:
-    """FSDP2: the current and the next layer are whole, and so are weights outside of the layers; in the backward pass
+    """Bytes gathered by FSDP2: the current and the next layer, and weights outside of the layers; in the backward pass
     also the gradient of a layer (PyTorch's `fully_shard`: one unit per layer, one for the rest)."""
     by_depth: dict[int, int] = {}
     for name, depth in depths(model).items():
@@ -310,8 +310,8 @@ def _update(
     trained = [p for p in mine.parameters() if p.requires_grad]
     low = any(p.dtype != torch.float32 for p in trained)
     gradients = 4 * sum(p.numel() for p in trained) // split.shard
-    born = 0 if again else sum(p.nbytes for p in trained)  # traced, if there were none before
-    # Gradients that come with the only micro-batch stand where activations were.
+    born = 0 if again else sum(p.nbytes for p in trained)  # included in the trace, if there were none before
+    # With a single micro-batch, gradients reuse the memory of activations.
     both = peak if born and not low and split.shard == 1 else gradients + peak - born * (not low)
     vocabulary = mine.get_output_embeddings().weight.shape[0]
     chunk = min(len(batch.targets), max(1, BUDGET[device] // vocabulary)) * vocabulary
@@ -326,15 +326,15 @@ def _update(
 def _cache(
     stage: Recipe, whole: PreTrainedModel, split: ParallelConfig, lengths: Lengths, total: int
 ) -> tuple[int, int, int]:
-    """Rows decoded at once, the positions that they need, and the bytes of one."""
+    """(rows decoded at once, positions that they need, bytes of one position)."""
     cache = Budget.of(whole, 1.0)
     each = cache.bytes_per_token
     budget = (total // 4 if stage.rollout.kv_cache_gib is None else int(stage.rollout.kv_cache_gib * GIB)) // each
-    asked = [(-(-stage.prompts_per_step // split.processes), stage.samples_per_prompt, stage.sampling.max_tokens)]
+    sampled = [(-(-stage.prompts_per_step // split.processes), stage.samples_per_prompt, stage.sampling.max_tokens)]
     if stage.stage != "generate":
-        asked.append((-(-stage.eval.problems // split.processes), stage.eval.samples, stage.eval.sampling.max_tokens))
+        sampled.append((-(-stage.eval.problems // split.processes), stage.eval.samples, stage.eval.sampling.max_tokens))
     best = (0, 0)
-    for prompts, samples, most in asked:
+    for prompts, samples, most in sampled:
         rows = min(stage.rollout.max_sequences, prompts * samples)
         states = (1 + 1 / samples) * cache.bytes_per_row / each
         rows = min(rows, max(1, int(budget / (lengths.prompt / samples + columns(most) + states))))
@@ -353,23 +353,25 @@ def _generation(
     width = 8 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
     prompt_tokens = min(PREFILL_TOKENS, -(-rows // stage.samples_per_prompt) * lengths.prompt)
     cut = stage.sampling.top_p < 1 or stage.sampling.top_k > 0
-    logits = rows * config.vocab_size * 4 * (10 if cut else 5)  # with top-p also sorted: values, indices, their sums
+    # with top-p also sorted values, indices, cumulative sums
+    logits = rows * config.vocab_size * 4 * (10 if cut else 5)
     return {"engine copy": copy, "kv cache": kv, "prefill": prompt_tokens * width * item, "sampling": logits}
 
 
 def _copies(whole: PreTrainedModel, weights: Weights, device: str) -> int:
-    """See `hone.model.reduced`, and `hone.model.linear.onednn` for what is left."""
+    """Bytes of the engine's copies of weights: see `hone.model.reduced`, and `hone.model.linear.onednn` for the
+    others."""
     if whole.dtype != torch.float32:
         return 0
     size = sum(m.weight.nbytes for m in whole.modules() if isinstance(m, nn.Linear))
     rounded = 0 if weights == "policy" else size - whole.get_output_embeddings().weight.nbytes
     packed = size - rounded if device == "cpu" and linear.available() else 0
-    # int8 has a copy of 2 bytes besides, for more rows than a few.
+    # int8 also keeps a copy of 2 bytes per weight, for batches of more than a few rows.
     return rounded * (3 if weights == "int8" else 2) // 4 + (packed if packed <= linear.PACKED_BYTES else 0)
 
 
 def _merged(stage: Recipe, whole: PreTrainedModel) -> int:
-    """See `hone.model.lora.for_sampling`."""
+    """Bytes of merged matrices: see `hone.model.lora.for_sampling`."""
     if stage.lora is None or whole.dtype != torch.float32:
         return 0
     ends = tuple(f".{name}" for name in lora.target_names(whole, stage.lora.targets))
@@ -379,8 +381,9 @@ def _merged(stage: Recipe, whole: PreTrainedModel) -> int:
 
 
 def _keep_heap(moments: dict[str, dict[str, int]], largest: int, merged: int) -> None:
-    """malloc keeps what the update has freed; generation takes from it, except for blocks that are too large
-    (`largest`: of the cache), and for the second copy of the weights that an adapter needs (`merged`)."""
+    """Add to `generation` the heap that malloc keeps from the update. Generation reuses it, except for blocks that are
+    too large (`largest`: bytes of the cache's largest block) and for the second copy of the weights that an adapter
+    needs (`merged`)."""
     update, generation = moments["update"], moments["generation"]
     heap = sum(update[name] for name in ("gradients", "log-probs", "activations", "allocator"))
     own = merged + (generation["kv cache"] if largest >= OWN_BLOCK else 0)

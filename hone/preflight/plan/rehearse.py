@@ -1,10 +1,10 @@
-"""The longest micro-batch first: what does not fit shows in the first seconds, not after hours.
+"""Runs the longest micro-batch first, so that a lack of memory is noticed in the first seconds, not after hours.
 
     rehearse(writer, recipe, policy, longest_prompt(problems, renderer))    # before the first rollout
-    with explained(stage): ...                                                  # running out of memory, in words
+    with explained(stage): ...                                                  # explains an out-of-memory error
 
-A forward and a backward pass without an optimizer step, beside empty tensors as large as the moments will be. The run
-that follows is the same to the bit: nothing random is drawn, and neither a gradient nor a tensor is left behind.
+This is a forward and a backward pass without an optimizer step, with empty tensors in place of the optimizer's moments.
+The run that follows is bit-for-bit the same: no random number is drawn, and no gradient or tensor remains.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from hone.types import MicroBatch, Sample
 
 FILE = "memory.json"
 
-#: What to lower when a part is too large.
+#: Part -> what to lower if it is too large.
 REMEDIES = {
     "activations": "tokens_per_microbatch, or set model.recompute_activations: true",
     "log-probs": "tokens_per_microbatch",
@@ -55,8 +55,8 @@ OTHERWISE = "the size of the model: choose a smaller one, or set parallel.shard 
 
 
 def rehearse(writer: RunWriter, stage: Recipe, policy: Policy, prompt: int, data: int = 0) -> None:
-    """Of a stage that samples. `prompt`: tokens of its longest prompt; `data`: bytes of its problems. Writes what is
-    predicted into the run folder."""
+    """Rehearse a stage that samples, and write the prediction into the run folder. `prompt`: tokens of its longest
+    prompt; `data`: bytes of its problems."""
     phases = Phases(stage)
     settings = [phases.merged(lines) for lines in phases.sets()] if stage.stage == "rl" else [stage]
     limit = longest_exact(policy.model.config)
@@ -65,7 +65,7 @@ def rehearse(writer: RunWriter, stage: Recipe, policy: Policy, prompt: int, data
         return min(one.rollout_sampling.max_tokens, (limit or sys.maxsize) - prompt)
 
     if any(answer(one) < 1 for one in settings):
-        return  # the engine says which prompt leaves no room
+        return  # the engine will report which prompt leaves no room
     micro = [batches.longest(batch_of(one), prompt, answer(one)) for one in settings]
     most = max(range(len(settings)), key=lambda i: len(micro[i].inputs))
     _predict(writer, settings[most], policy, Lengths(prompt, answer(settings[most]), data=data))
@@ -76,7 +76,7 @@ def rehearse(writer: RunWriter, stage: Recipe, policy: Policy, prompt: int, data
 def rehearse_examples(
     writer: RunWriter, recipe: Recipe, model: ModelConfig, policy: Policy, samples: Sequence[Sample]
 ) -> None:
-    """Of supervised training: the longest examples that can come together in a step."""
+    """Rehearse supervised training, with the longest examples that can be in one step."""
     stage = recipe.model_copy(update={"model": model})
     chosen = sorted(samples, key=lambda s: len(s.token_ids))[-stage.sft.examples_per_step :]
     packed = Packer(stage.tokens_per_microbatch, stage.share_prompts)(chosen, [1.0] * len(chosen))
@@ -87,16 +87,16 @@ def rehearse_examples(
 
 
 def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: bool) -> None:
-    """The pass itself; afterwards everything is as it was."""
+    """The forward and backward pass; leaves no trace."""
     moments: list[torch.Tensor] = []
-    if not policy.optimizer.state:  # on a CPU memory that is not written to takes none; there it is only a bound
+    if not policy.optimizer.state:  # on a CPU untouched memory is not resident, so there this changes nothing
         masters = policy.optimizer.masters
         moments = [torch.empty_like(master, requires_grad=False) for master in masters for _ in range(2)]
     try:
         with (
             own_random_numbers(policy.device),
             fast_layers(policy.model),
-        ):  # dropout of an adapter, in supervised stages
+        ):  # for the dropout of an adapter in supervised stages
             forward_backward(policy.model, to_device(batch, policy.device), temperature, entropy)
     finally:
         for p in (*policy.optimizer.masters, *policy.parameters):
@@ -109,25 +109,27 @@ def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: b
 def _predict(writer: RunWriter, stage: Recipe, policy: Policy, lengths: Lengths) -> None:
     try:
         plan = stage_plan(stage, device=policy.device.type, lengths=lengths)
-    except Exception as error:  # whatever a model's code does on the meta device: a run does not need its prediction
+    # a model's code may raise anything on the meta device, and a run does not need the prediction
+    except Exception as error:
         first = (str(error).strip().splitlines() or [""])[0]
         writer.event(
-            "memory", f"memory could not be predicted ({type(error).__name__}: {first}); the run goes on without"
+            "memory",
+            f"memory could not be predicted ({type(error).__name__}: {first}); the run continues without a prediction",
         )
         return
     if plan.peak_bytes > plan.total_bytes:
-        writer.event("memory", f"more memory is needed than there is: {in_words(plan)}; {remedy(plan)}")
+        writer.event("memory", f"more memory is needed than is available: {in_words(plan)}; {remedy(plan)}")
     if writer.world.main:
         sealed.put(writer.folder, FILE, json.dumps(as_row(plan), indent=1))
 
 
 def as_row(plan: Plan) -> dict[str, Any]:
-    """For JSON; bytes."""
+    """The plan for JSON, in bytes."""
     return {"peak_bytes": plan.peak_bytes, "allocated_bytes": plan.allocated_bytes, **asdict(plan)}
 
 
 def in_words(plan: Plan) -> str:
-    """The parts of the peak, the largest first."""
+    """The parts of the peak as text, largest first."""
     parts = sorted(plan.parts.items(), key=lambda part: -part[1])
     listed = ", ".join(f"{name} {size / GIB:.2f}" for name, size in parts if size >= plan.peak_bytes / 200)
     return (
@@ -137,16 +139,17 @@ def in_words(plan: Plan) -> str:
 
 
 def remedy(plan: Plan) -> str:
-    """The setting that lowers the largest part which a setting can lower."""
+    """The setting that lowers the largest part that depends on a setting."""
     part = max(plan.parts, key=lambda name: plan.parts[name] * (name not in ("base", "allocator")))
     return f"the largest part is {part}: lower {REMEDIES.get(part, OTHERWISE)} (`hone plan` gives values that fit)"
 
 
 @contextmanager
 def explained(stage: Recipe, folder: Path, world: World = ALONE) -> Iterator[None]:
-    """Where memory runs out, a UserError that names the predicted parts and the setting to lower.
+    """Context manager that turns an out-of-memory error into a UserError with the predicted parts and the setting to
+    lower.
 
-    `folder`: of the stage's run; what was measured is added there to what was predicted.
+    `folder`: of the stage's run; the measured memory is added to the prediction there.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -164,7 +167,7 @@ def explained(stage: Recipe, folder: Path, world: World = ALONE) -> Iterator[Non
 
 
 def _advice(stage: Recipe) -> str:
-    """What was predicted and what to lower; the general remedies, if it cannot be predicted."""
+    """The prediction and what to lower; a general remedy if memory cannot be predicted."""
     try:
         plan = stage_plan(stage)
     except Exception as error:  # the run has failed for another reason, which must be shown
@@ -172,7 +175,7 @@ def _advice(stage: Recipe) -> str:
     return f"{in_words(plan)}; {remedy(plan)}"
 
 
-#: What the CPU's allocator, CUDA itself and its libraries say, each in a plain RuntimeError.
+#: Messages of the CPU's allocator, of CUDA and of its libraries, each raised as a plain RuntimeError.
 NO_MEMORY = ("can't allocate memory", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
 
 
@@ -186,13 +189,13 @@ def measured() -> int:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process has held."""
+    """The most memory that this process has held, in bytes."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
 
 
 def compared(folders: Sequence[Path]) -> dict[str, Any] | None:
-    """Predicted against measured, over the stages of a run: one process holds the peak of all of them."""
+    """Predicted and measured peak memory over the stages of a run, which share their processes."""
     there = [folder for folder in folders if (folder / FILE).exists()]
     for folder in there:
         sealed.require_file(folder, FILE)
@@ -211,7 +214,7 @@ def compared(folders: Sequence[Path]) -> dict[str, Any] | None:
 
 
 def line(row: dict[str, Any]) -> str:
-    """What `compared` found, for the terminal."""
+    """The result of `compared`, for the terminal."""
     most = max(row["measured_bytes"])
     return (
         f"memory of a process: {row['predicted_bytes'] / GIB:.2f} GiB predicted, {most / GIB:.2f} GiB measured "

@@ -30,7 +30,7 @@ def _shape(kind: str, hidden: int, mlp: int, layers: int, heads: int, kv: int, v
 
 
 #: Shapes from the `config.json` of each model on the Hugging Face hub, under the organisations Qwen, meta-llama and
-#: deepseek-ai. Names are matched in lower case and without suffixes for the tuning (`-Instruct`, `-Base`, `-1M`).
+#: deepseek-ai. Names are matched in lower case and without suffixes of tuned variants (`-Instruct`, `-Base`, `-1M`).
 PUBLISHED: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2.5-0.5b": _shape("qwen2", 896, 4864, 24, 14, 2, 151936, tie_word_embeddings=True),
     "qwen2.5-1.5b": _shape("qwen2", 1536, 8960, 28, 12, 2, 151936, tie_word_embeddings=True),
@@ -91,9 +91,10 @@ def config_of(model: ModelConfig) -> tuple[PretrainedConfig, str]:
 
 
 def share_of(config: PretrainedConfig, tensor: int) -> PretrainedConfig:
-    """The shape of the part that one of `tensor` processes computes: its heads, its share of MLP and vocabulary.
+    """The shape of the part that each of `tensor` processes computes: its heads, and its share of the MLP and the
+    vocabulary.
 
-    Hidden states are whole, and so are sizes that do not divide.
+    Hidden states are not divided, nor are sizes that are not divisible.
     """
     if tensor == 1:
         return config
@@ -108,7 +109,7 @@ def share_of(config: PretrainedConfig, tensor: int) -> PretrainedConfig:
 
 
 def meta_model(config: PretrainedConfig, dtype: str, recompute: bool = False) -> PreTrainedModel:
-    """The model as training runs it, without memory. Raises UserError for one that hone does not support."""
+    """The model as training runs it, on the meta device. Raises UserError for a model that hone does not support."""
     attention.register()
     with torch.device("meta"):
         model: PreTrainedModel = AutoModelForCausalLM.from_config(

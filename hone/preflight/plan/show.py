@@ -1,4 +1,4 @@
-"""`hone plan RECIPE`: memory and time of every stage, and what to write in the recipe."""
+"""`hone plan RECIPE`: memory and time of every stage, and the settings to write in the recipe."""
 
 from __future__ import annotations
 
@@ -21,18 +21,19 @@ from hone.recipe.recipe import Pipeline, Recipe
 
 @dataclass(frozen=True)
 class Planned:
-    """All that is shown of a stage."""
+    """Everything that is shown for a stage."""
 
     plan: Plan
     advice: Advice
-    seconds: StepTime | None  # None: no time of a step is known
+    seconds: StepTime | None  # None: the time of a step is unknown
     speeds: str
 
 
 def plan_stage(
     stage: Recipe, device: str | None, total: int | None, timed: bool, lengths: Lengths | None = None
 ) -> Planned:
-    """`total`: bytes of the device; None: what it has. `timed`: run the model's shape on this machine for a moment."""
+    """Plan one stage. `total`: bytes of the device; None: those it has. `timed`: measure the speed of this machine with
+    a model of the same shape."""
     device, split = device or device_of(stage), stage.parallel
     total = total or total_of(device)
     lengths = lengths or lengths_of(stage)
@@ -57,14 +58,14 @@ def _speeds(stage: Recipe, plan: Plan, shape: Shape, timed: bool) -> Speeds | No
     if timed and plan.device == here:
         work = work_of(stage, batch_of(stage), plan.prompt_tokens, plan.answer_tokens, plan.rows)
         speeds = calibrate(stage, batch_of(stage), plan, work, shape)
-        if here == "cuda":  # what one device cannot measure
+        if here == "cuda":  # a single device cannot measure these
             return replace(speeds, link=H100.link, network=H100.network)
         return speeds
     return H100 if plan.device == "cuda" else None
 
 
 def cli_plan(recipe: Recipe | Pipeline, device: str | None, gib: float | None, timed: bool, as_json: bool) -> int:
-    """Prints; returns the exit code: 1 if a stage does not fit as it is written, else 0."""
+    """Print the plans; returns the exit code: 1 if a stage does not fit as it is written, else 0."""
     total = None if gib is None else int(gib * GIB)
     plans = [plan_stage(stage, device, total, timed) for stage in recipe.stages]
     if as_json:
@@ -75,17 +76,17 @@ def cli_plan(recipe: Recipe | Pipeline, device: str | None, gib: float | None, t
 
 
 def row(one: Planned) -> dict[str, Any]:
-    """For JSON; bytes and seconds."""
+    """The plan for JSON, in bytes and seconds."""
     advice = {"fits": one.advice.fits, "settings": dict(one.advice.settings), "plan": as_row(one.advice.plan)}
     seconds = None if one.seconds is None else {**one.seconds.row(), "speeds": one.speeds}
     return {**as_row(one.plan), "advice": advice, "step_seconds": seconds}
 
 
 def text(one: Planned) -> str:
-    """A table of parts, what a step takes, and what to write."""
+    """A table of parts, the time of a step, and the settings to write."""
     plan = one.plan
     lines = [
-        f"stage {plan.stage}: {plan.peak_bytes / GIB:.2f} GiB in each process at the peak, which is in {plan.moment}; "
+        f"stage {plan.stage}: {plan.peak_bytes / GIB:.2f} GiB in each process at the peak, in {plan.moment}; "
         f"{plan.device} with {plan.total_bytes / GIB:.1f} GiB",
         f"  {plan.parameters / 1e6:,.1f} M parameters, {plan.trained / 1e6:,.1f} M trained; prompts up to "
         f"{plan.prompt_tokens} tokens, answers up to {plan.answer_tokens}; longest micro-batch "
@@ -118,11 +119,9 @@ def _seconds(value: float) -> str:
 def _advice(one: Planned) -> list[str]:
     advice = one.advice
     if not advice.fits:
-        return [
-            "does not fit, whatever the sizes: choose a smaller model, LoRA (lora:), or more devices (parallel.shard)"
-        ]
+        return ["does not fit at any size: choose a smaller model, LoRA (lora:), or more devices (parallel.shard)"]
     if not advice.settings:
-        return ["write: nothing, it fits as it is"]
+        return ["fits as it is"]
     written = " ".join(f"{key}={json.dumps(value)}" for key, value in advice.settings.items())
     peak = advice.plan.peak_bytes / GIB
     return [f"write: {written}   (then {peak:.2f} GiB at the peak, for 90 % of the device)"]

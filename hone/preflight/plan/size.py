@@ -1,4 +1,4 @@
-"""Settings that fit the device: tokens of a micro-batch, and memory for keys and values.
+"""Chooses settings that fit the device: tokens of a micro-batch, and memory for keys and values.
 
 advice = advise(stage, plan, planned, parallel)
 advice.settings        # {"tokens_per_microbatch": 12288, "rollout.kv_cache_gib": 20.5}
@@ -39,10 +39,11 @@ class Advice:
 def advise(
     stage: StageT, plan: Plan, planned: Callable[[StageT, ParallelConfig], Plan], parallel: ParallelConfig
 ) -> Advice:
-    """The largest micro-batch and the cache that fit; if none does, the smallest change with which they do.
+    """The largest micro-batch and cache that fit; if none fit, the smallest change of other settings with which they
+    do.
 
 
-    `plan`: of the stage as it is; `planned`: gives the plan of changed settings, for the same device.
+    `plan`: of the stage as it is; `planned`: returns the plan of changed settings on the same device.
     """
     usable, device = int(USABLE * plan.total_bytes), plan.device
 
@@ -110,7 +111,7 @@ def _with_cache(stage: StageT, plan: Plan, usable: int) -> StageT | None:
 
 
 def _all_rows(stage: LoopStage, plan: Plan) -> int:
-    """Bytes of the cache for all rows of a step, or for as many as may be decoded at once."""
+    """Bytes of the cache for all rows of a step, or for as many as can be decoded at once."""
     rows = min(stage.rollout.max_sequences, stage.prompts_per_step * stage.samples_per_prompt)
     positions = -(-rows // stage.samples_per_prompt) * plan.prompt_tokens + rows * (plan.answer_tokens + 32)
     return positions * plan.kv_bytes_per_token

@@ -1,9 +1,9 @@
-"""Peak memory of a forward and backward pass: the code of the update, run on the meta device, with sizes added up.
+"""Peak memory of a forward and backward pass: runs the update's code on the meta device and adds up sizes.
 
     model = meta_model(config, "bfloat16")                        # shapes without numbers, of any architecture
     most = trace(model, batch, again=True)                        # bytes beyond the weights and gradients
 
-Tensors of the meta device have a size and no memory, so a model of 7 billion weights takes seconds and nothing else.
+Tensors on the meta device have a size but no memory, so a model of 7 billion weights takes a few seconds.
 Workspace inside kernels, and memory that an allocator keeps beside the tensors, are not counted.
 """
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 class Alive(TorchDispatchMode):
-    """While active, adds up the sizes of new storages, and subtracts those that are freed."""
+    """While active, adds the sizes of new storages and subtracts those of freed ones."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -38,7 +38,7 @@ class Alive(TorchDispatchMode):
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
-            return 0  # transformers asks whether positions restart, for a mask that our attention does not use
+            return 0  # transformers checks whether positions restart, for a mask that our attention does not use
         out = func(*args, **(kwargs or {}))
         inputs = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)}
         for tensor in tree_iter(out):
@@ -84,8 +84,8 @@ def trace(
 ) -> int:
     """Peak bytes in `forward_backward`, beyond the weights and the gradients that existed before.
 
-    `device`: cpu or cuda, for which the model on the meta device stands. `again`: gradients exist already, from the
-    micro-batch before.
+    `device`: cpu or cuda, which the meta device stands in for. `again`: gradients exist already, from an earlier
+    micro-batch.
     """
     trained = [p for p in model.parameters() if p.requires_grad]
     for p in trained:

@@ -1,11 +1,11 @@
-"""The live page's server: pages and JSON about run folders, by GET only.
+"""The live page's server: pages and JSON about run folders, for GET requests only.
 
     app = make_app(Library.at(Path("runs")), hosts=("127.0.0.1", "localhost"), token=None)
 
-Every answer is built from files, so a finished or crashed run looks like a running one. Text from a run is untrusted:
-invisible characters are made visible here, the page inserts it as text only, and the content security policy forbids
-everything that does not come from this server. With a token, a request needs it once in the address; a cookie then
-carries it.
+Every response is built from files, so a finished or crashed run is shown like a running one. Text from a run is
+untrusted: invisible characters are made visible here, the page inserts it as text only, and the content security policy
+forbids everything that does not come from this server. If a token is set, the first request carries it in its address;
+a cookie then carries it.
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ HEADERS = {
 
 
 def make_app(library: Library, hosts: Sequence[str], token: str | None) -> Starlette:
-    """`hosts`: names that requests may address, empty: any. `token`: what a request must bring, if anything."""
+    """The page's application. `hosts`: names that requests may address; empty: any. `token`: required of requests, if
+    not None."""
     pages = Pages(library)
     stage = "/api/run/{run}/{stage}"
     gets: dict[str, Callable[[Request], Response]] = {
@@ -132,7 +133,7 @@ class Pages:
         return answer(request, views.sample_of(stage.browser.index, where["step"], where["place"], stage.weights))
 
     def text(self, request: Request) -> Response:
-        """The text byte for byte, as a file to save: no browser shows it as a page."""
+        """The exact text, as a file to save: browsers do not show it as a page."""
         where = request.path_params
         text = views.raw_text(self._stage(request).browser.index, where["step"], where["place"])
         name = f"step_{where['step']}_sample_{where['place']}.txt"
@@ -165,7 +166,7 @@ class Pages:
 
 
 def answer(request: Request, body: Any) -> Response:
-    """JSON in which everything is visible and finite, or 304 if the browser has it already."""
+    """A JSON response with visible text and finite numbers, or 304 if the browser has it already."""
     data = json.dumps(shown(body), ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
     tag = f'"{hashlib.blake2b(data, digest_size=12).hexdigest()}"'
     if request.headers.get("if-none-match") == tag:
@@ -189,12 +190,12 @@ def _index(request: Request) -> Response:
 
 
 def _colours(request: Request) -> Response:
-    """The colours of the report: one palette for both."""
+    """The colours of the report, which the live page shares."""
     return Response(style.COLOURS, media_type="text/css; charset=utf-8")
 
 
 def _static(request: Request) -> Response:
-    """Only files that lie directly in the folder, so that no name can lead elsewhere."""
+    """Serves only files directly in the folder, so that no name can lead elsewhere."""
     path = next((path for path in STATIC.iterdir() if path.name == request.path_params["name"]), None)
     if path is None or path.suffix not in KINDS:
         raise HTTPException(404, "there is no such file")
@@ -243,7 +244,7 @@ class Door:
         """None: the request may pass."""
         if request.method not in ("GET", "HEAD"):
             return _refused(405, "this server only answers GET")
-        # A link in a mail or a document may lead to the page itself, which holds nothing of a run.
+        # A link in a mail or a document may open the page itself, which contains no data of a run.
         if request.url.path != "/" or "origin" in request.headers:
             if error := refusal(request.headers, self.hosts):
                 return _refused(error.status, str(error))
@@ -253,8 +254,8 @@ class Door:
 
     def _unknown(self, request: Request) -> Response | None:
         assert self.token is not None  # else there is nothing to know
-        given = request.query_params.get("token")
-        if given is not None and request.url.path == "/" and same(given, self.token):
+        token_given = request.query_params.get("token")
+        if token_given is not None and request.url.path == "/" and same(token_given, self.token):
             response = RedirectResponse("/", 303)
             response.set_cookie(COOKIE, self.token, httponly=True, samesite="strict", path="/")
             return response
@@ -263,6 +264,6 @@ class Door:
         return _refused(401, "open the address that `hone view` printed: it contains the token")
 
 
-def same(given: str, token: str) -> bool:
-    """Takes equally long for every wrong token."""
-    return hmac.compare_digest(given.encode(), token.encode())
+def same(value: str, token: str) -> bool:
+    """Compare in constant time."""
+    return hmac.compare_digest(value.encode(), token.encode())

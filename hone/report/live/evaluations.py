@@ -15,7 +15,7 @@ MOST_LISTED = 200
 
 
 def evaluations(stage: StageFolder) -> list[Row]:
-    """The rows of evals.jsonl, each with a key by which its samples are found."""
+    """The rows of evals.jsonl, each with a key that identifies its samples."""
     return [{**row, "key": key(row)} for row in read_rows(stage.folder, "evals.jsonl")]
 
 
@@ -24,10 +24,10 @@ def key(row: Row) -> str:
 
 
 def flips(stage: StageFolder, first: str, second: str) -> dict[str, Any]:
-    """What became of each problem between two evaluations, and the paired difference with its interval.
+    """How each problem changed between two evaluations, and the paired difference with its interval.
 
-    A problem sampled several times counts by its share of correct samples. Raises UserError if an evaluation is not
-    there, has no samples, or shares no problem with the other.
+    A problem sampled several times counts by its share of correct samples. Raises UserError if an evaluation is
+    missing, has no samples, or shares no problem with the other.
     """
     from hone.measure.stats.measured import compare, measured, shared  # scipy: only this page needs it
 

@@ -1,7 +1,7 @@
-"""An index of the rollouts of a stage: where each row lies in its file, and the columns that tables are made of.
+"""An index of the rollouts of a stage: the place of each row in its file, and the columns of tables.
 
     index = RolloutIndex(Path("runs/demo/rl"), cache=index_file(Path("runs/demo/rl")))
-    index.refresh()                                    # reads what is new; call it again while the run goes on
+    index.refresh()                                    # reads what is new; call it again while the run continues
     table = index.table()                              # columns [N] over all steps, numpy
     row_at(table, Path("runs/demo/rl"), 17)            # the row itself, read from the file by its byte offset
 
@@ -30,7 +30,7 @@ from hone.types import Finish, Verdict
 
 Array = npt.NDArray[Any]
 Row = dict[str, Any]
-Stamp = tuple[int, int, int]  # size and time of the rollouts, size of the tokens: another one, another file
+Stamp = tuple[int, int, int]  # size and time of the rollouts, size of the tokens; if it differs, the file has changed
 
 VERDICTS: tuple[str, ...] = (*get_args(Verdict), "?")
 FINISHES: tuple[str, ...] = (*get_args(Finish), "?")
@@ -75,7 +75,7 @@ class Table:
     columns: Mapping[str, Array]  # [N] each
     problems: tuple[str, ...]
     levels: tuple[str, ...]  # of the problems
-    version: int  # another one, other rows
+    version: int  # changes with the rows
 
     def __len__(self) -> int:
         return len(self.columns["step"])
@@ -132,7 +132,7 @@ class RolloutIndex:
         return len(self._segments)
 
     def refresh(self) -> bool:
-        """Read new and changed files, newest first, and forget those that are gone; returns whether there was any."""
+        """Read new and changed files, newest first, and forget deleted ones; returns whether anything changed."""
         before = self._version
         files = layout.rollout_files(self.stage)
         self.files = len(files)
@@ -148,7 +148,7 @@ class RolloutIndex:
         return self._version != before
 
     def ensure(self, step: int) -> None:
-        """Read the file of one step now, if it is there: an address may lead to it before `refresh` does."""
+        """Read the file of one step now, if it exists: an address may need it before `refresh` reads it."""
         if step not in self._segments:
             self._read(step, self.stage / layout.rollouts_name(step))
 
@@ -163,7 +163,7 @@ class RolloutIndex:
             self._unsaved += 1
 
     def table(self) -> Table:
-        """What is known so far; the same object until something changes."""
+        """The table so far; the same object until something changes."""
         version, table = self._version, self._table
         if table is not None and table.version == version:
             return table
@@ -181,7 +181,7 @@ class RolloutIndex:
             status = path.stat()
             tokens = self.stage / layout.tokens_name(step)
             return status.st_size, status.st_mtime_ns, tokens.stat().st_size if tokens.is_file() else 0
-        except OSError:  # removed meanwhile: the next refresh does without it
+        except OSError:  # removed meanwhile: the next refresh forgets it
             return None
 
     # --- from a file to its columns -------------------------------------------------------------------------------
@@ -228,7 +228,7 @@ class RolloutIndex:
     # --- the cache ------------------------------------------------------------------------------------------------
 
     def _save(self, path: Path) -> None:
-        """A cache that cannot be written is done without: it only makes the next start faster."""
+        """Write the cache. A failure is ignored: the cache only makes the next start faster."""
         steps = sorted(self._segments)
         about = {
             "format": FORMAT,
@@ -266,7 +266,8 @@ class RolloutIndex:
 
 
 def _rows(path: Path) -> Iterator[tuple[int, int, Row]]:
-    """(offset, size, row) of the whole lines of a file; a torn last line waits, a damaged one is passed over."""
+    """(offset, size, row) of the whole lines of a file; a torn last line is left for later, a damaged one is
+    skipped."""
     offset = 0
     with path.open("rb") as file:
         for line in file:

@@ -1,4 +1,4 @@
-"""The runs that a page shows: which there are, how they stand, and the index of each stage.
+"""The runs that a page shows: their list, their state, and the index of each stage.
 
     library = Library.at(Path("runs"))          # a folder of runs; or one run: Path("runs/demo")
     library.summaries()                         # the list of runs
@@ -26,13 +26,14 @@ from hone.report.read import ROUTINE, WARNINGS
 from hone.runs import listing
 from hone.runs.layout import inside
 
-#: Seconds between two looks at a stage that is being viewed, and how long after the last request it counts as viewed.
+#: Seconds between two refreshes of a stage that is being viewed, and how long after the last request it counts as
+#: viewed.
 EVERY, VIEWED = 2.0, 30.0
 #: Files of rows that a page may ask for.
 ROW_FILES = ("metrics", "timings", "evals", "events", "costs")
-#: Points of a spark line, and steps over which the rate is measured.
+#: Points of a sparkline, and steps over which the rate is measured.
 SPARK, RATE_STEPS = 60, 10
-#: The only stage of a run without stages is called this in addresses.
+#: The name, in addresses, of the only stage of a run without stages.
 ONLY = "-"
 
 
@@ -87,7 +88,7 @@ class StageFolder:
 
     @property
     def browser(self) -> Browser:
-        """The rollouts; asking for them keeps the index up to date for a while."""
+        """The rollouts; each access keeps the index up to date for a while."""
         with self._lock:
             self._asked = time.monotonic()
             if self._browser is None:
@@ -102,7 +103,7 @@ class StageFolder:
             try:
                 index.refresh()
                 self.trouble = ""
-            except OSError as error:  # a disk that cannot be read now may be read later; the page says so
+            except OSError as error:  # the disk may be readable later; the page shows the error
                 self.trouble = f"the rollouts cannot be read: {error}"
             time.sleep(EVERY)
 
@@ -167,7 +168,7 @@ class Library:
 
     @property
     def single(self) -> str | None:
-        """The name of the only run; None if there may be several. What did not exist may become a folder of runs."""
+        """The name of the only run; None if there may be several. A missing folder may become a folder of runs."""
         if self.only is None:
             return None
         folder = self.root / self.only
@@ -179,18 +180,18 @@ class Library:
         folder = self.runs().get(run)
         if folder is None:
             raise UserError(f"no run {run} in {self.root}")
-        found = [(ONLY, folder, "")]
+        stages = [(ONLY, folder, "")]
         listed = read_objects(folder, "stages.json")
         if listed:
-            found = [(str(row.get("name")), folder / str(row.get("folder")), str(row.get("kind"))) for row in listed]
-        own = [one for one in found if one[1].resolve().is_relative_to(folder.resolve())]
+            stages = [(str(row.get("name")), folder / str(row.get("folder")), str(row.get("kind"))) for row in listed]
+        own = [one for one in stages if one[1].resolve().is_relative_to(folder.resolve())]
         with self._lock:
             for name, path, kind in own:
                 self._stages.setdefault(path, StageFolder(visible(name), path, kind))
             return [self._stages[path] for _, path, _ in own]
 
     def stage(self, run: str, stage: str) -> StageFolder:
-        """Raises UserError if there is no such stage."""
+        """A stage of a run. Raises UserError if there is no such stage."""
         for one in self.stages(run):
             if one.name == stage:
                 return one
@@ -199,7 +200,7 @@ class Library:
     def summary(self, run: str) -> Row:
         """State of a run and of its stages."""
         folder, stages = self.runs().get(run), self.stages(run)
-        assert folder is not None  # else `stages` has raised
+        assert folder is not None  # otherwise `stages` has raised
         newest = max((modified(stage.folder / "metrics.jsonl") for stage in stages), default=0.0)
         newest = newest or modified(folder)
         return {
@@ -213,7 +214,7 @@ class Library:
         }
 
     def summaries(self) -> list[Row]:
-        """All runs, the one that was written last first."""
+        """All runs, the most recently written first."""
         return sorted((self.summary(name) for name in self.runs()), key=lambda row: -float(row["since"]))
 
 
@@ -245,7 +246,7 @@ def modified(path: Path) -> float:
 
 
 def _thinned(values: list[Any]) -> list[float | int | None]:
-    """At most `SPARK` values, evenly spaced, the last among them."""
+    """At most `SPARK` values, evenly spaced, including the last."""
     numbers = [value if isinstance(value, (int, float)) else None for value in values]
     width = max(1, -(-len(numbers) // SPARK))
     kept = numbers[::-width][::-1]

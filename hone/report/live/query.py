@@ -1,4 +1,4 @@
-"""Which rollouts a table or a scatter shows, and in which order: presets, filters, sorting, search.
+"""Selects and orders the rollouts of a table or a scatter plot: presets, filters, sorting, search.
 
 query = Query.of({"preset": "longest", "verdict": "wrong", "from": "10"})      # parameters of a request
 table, rows = Browser(index).rows(query)                                       # row numbers of the table
@@ -32,7 +32,7 @@ Chosen = Callable[[Table], "Array | None"]
 class Preset:
     title: str
     about: str
-    chosen: Chosen  # which rows, as a mask [N]; None: this run has nothing of the kind
+    chosen: Chosen  # selects rows, as a mask [N]; None: not applicable to this run
     sort: str = ""
 
 
@@ -114,7 +114,7 @@ class Query:
 
     @classmethod
     def of(cls, parameters: Mapping[str, str]) -> Query:
-        """Raises UserError for a parameter of another form."""
+        """Reads the parameters of a request. Raises UserError for an invalid one."""
         preset, sort = parameters.get("preset") or "all", parameters.get("sort", "")
         if preset not in PRESETS:
             raise UserError(f"preset={preset}: give one of {', '.join(PRESETS)}")
@@ -140,7 +140,7 @@ def whole(parameters: Mapping[str, str], name: str) -> int | None:
 
 
 def select(table: Table, query: Query) -> Array:
-    """Row numbers in order; the search for text is left to `matches`, which reads files."""
+    """Row numbers in order, before the search for text: see `matches`, which reads files."""
     columns = table.columns
     preset = PRESETS[query.preset]
     chosen = preset.chosen(table)
@@ -176,20 +176,20 @@ def matches(table: Table, stage: Path, rows: Array, text: str) -> Array:
     Reads every rollouts file that has one of the rows, one after the other.
     """
     pattern = re.compile(re.escape(json.dumps(text, ensure_ascii=False)[1:-1].encode("utf-8", "replace")), re.I)
-    found = np.zeros(len(rows), bool)
+    contains = np.zeros(len(rows), bool)
     steps = table.columns["step"][rows]
     for step in np.unique(steps):
         places = np.flatnonzero(steps == step)
         try:
             data = (stage / layout.rollouts_name(int(step))).read_bytes()
-        except OSError:  # removed by a resumed run: its rows go with the next refresh
+        except OSError:  # removed by a resumed run: the next refresh drops its rows
             continue
         for place in places:
             start = int(table.columns["offset"][rows[place]])
             line = data[start : start + int(table.columns["size"][rows[place]])]
             if pattern.search(line):
-                found[place] = _in_text(line, text)
-    return found
+                contains[place] = _in_text(line, text)
+    return contains
 
 
 def _in_text(line: bytes, text: str) -> bool:
@@ -202,7 +202,7 @@ def _in_text(line: bytes, text: str) -> bool:
 
 
 class Browser:
-    """An index and the rows that were selected last: a page asks for the same ones again and again as it scrolls."""
+    """An index, with a cache of the last selection: a page that scrolls requests the same rows repeatedly."""
 
     MOST = 8
 
@@ -211,7 +211,7 @@ class Browser:
         self._recent: dict[tuple[int, Query], Array] = {}
 
     def rows(self, query: Query) -> tuple[Table, Array]:
-        """The table as it is now, and the row numbers that the query selects, in order."""
+        """The current table, and the row numbers that the query selects, in order."""
         table = self.index.table()
         key = table.version, query
         rows = self._recent.get(key)

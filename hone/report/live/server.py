@@ -49,7 +49,8 @@ def view(path: Path, host: str, port: int) -> None:
 
 @contextlib.contextmanager
 def beside(run: Path) -> Iterator[None]:
-    """Serve the page about a run from a process of its own while the block runs: training does not wait for it."""
+    """Context manager that serves the page about a run from a separate process, so that training does not wait for
+    it."""
     command = [sys.executable, "-m", "hone", "view", str(run), "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)

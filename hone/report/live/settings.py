@@ -9,7 +9,7 @@ from hone.report.live.library import StageFolder, flat, read_object
 from hone.report.live.tail import read_rows
 from hone.runs.changes import changes
 
-#: Where a run is kept and what it is called says nothing about what it computes.
+#: The folder and the name of a run do not affect what it computes.
 NAMES = ("name", "runs")
 
 
@@ -26,7 +26,7 @@ def of_stage(stage: StageFolder) -> dict[str, Any]:
 
 
 def differences(first: StageFolder, second: StageFolder) -> dict[str, Any]:
-    """Settings in which two stages differ; both ways, since a setting may be missing in either."""
+    """Settings in which two stages differ, compared in both directions, since either may lack a setting."""
     a, b = first.config, second.config
     there = {change.key: [change.old, change.new] for change in changes(a, b, NAMES)}
     back = {change.key: [change.new, change.old] for change in changes(b, a, NAMES)}

@@ -4,7 +4,7 @@
     piece = read_from(Path("runs/demo/rl"), "metrics.jsonl", piece.offset, piece.mark)      # only the rows since then
 
 `mark` is a checksum of the bytes before the offset. A resumed run cuts the rows that it repeats, so the offset may
-point into other rows by then; the mark shows it, and the piece begins again at 0 (`again`).
+point into other rows; then the mark differs, and the piece begins at 0 (`again`).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Piece:
     rows: list[dict[str, Any]]
     offset: int  # of the first byte that was not read; a torn last line waits
     mark: int
-    again: bool  # the file is another than before: these rows replace those known so far
+    again: bool  # the file has been replaced: these rows replace those known so far
     more: bool  # there are more rows already
 
 
@@ -66,7 +66,7 @@ def read_rows(folder: Path, name: str) -> list[dict[str, Any]]:
 
 
 def rows_of(data: bytes) -> list[dict[str, Any]]:
-    """The rows of whole lines; damaged lines are passed over."""
+    """The rows of whole lines; damaged lines are skipped."""
     rows = []
     for line in data.splitlines():
         try:

@@ -61,7 +61,7 @@ def _means(values: npt.NDArray[np.float32], lengths: npt.NDArray[np.int32]) -> n
     """The mean of each piece of `values` [sum(lengths)]; NaN for an empty piece."""
     ends = np.concatenate([[0], np.cumsum(lengths)])
     sums = np.concatenate([[0.0], np.cumsum(values, dtype=np.float64)])
-    if np.isnan(sums[-1]):  # a cumulated sum would carry the NaN of one sample into the next
+    if np.isnan(sums[-1]):  # a cumulative sum would carry the NaN of one sample into the next
         known = ~np.isnan(values)
         sums = np.concatenate([[0.0], np.cumsum(np.where(known, values, 0.0), dtype=np.float64)])
         counts = np.concatenate([[0], np.cumsum(known)])[ends]

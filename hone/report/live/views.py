@@ -1,4 +1,4 @@
-"""What the pages show of a stage's rollouts, as plain values for JSON.
+"""The content of the pages about a stage's rollouts, as plain values for JSON.
 
 listing(Browser(index), Query(), start=0, count=100)      # rows of the table
 group_of(index, step=3, group=0, weights={...})  # one prompt and its answers
@@ -19,9 +19,9 @@ from hone.report.live.query import PRESETS, Browser, Query
 from hone.report.live.tokens import read_tokens
 from hone.report.why import why_of
 
-#: Points of a scatter; of more rows, an even share is drawn.
+#: Most points of a scatter plot; of more rows, every n-th is drawn.
 MOST_POINTS = 4000
-#: Steps of a distribution over time; of more, neighbours are put together.
+#: Most points of a distribution over time; of more steps, neighbours are merged.
 MOST_STEPS = 160
 #: Rows of the heat map of problems.
 MOST_PROBLEMS = 60
@@ -49,7 +49,7 @@ def listing(browser: Browser, query: Query, start: int, count: int) -> dict[str,
 
 
 def choices(index: RolloutIndex) -> dict[str, Any]:
-    """What can be chosen from: presets with the number of their rows, verdicts, levels, the range of steps."""
+    """The choices of the filters: presets with the number of their rows, verdicts, levels, the range of steps."""
     table = index.table()
     presets = []
     for name, preset in PRESETS.items():
@@ -70,7 +70,7 @@ def choices(index: RolloutIndex) -> dict[str, Any]:
 
 
 def points(browser: Browser, query: Query) -> dict[str, Any]:
-    """Length, reward and verdict of the selected rows, for a scatter and histograms: columns of equal length."""
+    """Length, reward and verdict of the selected rows, for a scatter plot and histograms: columns of equal length."""
     table, rows = browser.rows(query)
     share = rows[:: max(1, -(-len(rows) // MOST_POINTS))]
     columns = {
@@ -95,7 +95,7 @@ def _line(index: RolloutIndex, table: Table, at: int) -> Row:
     }
     try:
         row = row_at(table, index.stage, at)
-    except (OSError, ValueError):  # a resumed run has replaced the file: the next refresh shows what is there now
+    except (OSError, ValueError):  # a resumed run has replaced the file: the next refresh shows the new rows
         return line | {"extracted": None, "text": ""}
     text = " ".join(str(row.get("text", "")).split())
     return line | {"extracted": row.get("extracted"), "text": text[-SNIPPET:], "cut": len(text) > SNIPPET}
@@ -203,7 +203,7 @@ def distributions(index: RolloutIndex) -> dict[str, Any]:
 
 
 def _group_mix(table: Table, bins: Array, count: int) -> dict[str, list[float | int | None]]:
-    """The share of groups of which all answers, some or none are correct, by time."""
+    """The share of groups in which all, some or no answers are correct, by time."""
     columns = table.columns
     if not len(table):
         return {"all right": [], "mixed": [], "all wrong": []}
@@ -230,7 +230,7 @@ def _quantiles(values: Array, bins: Array, count: int) -> list[list[float | None
 
 
 def _solved(table: Table, bins: Array, count: int) -> dict[str, Any]:
-    """Share of correct answers by problem and time; by level where problems come once, hardest first."""
+    """Share of correct answers by problem and time; by level if problems occur only once, hardest first."""
     correct = (table.columns["verdict"] == VERDICTS.index("correct")).astype(np.float64)
     problems = table.columns["problem"]
     seen = np.unique(np.stack([problems, bins], axis=1), axis=0)[:, 0] if len(problems) else problems
@@ -256,7 +256,7 @@ def _solved(table: Table, bins: Array, count: int) -> dict[str, Any]:
 
 
 def number(value: Any) -> float | int | None:
-    """A number for JSON: None for what is not finite."""
+    """A number for JSON: None if it is not finite."""
     plain = value.item() if hasattr(value, "item") else value
     if isinstance(plain, float):
         return float(f"{plain:.6g}") if math.isfinite(plain) else None

@@ -154,13 +154,13 @@ class KnightsTask:
         """A worked answer. Raises UserError for an unknown style."""
         puzzle, hidden = puzzle_of_problem(problem), self.config.quiz == "hidden"
         if style == "careful":
-            asked = tuple(map(question, puzzle.names)) if hidden else ()
-            return Example(problem, worked(puzzle, self.config.search), style, asked)
+            questions = tuple(map(question, puzzle.names)) if hidden else ()
+            return Example(problem, worked(puzzle, self.config.search), style, questions)
         if style == "hasty":
             rng = streams.text("hasty", seed, problem.id)
             text = hasty(puzzle, rng)
-            asked = tuple(map(question, puzzle.names[: rng.randrange(len(puzzle.names))])) if hidden else ()
-            return Example(problem, text, style, asked)
+            questions = tuple(map(question, puzzle.names[: rng.randrange(len(puzzle.names))])) if hidden else ()
+            return Example(problem, text, style, questions)
         raise UserError(f"knights: no trace style {style!r}; there are {', '.join(self.trace_styles)}")
 
     # --- where puzzles come from -----------------------------------------------------------

@@ -344,7 +344,7 @@ def _messages(row: Row, columns: Columns) -> tuple[tuple[Mapping[str, str], ...]
     if "messages" not in columns.of:
         question = columns.get(row, "question")
         if not isinstance(question, str) or not question.strip():
-            raise ValueError(f"column {columns.of['question']}: {question!r} is no question")
+            raise ValueError(f"column {columns.of['question']}: {question!r} is not a question")
         return ({"role": "user", "content": question.strip()},), None
     made = read_messages(columns.get(row, "messages") or ())
     reply = made.pop()["content"] if made and made[-1]["role"] == "assistant" else None
