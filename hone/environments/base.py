@@ -1,4 +1,4 @@
-"""The interface of an environment: what answers a model between the turns of one rollout.
+"""The interface of environments, which answer a model between the turns of a rollout.
 
     class Guess(Environment):                      # environment: guess.py:Guess
         def reset(self, problem, seed):
@@ -26,7 +26,7 @@ Schema = Mapping[str, Any]  # of a tool, as `transformers.utils.get_json_schema`
 
 @dataclass(frozen=True, slots=True)
 class Observation:
-    """What an environment answers to one message."""
+    """An environment's answer to one message."""
 
     messages: tuple[Message, ...] = ()  # to append to the conversation
     done: bool = False  # the episode is over
@@ -41,7 +41,7 @@ class Environment:
 
     @property
     def tools(self) -> Sequence[Schema]:
-        """The tools that the model is told of, asked for after `reset`."""
+        """The tools that are offered to the model; read after `reset`."""
         return ()
 
     def reset(self, problem: Problem, seed: int) -> Sequence[Message] | None:
@@ -53,7 +53,7 @@ class Environment:
         raise NotImplementedError
 
     def reward(self) -> float | None:
-        """The reward of the whole episode, asked for once after its end; None: none beside those of the turns."""
+        """The reward of the whole episode, read once after its end; None: only the turns have rewards."""
         return None
 
     def close(self) -> None:
@@ -61,7 +61,7 @@ class Environment:
 
 
 class SingleTurn(Environment):
-    """Of a task that is answered in one turn: the answer ends the episode."""
+    """The environment of a task that is answered in one turn: the answer ends the episode."""
 
     instant = True
 

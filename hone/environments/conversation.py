@@ -1,11 +1,11 @@
-"""The exact tokens of a conversation: what was sampled stays as it is, and only what follows it is tokenised.
+"""The exact tokens of a conversation: sampled tokens stay as they are, and only the text after them is tokenised.
 
     conversation = Conversation(renderer, problem.messages, tools)
     turn = ...                                        # sampled from conversation.ids
     conversation.append(turn, message, replies)       # conversation.ids is the next prompt
 
-The *bridge* is what the chat template puts after a turn: the end of the turn, the replies, the next generation prompt.
-Its tokens follow the sampled ones. A template that rewrites what was said before (Qwen3 removes earlier thinking)
+The *bridge* is the text that the chat template puts after a turn: the end of the turn, the replies, the next generation
+prompt. Its tokens follow the sampled ones. A template that rewrites earlier messages (Qwen3 removes earlier thinking)
 cannot be continued: the conversation *branches*, and the next prompt is the template's own rendering.
 """
 
@@ -40,7 +40,7 @@ class Conversation:
         self.ids: IntArray = renderer.messages_ids(self.messages) if renderer.is_raw else renderer.encode(self._prompt)
 
     def append(self, turn: Turn, message: Message, replies: Sequence[Message]) -> None:
-        """Add a sampled turn, the message as which it was read, and the replies to it."""
+        """Add a sampled turn, its parsed message, and the replies to it."""
         history = [*self.messages, dict(message)]
         self.messages = [*history, *map(dict, replies)]
         tokens = np.concatenate([turn.prompt_ids, turn.completion_ids])
@@ -56,7 +56,7 @@ class Conversation:
         self.branches += not np.array_equal(self.ids[: len(tokens)], tokens)
 
     def _bridge(self, turn: Turn, message: Message, before: str, after: str) -> IntArray | None:
-        """Token ids of the bridge; None if the template rewrites what was said before.
+        """Token ids of the bridge; None if the template rewrites earlier messages.
 
         The template's renderings: `before` of the prompt of the turn, `after` of all messages up to this one, and
         `self._prompt` with the replies to it.

@@ -1,4 +1,4 @@
-"""Worked answers of several turns, for supervised training: what to say is given, the environment replies."""
+"""Worked answers of several turns, for supervised training: the turns are given, the environment replies."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""From the text of a turn to its message: the tool calls in it, in the format of the model's family.
+"""Parses the text of a turn: its message and its tool calls, in the format of the model's family.
 
     read = reader_of(tokenizer, schemas)
     read('I add. <tool_call>{"name": "add", "arguments": {"a": 1}}</tool_call>')
     # Reading({"role": "assistant", "content": "I add.", "tool_calls": [...]}, calls=(Call("add", {"a": 1}),))
 
-The format is known by the marks of the chat template. What a model writes is never trusted: a call that cannot be read,
-or does not fit the tool's schema, is an error that the model is told of.
+The format is recognised by marks in the chat template. A model's text is never trusted: a call that cannot be read, or
+does not fit the tool's schema, is an error that is reported to the model.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def format_of(chat_template: str) -> Format:
 
 
 def _read(text: str, parameters: Mapping[str, Any], tool_format: Format) -> Reading:
-    thought, closed, message_text = text.rpartition("</think>")  # what a model only thinks of calling is not called
+    thought, closed, message_text = text.rpartition("</think>")  # calls within the thinking are not made
     try:
         if len(message_text) > LONGEST:
             raise Malformed(f"the message has {len(message_text)} characters, at most {LONGEST} are read")
@@ -303,7 +303,7 @@ def _by_template(tokenizer: PreTrainedTokenizerBase, tools: Sequence[Schema]) ->
     def split(text: str) -> Split:
         try:
             parsed: Any = tokenizer.parse_response(text, prefix="", tools=[dict(tool) for tool in tools])
-        except Exception as error:  # the parser fails on text that it was not written for in ways of its own
+        except Exception as error:  # the parser may raise anything on text that it was not written for
             raise Malformed(f"the message cannot be read: {str(error)[:100]}") from None
         calls = parsed.get("tool_calls") or []
         return str(parsed.get("content") or ""), list(_object([call.get("function", call) for call in calls]))

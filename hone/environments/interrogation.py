@@ -1,4 +1,4 @@
-"""Knights and knaves who must be asked: a model hears a statement only from the person that it questions.
+"""Interrogation of knights and knaves: the model learns a person's statement only by asking for it.
 
 The environment `knights_interrogation`, for the task knights with `quiz: hidden`::
 

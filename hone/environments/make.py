@@ -1,4 +1,4 @@
-"""From the settings of a recipe to its environment and tools."""
+"""Makes the environment and tools of a recipe from its settings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator, "python": pyth
 
 
 def make_episodes(recipe: TrainedStage, renderer: Renderer, world: World = ALONE) -> Episodes:
-    """What the rollouts of a stage are made with. Raises UserError for an environment or tool that cannot be used."""
+    """The `Episodes` of a stage. Raises UserError for an environment or tool that cannot be used."""
     return Episodes(renderer, environment_of(recipe), recipe.environment, world)
 
 

@@ -1,12 +1,12 @@
-"""Plays episodes: the engine says a turn, it is read, the environment answers, until the episode ends.
+"""Plays episodes: the engine samples a turn, it is parsed, the environment answers, until the episode ends.
 
     episodes = Episodes(renderer)                                  # tasks that are answered in one turn
     episodes = make_episodes(recipe, renderer)                     # with the recipe's environment and tools
     episodes.sample(problems, engine, recipe.sampling, samples=8, seed=7)       # [P] tuples of [G] rollouts
 
-All episodes of a batch go on together, turn by turn. Which random number chooses which token depends on (seed, problem,
-sample, turn) alone, and the batches on nothing but what was said, so an interrupted run continues bit for bit. Of
-several processes each runs the environments of its own problems, and all get all answers.
+All episodes of a batch advance together, turn by turn. Random numbers depend only on (seed, problem, sample, turn), and
+batches only on the sampled turns and replies, so an interrupted run continues bit for bit. Of several processes each
+runs the environments of its own problems, and all get all answers.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ Opening = tuple[tuple[Message, ...], tuple[Schema, ...]]  # the messages that be
 
 @dataclass(frozen=True)
 class Episodes:
-    """What every rollout is made with: the renderer of the prompts, and the environment that answers."""
+    """Samples rollouts, with the renderer of the prompts and the environment that answers."""
 
     renderer: Renderer
     make: Callable[[], Environment] = SingleTurn
@@ -106,7 +106,7 @@ class Episodes:
     # --- parts of an episode ------------------------------------------------------------------------------------------
 
     def _open(self, problems: Sequence[Problem], samples: int, seed: int) -> list[_Game]:
-        """All episodes, begun. The samples of a problem have the same seed, so that they begin alike."""
+        """Begin all episodes. The samples of a problem have the same seed, so that they begin alike."""
         own = set(self.world.share(range(len(problems))))
         games = [
             _Game(problem, (p, g), self.make() if p in own else None)
@@ -259,10 +259,10 @@ def _complaint(reading: Reading) -> Step:
 
 
 def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages. Raises TypeError for what is no message."""
+    """The messages. Raises TypeError for an entry that is not a message."""
     for message in messages:
         if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise TypeError(f"{message!r:.80} is no message: give {{'role': ..., 'content': ...}}")
+            raise TypeError(f"{message!r:.80} is not a message: give {{'role': ..., 'content': ...}}")
         if not isinstance(message.get("content"), str):
             raise TypeError(f"the content of a message is {type(message.get('content')).__name__}, not text")
     return tuple(dict(message) for message in messages)

@@ -1,4 +1,4 @@
-"""Runs calls of environments in threads, each with a deadline: one that hangs delays a step, and never stops it.
+"""Runs calls of environments in threads, each with a deadline: a call that hangs delays a step, but never stops it.
 
 A thread cannot be killed: one that is past its deadline is left behind, and another takes its place.
 """
@@ -43,8 +43,8 @@ class Pool:
                 batch.start_worker()
             if self.abandoned > self.most_abandoned:
                 raise UserError(
-                    f"environment: {self.abandoned} of its calls hang; give environment.timeout more seconds, or mend "
-                    "the environment"
+                    f"environment: {self.abandoned} of its calls hang; give environment.timeout more seconds, or fix "
+                    f"the environment"
                 )
         return batch.results
 
@@ -87,7 +87,7 @@ class _Batch:
             except (Exception, SystemExit) as error:  # the user's code
                 result = Failed("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
             with self._changed:
-                if index not in self._started:  # given up: another thread works in this one's place
+                if index not in self._started:  # abandoned: another thread has taken this one's place
                     return
                 self._finish(index, result)
 

@@ -1,4 +1,4 @@
-"""What is written down of an episode: one row's `turns`, `end` and `steps`, in rollouts/ and evals/."""
+"""The record of an episode: a row's `turns`, `end` and `steps`, in rollouts/ and evals/."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Row = Mapping[str, Any]
 
 
 def episode_row(rollout: Rollout) -> dict[str, Any]:
-    """How an episode of several turns went, what was said and replied; empty for an answer in one turn."""
+    """The course of an episode of several turns, with its messages and replies; empty for an answer in one turn."""
     episode = rollout.episode
     plain = episode.end in ("done", "max_tokens") and not any(step.replies for step in episode.steps)
     if len(rollout.turns) == 1 and plain:

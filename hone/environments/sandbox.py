@@ -1,12 +1,12 @@
-"""Runs Python code that a model wrote, so that it can harm nothing: the tool `python`.
+"""The tool `python`: runs Python code that a model wrote, in a sandbox.
 
     run_python("print(6 * 7)")          # "42\n"
 
-Every call is a process of its own with limits on memory, processor time, files and time, an empty environment and an
-empty folder. With bubblewrap (`bwrap`) it sees nothing but the standard library and that folder, which is in memory;
-it has no network, and all its processes end with it. Without bubblewrap, Linux namespaces take the network away and end
-all processes, where the system permits that to users; files are not protected then. `missing_protections` names what
-is not there, and `hone check` prints it.
+Every call is a separate process with limits on memory, processor time, files and time, an empty environment and an
+empty folder. With bubblewrap (`bwrap`) it sees only the standard library and that folder, which is in memory;
+it has no network, and all its processes end with it. Without bubblewrap, Linux namespaces remove the network and end
+all processes, if the system permits that to users; files are not protected then. `missing_protections` lists the
+protections that are missing, and `hone check` prints them.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def python(code: str) -> str:
 
 
 def run_python(code: str, limits: Limits | None = None) -> str:
-    """What the code prints, errors included; why it was ended, if it was."""
+    """The output of the code, errors included, and the reason if it was ended."""
     limits = limits or Limits()
     if len(code) > LONGEST_CODE:
         return f"Error: the code has {len(code)} characters, at most {LONGEST_CODE} are run"
@@ -101,7 +101,7 @@ def run_python(code: str, limits: Limits | None = None) -> str:
 
 
 def missing_protections() -> list[str]:
-    """What the code of a model is not kept from on this machine; empty with bubblewrap for a user other than root."""
+    """The protections that are missing on this machine; empty with bubblewrap for a user other than root."""
     if _has_bubblewrap():
         return [ROOT] if os.geteuid() == 0 else []
     missing = ["files: it can read and write what you can (install bubblewrap)"]
@@ -159,7 +159,7 @@ def _run(command: list[str], code: str, folder: str, limits: Limits) -> str:
 
 
 def _kill(process: subprocess.Popen[Any]) -> None:
-    """End the process and all of its group."""
+    """Kill the process and its group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
 

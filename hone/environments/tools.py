@@ -3,7 +3,7 @@
     tools: [lookup.py:price, python, calculator]
 
 A function has type hints and a docstring with an `Args:` section, from which `transformers.utils.get_json_schema` makes
-the schema that the model is shown. It may be async. What it returns is shown to the model as text; an exception is
+the schema that is shown to the model. It may be async. What it returns is shown to the model as text; an exception is
 shown as `{"error": ...}`, as in TRL.
 """
 
@@ -21,7 +21,7 @@ from hone.base.settings import UserError
 from hone.environments.base import Environment, Message, Observation, Schema
 from hone.types import Problem
 
-#: Characters of a tool's result that the model is shown.
+#: Characters of a tool's result that are shown to the model.
 LONGEST_RESULT = 8192
 
 

@@ -28,7 +28,7 @@ _NOT_TOOLS = ("reset", "get_reward")
 
 
 class TRLEnvironment(ToolEnvironment):
-    """One instance of such a class, or of one of several by the row's column `environment`."""
+    """One instance of such a class, or of one of several, chosen by the row's column `environment`."""
 
     def __init__(self, classes: Mapping[str | None, Callable[[], Any]], functions: Sequence[Tool] = ()) -> None:
         self._classes, self._extra = classes, list(functions)

@@ -83,7 +83,7 @@ def write(folder: Path, snapshot: Snapshot, world: World = ALONE, rows: Collecti
             shutil.rmtree(aside, ignore_errors=True)
         raise OSError(
             error.errno,
-            f"checkpoint {snapshot.step} could not be written ({error.strerror or error}); the ones before are intact",
+            f"checkpoint {snapshot.step} could not be written ({error.strerror or error}); earlier ones are intact",
             str(final),
         ) from error
     return final

@@ -62,13 +62,13 @@ def packed_logprobs(
 
 
 def fast_layers(model: PreTrainedModel) -> AbstractContextManager[None]:
-    """Inside, layers use their fast kernels, forward and backward."""
+    """Context manager in which layers use their fast kernels, forward and backward."""
     return compiled(model) if is_compiled(model) else onednn(model)
 
 
 @contextmanager
 def inference_mode(model: PreTrainedModel) -> Iterator[None]:
-    """Inside, the model is in eval mode, with fast layers and without gradients."""
+    """Context manager in which the model is in eval mode, with fast layers and without gradients."""
     training = model.training
     try:
         with torch.no_grad(), fast_layers(model.eval()):
@@ -104,7 +104,7 @@ def map_no_grad(
 
 
 def local_batches(batches: Sequence[MicroBatch], world: World) -> list[tuple[int | None, MicroBatch]]:
-    """(index, micro-batch) of those that this process works on; the index of an empty one is None."""
+    """(index, micro-batch) of this process's micro-batches; the index of an empty one is None."""
     if not batches:
         return []
     indices = deal(batches, world.data)[world.data_rank]

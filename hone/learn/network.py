@@ -1,4 +1,4 @@
-"""The network of a policy: a model with its tokenizer, adapter and reference, whole or spread over processes."""
+"""The network of a policy: a model with its tokenizer, adapter and reference, in one process or spread over several."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class LoadedModel:
 
     model: PreTrainedModel
     tokenizer: PreTrainedTokenizerBase
-    path: str = ""  # where it came from; an adapter's files name it
+    path: str = ""  # its origin, which an adapter's files name
     reference: PreTrainedModel | None = None  # of the KL penalty: a frozen copy; with an adapter the model itself
 
     @classmethod

@@ -80,7 +80,7 @@ class MasterAdamW(torch.optim.AdamW):
         self.configure(optim, layers)
 
     def configure(self, optim: OptimConfig, layers: LayersConfig) -> None:
-        """Set what may change while the moments stay: rates, decay and the layers that are trained."""
+        """Set rates, decay and the trained layers, which may change without resetting the moments."""
         self.optim, self.layers = optim, layers
         last = num_layers(self.model)
         for group in self.param_groups:

@@ -41,7 +41,7 @@ from hone.recipe.sections.model import LoraConfig, ModelConfig
 from hone.recipe.sections.optim import LayersConfig, OptimConfig
 from hone.types import MicroBatch, StepStats
 
-#: What to minimise over one micro-batch, from the log-probs [N] and entropies [N] of its tokens.
+#: The loss of one micro-batch, from the log-probs [N] and entropies [N] of its tokens.
 LossFn = Callable[[MicroBatch, torch.Tensor, torch.Tensor], Objective]
 
 

@@ -7,7 +7,7 @@ Where a chat template rewrites the history, a new chain begins (a branch). Worke
     turn 2     prompt [5, 6, 7, 2, 9, 6]   completion [8, 2]
 
     token_ids  [5, 6, 7, 2, 9, 6, 8, 2]
-    trained    [F, F, T, T, F, F, T, T]     what was sampled, and nothing else
+    trained    [F, F, T, T, F, F, T, T]     only sampled tokens
 """
 
 from __future__ import annotations

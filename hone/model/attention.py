@@ -71,8 +71,8 @@ def check_called(model: torch.nn.Module, done: ForwardPass) -> None:
     """Raises UserError if no layer called our attention: packed sequences would have seen each other."""
     if not done.calls:
         raise UserError(
-            f"{type(model).__name__} computes attention (or what stands in its place) by itself and never calls the "
-            "one that transformers is told to use, so packed sequences would see each other; choose another model"
+            f"{type(model).__name__} computes attention (or a substitute) by itself and never calls the configured "
+            f"attention function, so packed sequences would see each other; choose another model"
         )
 
 
@@ -228,7 +228,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tenso
     """q [n, H, Lq, D], k [n, Hkv, Lk, D], v [n, Hkv, Lk, Dv] -> [n, H, Lq, Dv].
 
     The keys stand at positions 0, 1, ... of their sequence (in a sliding window: or of its end), the queries at the
-    last Lq of them: if there are more keys than queries, the first are the prompt's.
+    last Lq of them: if there are more keys than queries, the first ones belong to the prompt.
     """
     queries, keys = q.shape[2], k.shape[2]
     window = scoring.window if scoring.window is not None and scoring.window.hides(keys) else None
@@ -243,7 +243,7 @@ def causal_attention(q: Tensor, k: Tensor, v: Tensor, scoring: Scoring) -> Tenso
         same = v if size == q.shape[-1] else F.pad(v, (0, q.shape[-1] - size))
         out: Tensor = fused(q, k, same, 0.0, mask is None, attn_mask=mask, scale=scoring.scaling)[0]
         return out[..., :size]
-    if q.is_cuda:  # not every PyTorch has a fused kernel for grouped heads in float32; without one all scores are made
+    if q.is_cuda:  # not every PyTorch has a fused float32 kernel for grouped heads; without one all scores are stored
         k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     return F.scaled_dot_product_attention(
         q, k, v, attn_mask=mask, scale=scoring.scaling, is_causal=mask is None, enable_gqa=q.shape[1] != k.shape[1]

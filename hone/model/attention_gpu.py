@@ -1,14 +1,14 @@
 """Packed attention on a GPU: one call for all sequences of a row, whatever their lengths.
 
 `flash`: `torch.nn.attention.varlen.varlen_attn` (FlashAttention-2, Dao, arXiv:2307.08691). Each sequence has so many
-queries and at least as many keys, and its last query sees its last key ("bottom-right"): a completion's keys are those
-of its prompt, fetched from where they stand, and its own.
+queries and at least as many keys, and its last query sees its last key ("bottom-right"): a completion's keys are its
+own and those of its prompt, which are gathered.
 
-`flex`: `torch.nn.attention.flex_attention`, where that does not do (head sizes, older PyTorch). A mask says who sees
-whom, and blocks of it that are empty are skipped; nothing is fetched. It also computes chunks, soft caps, and sinks: a
-sink adds exp(sink) to the sum of the softmax, so the output is multiplied by sigmoid(logsumexp - sink).
+`flex`: `torch.nn.attention.flex_attention`, where that is not available (head sizes, older PyTorch). A mask determines
+which keys a query sees, and its empty blocks are skipped; nothing is gathered. It also computes chunks, soft caps, and
+sinks: a sink adds exp(sink) to the sum of the softmax, so the output is multiplied by sigmoid(logsumexp - sink).
 
-What both compute is what `hone.model.attention.packed_attention` computes by blocks, which float32 goes on with.
+Both compute the same as `hone.model.attention.packed_attention` does by blocks, which float32 continues to use.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from torch import Tensor
 from hone.model.scoring import Scoring, Window
 from hone.types import Block
 
-#: The oldest GPU that PyTorch's FlashAttention runs on, and what its head sizes are at most, and multiples of.
+#: The oldest GPU that PyTorch's FlashAttention supports, its largest head size, and the number that head sizes must be
+#: a multiple of.
 CAPABILITY, LARGEST_HEAD, HEAD_MULTIPLE = (8, 0), 256, 8
 #: Positions in one block of flex attention's mask: the trainer pads rows to multiples of it.
 MASK_BLOCK = 128
@@ -49,7 +50,7 @@ class Varlen:
     longest_key: int
 
 
-@lru_cache(maxsize=16)  # every layer asks, and recomputed ones again
+@lru_cache(maxsize=16)  # called by every layer, and again when layers are recomputed
 def varlen(layout: tuple[Block, ...], device: torch.device) -> Varlen:
     queries, keys, fetched = [0], [0], []
     start = 0
@@ -69,7 +70,7 @@ def varlen(layout: tuple[Block, ...], device: torch.device) -> Varlen:
     shared = any(block.prompt_len and block.completion_lens for block in layout)
     cumulative = torch.tensor([queries, keys], dtype=torch.int32)
     longest = cumulative.diff(dim=1).max(dim=1).values.tolist()
-    # non_blocking: a plain copy would wait until the device has done all that was asked of it before.
+    # non_blocking: a plain copy would wait for all earlier work of the device.
     ends = cumulative.to(device, non_blocking=True)
     places = torch.cat(fetched).to(device, non_blocking=True) if shared else None
     return Varlen(ends[0], ends[1], places, longest[0], longest[1])
@@ -103,12 +104,12 @@ def sees(layout: tuple[Block, ...], device: torch.device, window: Window | None 
 
 
 def kind(query: Tensor, value: Tensor, scoring: Scoring) -> Literal["flash", "flex"] | None:
-    """What computes attention for queries [..., D] and values [..., Dv]; None: block by block, as on a CPU."""
+    """The implementation for queries [..., D] and values [..., Dv]; None: block by block, as on a CPU."""
     if not query.is_cuda or query.dtype not in (torch.bfloat16, torch.float16):
         return None
     size = query.shape[-1]
     capable = torch.cuda.get_device_capability(query.device) >= CAPABILITY
-    same = value.shape[-1] == size  # FlashAttention's keys and values have one size
+    same = value.shape[-1] == size  # FlashAttention needs keys and values of one size
     known = scoring.fused and not (scoring.window is not None and scoring.window.chunks)
     if capable and same and known and size <= LARGEST_HEAD and size % HEAD_MULTIPLE == 0 and _varlen_attn() is not None:
         return "flash"
@@ -134,7 +135,7 @@ def attention(
 def flash(
     query: Tensor, key: Tensor, value: Tensor, layout: Varlen, scoring: Scoring, call: Callable[..., Tensor]
 ) -> Tensor:
-    """Shapes as in `attention`; `call` is `varlen_attn` or what does the same."""
+    """Shapes as in `attention`; `call` is `varlen_attn` or an equivalent."""
     q, k, v = (x[0].transpose(0, 1) for x in (query, key, value))  # [T, heads, D]
     if layout.fetched is not None:
         k, v = k.index_select(0, layout.fetched), v.index_select(0, layout.fetched)
@@ -142,7 +143,7 @@ def flash(
     if q.shape[1] != k.shape[1]:
         if "enable_gqa" in _parameters(call):
             grouped = {"enable_gqa": True}
-        else:  # PyTorch 2.11: each query head gets a key head of its own
+        else:  # PyTorch 2.11: each query head needs its own key head
             k, v = (x.repeat_interleave(q.shape[1] // x.shape[1], dim=1) for x in (k, v))
     out = call(
         q.contiguous(),
@@ -180,7 +181,7 @@ def flex(
     return (out * share[..., None].to(out.dtype)).transpose(1, 2)
 
 
-@cache  # one function for each cap: a new one would be compiled anew
+@cache  # one function for each cap: a new function would be compiled again
 def _cap(softcap: float) -> Callable[..., Tensor]:
     """flex attention's `score_mod`."""
 
@@ -207,7 +208,7 @@ def _compiled_flex() -> Callable[..., Any]:
 
 @cache
 def _varlen_attn() -> Callable[..., Tensor] | None:
-    """None: this PyTorch has none, or one that knows no causal windows yet."""
+    """`varlen_attn`; None if this PyTorch lacks it, or if it does not support causal windows yet."""
     try:
         from torch.nn.attention.varlen import varlen_attn
     except ImportError:

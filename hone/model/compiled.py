@@ -1,11 +1,11 @@
-"""Training passes through `torch.compile`, layer by layer: what lies between the products becomes one kernel.
+"""Training passes through `torch.compile`, layer by layer: the operations between matrix products become one kernel.
 
 Each layer is compiled on its own ("regional compilation", torchtitan, arXiv:2410.06511): all layers of a model share
-the code, and it is made for any number of tokens. Attention stays outside, since its layout is Python's own: a layer
-is compiled in two parts, before and behind it. Generation is left as it is.
+the code, which handles any number of tokens. Attention stays outside, because its layout is a Python object: a layer is
+compiled in two parts, before and after it. Generation is not compiled.
 
-On a GPU that is where norms, rotary embeddings and activations cost most. On a CPU it is slower
-(`benchmarks/throughput.py --compile`), and PyTorch's own products take the place of `hone.model.linear`'s.
+This concerns norms, rotary embeddings and activations, which cost most on a GPU. On a CPU it is slower
+(`benchmarks/throughput.py --compile`), and PyTorch's own products replace those of `hone.model.linear`.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _MARK = "hone_compiled"
 
 
 def request(model: PreTrainedModel) -> None:
-    """From now on `compiled` has an effect on this model. Raises UserError if its layers cannot be found."""
+    """Let `compiled` take effect on this model. Raises UserError if its layers cannot be found."""
     if not decoder_layers(model):
-        raise UserError(f"model.compile: {type(model).__name__} does not say what its layers are; set it to false")
+        raise UserError(f"model.compile: {type(model).__name__} does not declare its layers; set it to false")
     attention.keep_out_of_graphs()
     mixers.keep_out_of_graphs(model)
     setattr(model, _MARK, True)
@@ -41,14 +41,14 @@ def is_compiled(model: nn.Module) -> bool:
 
 
 def decoder_layers(model: PreTrainedModel) -> list[nn.Module]:
-    """What the architecture says must stay in one piece: its layers. FSDP2 makes a class of its own of theirs."""
+    """The layers, which the architecture declares as modules that must not be split. FSDP2 replaces their class."""
     names = set(model._no_split_modules or ())
     return [m for m in model.modules() if names & {kind.__name__ for kind in type(m).__mro__}]
 
 
 @contextmanager
 def compiled(model: PreTrainedModel) -> Iterator[None]:
-    """For the duration, layers run compiled."""
+    """Context manager in which layers run compiled."""
     layers = decoder_layers(model)
     try:
         for layer in layers:
@@ -61,6 +61,6 @@ def compiled(model: PreTrainedModel) -> Iterator[None]:
 
 @functools.cache
 def _compiled(layer: type[nn.Module]) -> Callable[..., Any]:
-    """One for all layers of a kind, of all models; `dynamic`: for any number of tokens."""
+    """The compiled forward of all layers of a class, in all models; `dynamic`: for any number of tokens."""
     forward: Callable[..., Any] = torch.compile(layer.forward, dynamic=True)
     return forward

@@ -64,7 +64,7 @@ def check_layer_types(config: Any, recurrent: Collection[str] = ()) -> None:
 
 
 def ignore_places_in_the_row(model: Any) -> None:
-    """Switch off scales that depend on a token's place in its row; up to `context_limit` they are 1 in a row of one
+    """Switch off scales that depend on a token's position in its row; up to `context_limit` they are 1 in a row of one
     sequence."""
     for module in model.modules():
         if getattr(module, "attn_temperature_tuning", None) and hasattr(module, "floor_scale"):

@@ -25,11 +25,12 @@ CAPACITY = 256
 os.environ.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(CAPACITY))
 
 PACKED_BYTES = 2 << 30
-PACKED_ROWS = 128  # the packed layout is chosen for this number; others are as fast with it
+PACKED_ROWS = 128  # the packed layout is chosen for this number of rows; it is as fast for others
 
 
 def available() -> bool:
-    """Depends only on the machine and the build, so that two runs on one machine agree bit for bit."""
+    """Whether oneDNN is used. Depends only on the machine and the build, so that two runs on one machine agree bit for
+    bit."""
     return (
         torch.backends.mkldnn.is_available()
         and torch.backends.cpu.get_cpu_capability() == "AVX512"
@@ -43,8 +44,8 @@ def keeps_shapes(model: nn.Module) -> bool:
 
 
 def _rounded(x: Tensor) -> Tensor:
-    """x [..., K] with rows of zeros behind it, as a matrix, if its number of rows is none of the few that packed passes
-    and decode steps have: 1, and multiples of 8 up to 128 and of 128 above. Rectangles of sequences have others
+    """x [..., K] as a matrix, with rows of zeros appended until their number is 1, a multiple of 8 up to 128, or a
+    multiple of 128 above: the few sizes of packed passes and decode steps. Rectangles of sequences have other sizes
     (`hone.model.mixers`). A row of a product is the same to the bit, however many other rows there are."""
     rows = x.numel() // x.shape[-1]
     multiple = 8 if rows <= 128 else 128
@@ -53,7 +54,7 @@ def _rounded(x: Tensor) -> Tensor:
 
 
 def _unrounded(out: Tensor, like: Tensor) -> Tensor:
-    """The rows of `out` [M, N] that `like` [..., K] has, in its shape."""
+    """The first rows of `out` [M, N], in the shape of `like` [..., K]."""
     rows = like.numel() // like.shape[-1]
     return (out if out.numel() == rows * out.shape[-1] else out[:rows]).view(*like.shape[:-1], out.shape[-1])
 
@@ -102,9 +103,9 @@ def _packed_linear(module: nn.Linear) -> Callable[[Tensor], Tensor]:
 
 @contextmanager
 def onednn(model: nn.Module, frozen: bool = False) -> Iterator[None]:
-    """Inside, linear layers call oneDNN; the modules and their weights do not change.
+    """Context manager in which linear layers call oneDNN; the modules and their weights do not change.
 
-    `frozen`: nothing trains meanwhile. Each layer's weight is then reordered once into oneDNN's layout instead of in
+    `frozen`: no weights change meanwhile. Each layer's weight is then reordered once into oneDNN's layout instead of in
     every product, where it takes a twentieth of the time with 128 rows and half with 8. The copies are as large as
     the weights, so models above PACKED_BYTES are excluded.
     """

@@ -34,7 +34,7 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
     network, without dropout or other noise (`hone.model.update_mode`). A folder of an adapter gives its base with the
     adapter merged in. `on`: the device, by default the accelerator.
 
-    Raises UserError if there is no model at `config.path`, it is damaged, or it would silently train wrong.
+    Raises UserError if there is no model at `config.path`, it is damaged, or it would silently train incorrectly.
     """
     attention.register()
     config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
@@ -101,7 +101,7 @@ def base_of(adapter: str) -> str:
         place = places.moved(base, Path(adapter))
         if place is None:
             raise UserError(
-                f"{adapter}: its base model {base} is not there (moved?); put it back, or write where it is as "
+                f"{adapter}: its base model {base} is not there (moved?); put it back, or write its path as "
                 f"base_model_name_or_path in {lora.CONFIG_FILE}"
             )
         return str(place)
@@ -131,7 +131,7 @@ def _loaded(config: ModelConfig, load: Callable[[], Any]) -> Any:
 
 
 def _is_cached(config: ModelConfig) -> bool:
-    """Whether some file of the model is in the hub's cache; what is missing, its client will say."""
+    """Whether some file of the model is in the hub's cache; its client reports missing ones."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
@@ -142,8 +142,8 @@ def _is_cached(config: ModelConfig) -> bool:
 
 
 def check_supported(model: PreTrainedModel) -> None:
-    """Raises UserError for models whose config shows that they would train wrong: unknown kinds of layers, a wrapped
-    output head. What a config does not show, `hone.rollout.exactness` measures."""
+    """Raises UserError for models whose config shows that they would train incorrectly: unknown kinds of layers, a
+    wrapped output head. `hone.rollout.exactness` detects what a config does not show."""
     limits.check_layer_types(model.config, mixers.check(model))
     try:
         output_head(model)
@@ -152,7 +152,8 @@ def check_supported(model: PreTrainedModel) -> None:
 
 
 def left_out(model: PreTrainedModel) -> Iterator[tuple[str, str]]:
-    """Kind and message of events: what is not trained although the settings, or the model's config, suggest it."""
+    """(kind, message) of events on parts that are not trained although the settings, or the model's config, suggest
+    it."""
     if (covered := lora.coverage(model)) is not None:
         yield "lora", covered
     text = model.config.get_text_config()

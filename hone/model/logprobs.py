@@ -56,7 +56,7 @@ class Head:
 
 @contextmanager
 def budget_of(device: str) -> Iterator[None]:
-    """Tensors of the meta device stand for those of `device` (cpu or cuda) for the duration: chunks are as large."""
+    """Context manager in which chunks of tensors on the meta device are as large as on `device` (cpu or cuda)."""
     before = BUDGET.get("meta")
     BUDGET["meta"] = BUDGET[device]
     try:
@@ -116,12 +116,14 @@ def head_logprobs(
 
 
 def backbone(model: Any) -> Any:
-    """The part of a causal model that returns hidden states. Llama 4 does not name it as its class says."""
+    """The part of a causal model that returns hidden states. Llama 4's attribute differs from the name that its class
+    declares."""
     return model.base_model if model.base_model is not model else model.model
 
 
 def output_head(model: Any) -> Head:
-    """The output head, with what the config says of its logits. Raises ValueError if it is not a linear layer."""
+    """The output head, with the config's scaling and cap of its logits. Raises ValueError if it is not a linear
+    layer."""
     text = model.config.get_text_config()
     factor = 1.0
     for name in FACTORS:
@@ -165,7 +167,7 @@ class _TokenLogprobs(torch.autograd.Function):
         ctx.save_for_backward(hidden, weight, bias, targets, lse, entropy)
         ctx.factor, ctx.softcap = head.factor, head.softcap
         ctx.temperature, ctx.rows, ctx.group = temperature, rows, group
-        ctx.set_materialize_grads(False)  # an entropy that no loss uses costs nothing in the backward pass
+        ctx.set_materialize_grads(False)  # an entropy that is in no loss costs nothing in the backward pass
         return logprobs, entropy
 
     @staticmethod

@@ -89,11 +89,11 @@ def target_names(model: PreTrainedModel, targets: str | tuple[str, ...]) -> list
             )
         if name in unadaptable(model):
             raise UserError(
-                f"lora.targets: the weight of {name} is read past the layer, so an adapter would not act; name "
-                f"others: {', '.join(leaves)}"
+                f"lora.targets: the weight of {name} is read directly, bypassing the layer, so an adapter would have "
+                f"no effect; name others: {', '.join(leaves)}"
             )
         if not any(f".{full_name}".endswith(f".{name}") for full_name in linear):
-            raise UserError(f"lora.targets: {name} is no linear layer of this model; it has {', '.join(leaves)}")
+            raise UserError(f"lora.targets: {name} is not a linear layer of this model; it has {', '.join(leaves)}")
     return sorted(targets)
 
 
@@ -150,7 +150,7 @@ def fused_experts(model: nn.Module) -> list[str]:
 
 
 def coverage(model: PreTrainedModel) -> str | None:
-    """What an attached adapter covers, if `lora.targets` suggests more than that; else None."""
+    """What an attached adapter covers, if that is less than `lora.targets` suggests; else None."""
     experts, mixing = fused_experts(model), unadaptable(model)
     if not has_adapter(model) or not (experts or mixing):
         return None
@@ -170,14 +170,15 @@ def has_adapter(model: nn.Module) -> bool:
 
 @contextmanager
 def adapter_off(model: nn.Module) -> Iterator[None]:
-    """Inside, the model runs without its adapter; without an adapter nothing changes."""
+    """Context manager in which the model runs without its adapter, if it has one."""
     with _exchanged(model, lambda layer: layer.get_base_layer()):
         yield
 
 
 @contextmanager
 def merged(model: nn.Module) -> Iterator[None]:
-    """Inside, each adapted layer is an ordinary `nn.Linear`, and parameters have the names of the base model.
+    """Context manager in which each adapted layer is an ordinary `nn.Linear`, and parameters have the names of the base
+    model.
 
     The frozen weights are not modified: adding and subtracting would leave a rounding error.
     """
@@ -221,7 +222,7 @@ def save_adapter(model: PreTrainedModel, folder: Path, base: str) -> None:
 
 
 def save_settings(model: PreTrainedModel, folder: Path, base: str) -> None:
-    """What `save_adapter` writes, except the weights."""
+    """Write the files of `save_adapter` except for the weights."""
     folder.mkdir(parents=True, exist_ok=True)
     config = copy.copy(_peft_config(model))
     config.base_model_name_or_path = str(Path(base).resolve()) if Path(base).exists() else base
@@ -296,7 +297,7 @@ def merge_from(model: PreTrainedModel, folder: str | Path) -> None:
 
 @contextmanager
 def _exchanged(model: nn.Module, other: Callable[[Any], nn.Module]) -> Iterator[None]:
-    """Inside, `other(layer)` replaces each adapted layer."""
+    """Context manager in which `other(layer)` replaces each adapted layer."""
     places = _adapted(model)
     try:
         with torch.no_grad():

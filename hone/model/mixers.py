@@ -2,12 +2,12 @@
 
     route(model)        # once, after loading: mixers look at the pass in progress (`attention.forward_pass`)
 
-A mixer reads a sequence from left to right and remembers a state of fixed size: the last inputs of a short convolution,
+A mixer reads a sequence from left to right and keeps a state of fixed size: the last inputs of a short convolution,
 and the matrix of a gated delta net, of Kimi delta attention or of Mamba. A packed row holds many sequences, so its
 tokens are laid out as rectangles [rows, longest] of several sequences, and the mixer's own forward runs on these. In
-training (`layout=`) the prompts of all groups are read first; their completions then start from the states that the
-prompts have left. A group's prompt therefore costs once, and in the backward pass the gradients of its state sum over
-the completions. In generation the states are kept by the cache (`hone.rollout.native.states`).
+training (`layout=`) the prompts of all groups are read first; their completions then start from the states after their
+prompts. A group's prompt is therefore computed once, and in the backward pass the gradients of its state sum over the
+completions. In generation the states are kept by the cache (`hone.rollout.native.states`).
 
 Everything is computed by the code of transformers, with the fast kernels that it uses where they are installed
 (`flash-linear-attention` and `causal-conv1d`, on a GPU). Only its cache is replaced, by `States`, which keeps the
@@ -35,11 +35,11 @@ from hone.base.settings import UserError
 from hone.model import attention
 from hone.types import Block
 
-#: What a mixer calls on the cache that it is given, and by which it is recognised.
+#: The methods that a mixer calls on its cache, by which mixers are recognised.
 CACHE_CALLS = ("update_conv_state", "update_recurrent_state")
 #: Types of layers (`layer_types` of a config) with a recurrent mixer; "hybrid" ones have attention beside it.
 RECURRENT = ("linear_attention", "mamba", "conv", "hybrid")
-#: Types of layers of which attention keeps nothing: recurrent ones, and those without any mixer.
+#: Types of layers without cached keys and values: recurrent ones, and those without any mixer.
 WITHOUT_ATTENTION = ("linear_attention", "mamba", "conv", "mlp", "moe")
 #: Completions share a rectangle if padding adds at most a quarter to each. Lengths are rounded up to one of eight in
 #: each octave, so that there are few shapes: libraries keep what they have compiled for each.
@@ -49,7 +49,7 @@ SHORT = 8
 
 @dataclass(slots=True)
 class States:
-    """What mixers remember of each row; a mixer gets it in the place of transformers' cache.
+    """The states of mixers for each row; a mixer gets this in place of transformers' cache.
 
     The methods are those of `transformers.Cache` that mixers call (also before 5.23, which reads `layers` itself). They
     change nothing in place, so that the graph of a training pass is kept. `state_idx` numbers the convolutions or
@@ -80,7 +80,7 @@ class States:
     def update_conv_state(
         self, inputs: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
     ) -> Tensor:
-        """Remembers the last of `inputs` [R, C, L]; returns them, behind those that were remembered."""
+        """Keep the last of `inputs` [R, C, L]; returns them, preceded by those kept before."""
         before = self.conv_states.get(state_idx)
         joined = inputs if before is None else torch.cat([before, inputs], dim=-1)
         kept = conv_kernel_size or (inputs.shape[-1] if before is None else before.shape[-1])
@@ -92,14 +92,14 @@ class States:
         return state
 
     def map(self, change: Callable[[Tensor], Tensor]) -> States:
-        """The same states, each tensor changed."""
+        """States with `change` applied to each tensor."""
         return States(
             {i: change(t) for i, t in self.conv_states.items()},
             {i: change(t) for i, t in self.recurrent_states.items()},
         )
 
     def rows(self, index: Tensor) -> States:
-        """The states of these rows, which may repeat."""
+        """The states of these rows, which may contain duplicates."""
         return self.map(lambda t: t.index_select(0, index))
 
     def tensors(self) -> list[Tensor]:
@@ -132,7 +132,7 @@ def check(model: nn.Module) -> tuple[str, ...]:
     """Types of layers that are computed exactly because of the mixers found in `model`.
 
     Raises UserError for a layer of such a type without a mixer that takes a cache of states, since its sequences could
-    not be separated, and for a mixer that is more than one.
+    not be separated, and for a mixer that needs further inputs.
     """
     config: Any = model.config
     text = config.get_text_config()
@@ -157,13 +157,13 @@ def check(model: nn.Module) -> tuple[str, ...]:
 
 
 def route(model: nn.Module) -> None:
-    """Makes the mixers of `model` compute what the pass in progress asks for; outside of one they are as they were."""
+    """Make the mixers of `model` follow the pass in progress; without one they are unchanged."""
     for mixer in recurrent(model):
         vars(mixer)["forward"] = functools.partial(_routed, mixer)
 
 
 def keep_out_of_graphs(model: nn.Module) -> None:
-    """Breaks compiled graphs at the mixers, which need the layout from Python."""
+    """Break compiled graphs at the mixers, which need the layout from Python."""
     for mixer in recurrent(model):
         vars(mixer)["forward"] = torch.compiler.disable(functools.partial(_routed, mixer))
 
@@ -249,7 +249,7 @@ def _cache_name(kind: type[nn.Module]) -> str:
 
 
 def packed(mixer: nn.Module, hidden: Tensor, layout: tuple[Block, ...]) -> Tensor:
-    """hidden [1, T, D] -> [1, T, D]: each sequence by itself, and a completion after its prompt."""
+    """hidden [1, T, D] -> [1, T, D]: each sequence separately, a completion after its prompt."""
     plan = _plan(layout, continues(mixer), hidden.device)
     tokens = F.pad(hidden[0], (0, 0, 0, 1))  # padding reads the last, a zero
     outputs, states = read(mixer, tokens, plan.prompts)
@@ -342,7 +342,7 @@ def _plan(layout: tuple[Block, ...], forks: bool, device: torch.device) -> _Plan
 @dataclass(frozen=True, slots=True)
 class _Completion:
     positions: list[int]  # packed positions that the row reads
-    repeated: int  # the first of them, whose outputs another row has
+    repeated: int  # the first of them, whose outputs another row computes
     prompt: int | None  # the prompt whose state it starts from
 
 
@@ -366,6 +366,6 @@ def similar(lengths: Sequence[int]) -> list[list[int]]:
 
 
 def rounded(length: int) -> int:
-    """Rounded up to one of eight lengths in each octave, but to a multiple of 8."""
+    """The length rounded up to one of eight lengths in each octave, and to a multiple of 8."""
     step = max(8, 1 << max(0, length.bit_length() - 4))
     return -(-length // step) * step

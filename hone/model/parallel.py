@@ -179,7 +179,7 @@ def _shard_layers(model: PreTrainedModel, mesh: DeviceMesh) -> None:
     names = tuple(model._no_split_modules or ())
     layers = [m for m in model.modules() if type(m).__name__ in names]
     if not layers:
-        raise UserError(f"parallel.shard: {type(model).__name__} does not say what its layers are; set it to 1")
+        raise UserError(f"parallel.shard: {type(model).__name__} does not declare its layers; set it to 1")
     # Sums of bfloat16 gradients over processes are in float32.
     precision = MixedPrecisionPolicy(reduce_dtype=torch.float32)
     for module in (*layers, model):

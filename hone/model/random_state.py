@@ -8,7 +8,7 @@ import torch
 
 
 def own_random_numbers(device: torch.device) -> AbstractContextManager[None]:
-    """Inside, draws do not change the RNG state of the host and of this device. Other devices, which belong to other
-    processes, are not touched."""
+    """Context manager in which draws do not change the RNG state of the host and of this device. Other devices, which
+    belong to other processes, are unaffected."""
     fork: AbstractContextManager[None] = torch.random.fork_rng([device] if device.type == "cuda" else [])
     return fork

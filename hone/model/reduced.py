@@ -27,7 +27,7 @@ Product = Callable[[Tensor], Tensor]
 
 #: PyTorch's int8 product is used up to this many rows: it reads less but computes slowly, and pads more rows to 8.
 INT8_ROWS = 1
-#: It reads this many numbers at once, beyond the end of a shorter row.
+#: It reads this many numbers at a time, beyond the end of a shorter row.
 INT8_MULTIPLE = 16
 
 
@@ -36,7 +36,7 @@ def check(model: PreTrainedModel, weights: Weights) -> None:
     if weights == "policy" or (weights == "bfloat16" and model.dtype == torch.bfloat16):
         return
     if model.dtype != torch.float32:
-        raise UserError(f"rollout.weights: {weights} is made of float32 weights, and model.dtype is {_name(model)}")
+        raise UserError(f"rollout.weights: {weights} is made from float32 weights, but model.dtype is {_name(model)}")
     if weights == "int8" and model.device.type != "cpu":
         raise UserError(
             f"rollout.weights: int8 is for CPUs, and the model is on {model.device}; give bfloat16, or an engine that "
@@ -46,7 +46,8 @@ def check(model: PreTrainedModel, weights: Weights) -> None:
 
 @contextmanager
 def reduced(model: PreTrainedModel, weights: Weights) -> Iterator[None]:
-    """Inside, linear layers use copies of their weights in this precision, made on entry. Nothing trains meanwhile."""
+    """Context manager in which linear layers use copies of their weights in this precision, made on entry. Weights must
+    not change meanwhile."""
     check(model, weights)
     layers = [] if weights == "policy" or model.dtype != torch.float32 else plain_layers(model)
     head = model.get_output_embeddings()

@@ -32,7 +32,7 @@ FILE_BYTES = 1 << 30
 
 Tensors = Mapping[str, torch.Tensor]
 
-# torch warns whenever a process saves or reads by itself, which is intended here.
+# torch warns when a process saves or reads alone, which is intended here.
 warnings.filterwarnings("ignore", message="torch.distributed is disabled, unavailable or uninitialized")
 
 

@@ -70,7 +70,7 @@ def common_phrases(texts: Sequence[str], count: int) -> list[str]:
     learned = sorted(tokenizer.get_vocab().items(), key=lambda item: item[1])
     words = {word for text in texts for word in re.sub(PUNCTUATION, " ", text).split()}
     phrases = [text for text, _ in learned if text.startswith(" ") and " " in text.strip()]
-    return [text for text in phrases if words.issuperset(text.split())][:count]  # a merge may end inside a word
+    return [text for text in phrases if words.issuperset(text.split())][:count]  # a merge may end within a word
 
 
 def create(folder: Path, config: TinyConfig, texts: Iterable[str] | PreTrainedTokenizerFast, seed: int) -> None:

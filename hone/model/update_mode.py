@@ -39,7 +39,7 @@ def recompute_activations(model: PreTrainedModel) -> None:
 
 @contextmanager
 def update_mode(model: nn.Module) -> Iterator[None]:
-    """Inside, activations are recomputed if requested, and an adapter's dropout is on."""
+    """Context manager in which activations are recomputed if requested, and an adapter's dropout is on."""
     modules = [*_recomputed(model), *_adapter_dropout(model)]
     before = [module.training for module in modules]
     try:

@@ -119,5 +119,5 @@ def teacher_passes(stage: DistilStage) -> list[str]:
     return [
         "log-probs of the student: one more forward pass before the first update",
         "log-probs of the teacher: one more forward pass, of a second, frozen model",
-        "no reward: answers are graded only for the record",
+        "no reward: grades are only recorded",
     ]

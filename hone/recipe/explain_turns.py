@@ -1,4 +1,4 @@
-"""What `hone explain` says of rollouts with several turns."""
+"""The part of `hone explain` on rollouts with several turns."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from hone.recipe.sections.algo import AlgoConfig
 
 
 def turns(stage: TrainedStage) -> list[str]:
-    """How an episode goes, and which of its tokens are trained; nothing for tasks that are answered in one turn."""
+    """The course of an episode, and which of its tokens are trained; empty for tasks that are answered in one turn."""
     if not stage.has_turns:
         return []
     environment, name = stage.environment, stage.environment.name
@@ -20,18 +20,18 @@ def turns(stage: TrainedStage) -> list[str]:
     return [
         f"an episode has at most {environment.max_turns} turns of at most {stage.sampling.max_tokens} tokens; "
         f"{' and '.join(answers)} {verb}; prompt, turns and replies together fit {room}",
-        "trained are the tokens that were sampled, of every turn; replies, and what the chat template puts between, "
-        "are read and not trained; where the template rewrites what was said before, the turns from there on are "
-        "another sample with the same advantage",
+        "the sampled tokens of every turn are trained; replies, and text that the chat template inserts, are read but "
+        "not trained; if the template rewrites earlier messages, the following turns are another sample with the same "
+        "advantage",
     ]
 
 
 def turn_advantage(algo: AlgoConfig) -> list[str]:
-    """Of `credit: turn`."""
+    """The advantage with `credit: turn`."""
     scale = " / (std + 1e-6)" if algo.advantage == "grpo" else ""
     return [
         f"A_t = sum over the turn k of token t and later turns of (r_k - mean){scale}",
-        "r_k: what the environment gave for turn k, weighted; all other parts of the reward belong to the last turn",
+        "r_k: the environment's reward for turn k, weighted; all other parts of the reward belong to the last turn",
         f"mean{' and std' if scale else ''} over all turns of the group's answers (DeepSeekMath, arXiv:2402.03300, "
         "section 4.1.3)",
     ]

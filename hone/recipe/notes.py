@@ -31,7 +31,7 @@ if TYPE_CHECKING:
         TrainedStage,
     )
 
-#: Learning rates above it are doubted: an update of AdamW moves every weight by up to the learning rate.
+#: Higher learning rates get a note: an update of AdamW moves every weight by up to the learning rate.
 HIGHEST_LR = 0.1
 
 
@@ -49,7 +49,7 @@ def notices(recipe: Recipe | Pipeline) -> list[str]:
 
 
 def stage_notices(stage: Recipe, alone: bool = True) -> list[str]:
-    """The notes of one stage. `alone`: it is the whole recipe, not a pipeline's, whose stages share settings."""
+    """The notes of one stage. `alone`: it is the whole recipe, not one of a pipeline's stages, which share settings."""
     lines = list(_of_every_kind(stage))
     if stage.stage == "sft":
         lines += _sft(stage, alone)
@@ -173,7 +173,7 @@ def _distil(stage: DistilStage) -> Iterator[str]:
 
 
 def _phases(stage: RLStage) -> Iterator[str]:
-    """Notes of each of the recipes that the schedule makes of a stage, each said once."""
+    """Notes on each of the recipes that result from a stage's schedule, each given once."""
     phases = Phases(stage)
     shown = [*_rl(phases.at(0, 0)), *_resets(stage)]
     yield from shown
@@ -211,7 +211,7 @@ def _rl(stage: RLStage) -> Iterator[str]:
 
 
 def _loop(stage: LoopStage, skip: Sequence[str] = ()) -> Iterator[str]:
-    """`skip`: settings of `algo` that have their note already."""
+    """`skip`: settings of `algo` that already have a note."""
     yield from (f"algo.{text}" for text in _algo(stage.algo, skip))
     yield from (f"rollout.{text}" for text in _engine(stage.rollout))
     yield from (f"curriculum.{text}" for text in _curriculum(stage))

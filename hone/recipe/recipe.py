@@ -63,7 +63,7 @@ else:
 
 
 class StageSettings(Section):
-    """What stages of every kind have."""
+    """The settings of stages of every kind."""
 
     name: Name
     stage: Literal["sft", "rl", "generate", "distil"] = "rl"
@@ -162,8 +162,8 @@ def kinds_with(key: str) -> list[str]:
 
 
 class Recipe(RLStage, SFTStage, DistilStage, GenerateStage):
-    """One stage of any kind. Settings of the other kinds are passed over; `hone.recipe.load` accepts them only where
-    they are inherited from the top level of a pipeline."""
+    """One stage of any kind. Settings of the other kinds are ignored; `hone.recipe.load` accepts them only if they are
+    inherited from the top level of a pipeline."""
 
     follows = {("eval", "sampling"): ("sampling",)}
     other_names = OTHER_NAMES

@@ -1,8 +1,8 @@
-"""Rules about settings: what is impossible is an error, what is possible without effect is a note; nothing is passed
-over in silence. The notes are in `hone.recipe.notes`.
+"""Rules about settings: what is impossible is an error, what is possible but has no effect is a note; nothing is
+ignored silently. The notes are in `hone.recipe.notes`.
 
-Here are the errors that concern several sections. A rule within one section is a validator of that section; which
-settings a kind of stage has is said by its class (`hone.recipe.recipe.KINDS`).
+Here are the errors that concern several sections. A rule within one section is a validator of that section; the
+settings of a kind of stage are those of its class (`hone.recipe.recipe.KINDS`).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def judge_all(task: Task, items: Sequence[tuple[Problem, Rollout]]) -> list[Judg
 
 
 def _judged(rollout: Rollout, grade: Grade) -> Judged:
-    if failure := ENVIRONMENT_FAILURES.get(rollout.episode.end):  # nothing is known of the answer
+    if failure := ENVIRONMENT_FAILURES.get(rollout.episode.end):  # the answer is unknown
         grade = Grade(failure, note=f"environment: {rollout.episode.note}")
     if grade.verdict == "malformed" and grade.extracted is None and rollout.finish != "stop":
         grade = Grade("truncated")
@@ -167,7 +167,7 @@ class Composed:
         return Reward(total, parts, verdict, one.grade.extracted, turns=self._by_turn(one.rollout, total))
 
     def _by_turn(self, rollout: Rollout, total: float) -> tuple[float, ...]:
-        """What the environment gave for each turn, weighted; all else belongs to the last turn."""
+        """The environment's reward of each turn, weighted; all other parts belong to the last turn."""
         steps, weight = rollout.episode.steps, self.weights.get("environment", 0.0)
         if len(steps) < 2:
             return ()

@@ -178,7 +178,7 @@ class UserFunction(Part):
         return results
 
     def _warn_of_hang(self) -> None:
-        """Say once what the run is waiting for: a plain function in this process cannot be stopped."""
+        """Report once what the run is waiting for: a plain function in this process cannot be stopped."""
         if not self.warned:
             self.warned = True
             print(

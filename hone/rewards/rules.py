@@ -64,7 +64,7 @@ class Countdown(Part):
 
 
 class EnvironmentReward(Part):
-    """What the environment gives: the rewards of the turns and of the whole episode, added up."""
+    """The environment's reward: the sum of the rewards of the turns and of the whole episode."""
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
         return [Score(self._value(one.rollout.episode)) for one in group]

@@ -59,7 +59,7 @@ def now() -> datetime.date:
 
 @contextmanager
 def templates_dated(date: datetime.date) -> Iterator[None]:
-    """Within the block, `strftime_now` in a chat template returns this date.
+    """Context manager in which `strftime_now` in a chat template returns this date.
 
     transformers passes that function to templates itself, and would turn one passed as an argument into text; so the
     clock that it reads is replaced.
@@ -82,7 +82,7 @@ def templates_dated(date: datetime.date) -> Iterator[None]:
 
 @contextmanager
 def prompt_date(date: datetime.date | None) -> Iterator[None]:
-    """Within the block, prompts are rendered with this date; None: today's."""
+    """Context manager in which prompts are rendered with this date; None: today's."""
     token = _DATE.set(date)
     try:
         yield

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 Event = Callable[[str, str], None]
 
 
-#: The kind of an event that a run records, and that would only disturb the output of other commands.
+#: The kind of events that only runs report: in the output of other commands they would be noise.
 FIRST_USE = "decode_kernel_compiled"
 
 
@@ -56,7 +56,7 @@ class Engine(Protocol):
         ...
 
     def sync(self, policy: Policy, version: int) -> object:
-        """Serve these weights from now on; turns have `version` as their policy_version."""
+        """Serve these weights from now on; the policy_version of later turns is `version`."""
         ...
 
 
@@ -72,7 +72,7 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class ModelTraits:
-    """What a server has to be told of the policy's model."""
+    """The properties of the policy's model that a server needs."""
 
     stop_ids: tuple[int, ...] = ()  # tokens that end a completion
     dtype: str = "float32"

@@ -3,7 +3,7 @@
     check_model(model, event)       # raises UserError; takes seconds once per model, then nothing
 
 hone plugs its own attention into third-party models, packs sequences into one row, computes log-probs from hidden
-states and generates with its own cache. If an architecture has something that this ignores (a window, a mask, a cap on
+states and generates with its own cache. If an architecture has a feature that this ignores (a window, a mask, a cap on
 the logits, noise in train mode), nothing fails, but the numbers are wrong. So the engine answers two prompts of
 different lengths, and the log-probs of these answers are compared:
 
@@ -90,7 +90,7 @@ def check_model(model: PreTrainedModel, event: Event = print_event) -> Agreement
         return None
     agreement = _measured(model)
     tolerance = TOLERANCE.get(str(model.dtype).removeprefix("torch."), TOLERANCE["bfloat16"])
-    if not agreement.gap <= tolerance:  # nan too
+    if not agreement.gap <= tolerance:  # also if it is nan
         raise UserError(_disagreement(model, agreement, tolerance))
     _remember(key, {"model": type(model).__name__, **asdict(agreement)}, event)
     return agreement
@@ -139,7 +139,7 @@ def _measured(model: PreTrainedModel) -> Agreement:
         return measure(model)
     except (UserError, torch.OutOfMemoryError, MemoryError):
         raise
-    except Exception as error:  # any: the model's code is from transformers or the hub
+    except Exception as error:  # any exception: the model's code is from transformers or the hub
         first = (str(error).strip().splitlines() or [""])[0]
         raise UserError(
             f"{type(model).__name__} ({model.config.get_text_config().model_type}) cannot run with hone's attention: "
@@ -201,7 +201,7 @@ def _own(model: PreTrainedModel, turns: list[Turn]) -> FloatArray:
 
 @contextmanager
 def own_attention(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block, the model uses its own plain attention ("eager"), in eval mode."""
+    """Context manager in which the model uses its own plain attention ("eager"), in eval mode."""
     ours = [c for c in _configs(model) if getattr(c, "_attn_implementation", None) == attention.NAME]
     modes = [(module, module.training) for module in model.modules()]
     try:
@@ -218,7 +218,8 @@ def own_attention(model: PreTrainedModel) -> Iterator[None]:
 
 @contextmanager
 def _short_windows(model: PreTrainedModel) -> Iterator[None]:
-    """Within the block, windows and chunks have at most WINDOW tokens: one of 4096 would need sequences of 4096."""
+    """Context manager in which windows and chunks have at most WINDOW tokens: one of 4096 would need sequences of
+    4096."""
     entries = [(config, name) for config in _configs(model) for name in WINDOWS.values()]
     before = [(config, name, size) for config, name in entries if isinstance(size := getattr(config, name, None), int)]
     try:

@@ -71,7 +71,7 @@ class PolicyMismatch(UserError):
 
 @runtime_checkable
 class Scorer(Protocol):
-    """An engine with weights of its own: it can score fixed tokens, perhaps tell its digests, and be restarted."""
+    """An engine with its own weights: it can score fixed tokens, may report digests, and can be restarted."""
 
     on_restart: Callable[[], None]
 

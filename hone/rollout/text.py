@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 Decode = Callable[[Sequence[int]], str]
 
 #: Names of special tokens that divide an answer into parts, as in `[THINK]` and gpt-oss's `<|channel|>`: without them
-#: a reader could not tell the thinking from the answer.
+#: thinking and answer could not be separated.
 _MEANING = re.compile(r"think|thought|reason|channel|message|constrain|tool|call|answer|solution", re.IGNORECASE)
 _MEANING_WHOLE = ("<|start|>",)
 

@@ -20,7 +20,7 @@ from hone.recipe.sections.optim import OptimConfig
 FIXED = {
     "stage": "the stage is of another kind",
     "seed": "every random number so far was drawn with the old one",
-    "task": "the problems that were drawn so far, and how they were graded, are those of the old one",
+    "task": "the problems drawn and graded so far are those of the old one",
     "model.path": "checkpoints hold the weights of the old one",
     "model.revision": "checkpoints hold the weights of the old one",
     "model.stage": "checkpoints hold the weights of the old one",
@@ -28,11 +28,11 @@ FIXED = {
     "model.dtype": "checkpoints hold weights of the old type",
     "lora": "checkpoints hold the old adapter",
     "teacher": "the student has learned from the old one so far",
-    "sft.data": "which examples were learned so far is counted in the old ones",
-    "sft.styles": "which examples were learned so far is counted in the old ones",
-    "sft.examples": "which examples were learned so far is counted in the old ones",
-    "sft.examples_per_step": "which examples were learned so far is counted in the old steps",
-    "sft.validation": "which examples were held out was decided with the old one",
+    "sft.data": "the progress so far is counted in the old ones",
+    "sft.styles": "the progress so far is counted in the old ones",
+    "sft.examples": "the progress so far is counted in the old ones",
+    "sft.examples_per_step": "the progress so far is counted in the old steps",
+    "sft.validation": "the held-out examples were chosen with the old one",
     "generate.problems_per_shard": "the answers so far are in shards of the old size",
 }
 #: Exceptions, which may change.

@@ -90,7 +90,8 @@ class Checkpoints:
             self._writer.seal()
 
     def abandon(self) -> None:
-        """Wait for the checkpoint that is being written; if it failed, print why, beside what ends the run."""
+        """Wait for the checkpoint that is being written; if it failed, print the reason in addition to the one that
+        ends the run."""
         self._background.join()
         if self._background.error is not None:
             print(visible(self._background.error), file=sys.stderr, flush=True)
@@ -132,7 +133,7 @@ class Checkpoints:
         good = checkpoint.newest_good(self._folder, report, self._writer.folder / "resets")
         if there and good is None:
             raise UserError(
-                f"{self._folder}: none of its {len(there)} checkpoints is whole; nothing was changed. Restore one, or "
+                f"{self._folder}: none of its {len(there)} checkpoints is intact; nothing was changed. Restore one, or "
                 f"move {self._writer.folder} away to begin anew"
             )
         if good is not None:
@@ -218,7 +219,7 @@ def _damaged(folder: Path, good: Path, wrong: Mapping[str, str]) -> str:
     without = f", or remove {' and '.join(folders)}/ as a whole to go on without" if folders else ""
     return (
         f"{folder}: what was written before {good.name} is damaged: {'; '.join(lines)}{more}. Nothing was "
-        f"changed. Restore it from a copy{without}; or move {good} away to go on from a checkpoint before it; or "
+        f"changed. Restore it from a copy{without}; or move {good} away to continue from an earlier checkpoint; or "
         f"begin a new run with model={good / 'model'}"
     )
 

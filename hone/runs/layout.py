@@ -166,7 +166,7 @@ def ask(target: Path) -> str:
     if kind != "rl":
         raise UserError(f"{folder}: hard resets are for reinforcement learning, but this stage is {kind}")
     jsonl.replace(folder / REQUEST, json.dumps({"id": uuid.uuid4().hex}) + "\n")
-    return f"{folder}: a hard reset follows after the step in progress (in a stopped run, after its next step)"
+    return f"{folder}: a hard reset will follow the step in progress (in a stopped run, its next step)"
 
 
 def read_request(folder: Path) -> str | None:
@@ -176,7 +176,7 @@ def read_request(folder: Path) -> str | None:
         return None
     request = checksums.read_json(path, dict, f"remove it, and ask again with `hone reset {folder}`")
     if not isinstance(request.get("id"), str):
-        raise UserError(f"{path} names no request; remove it, and ask again with `hone reset {folder}`")
+        raise UserError(f"{path} holds no request; remove it, and ask again with `hone reset {folder}`")
     return str(request["id"])
 
 

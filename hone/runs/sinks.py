@@ -205,7 +205,7 @@ class Copy:
 
 @contextlib.contextmanager
 def copying(folder: Path, kinds: Sequence[str], name: str) -> Iterator[None]:
-    """Copy while the block runs, and once more at its end, however it ends."""
+    """Context manager that copies while its block runs, and once more at its end."""
     if not kinds:
         yield
         return

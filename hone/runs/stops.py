@@ -34,7 +34,7 @@ class StopPoints:
             with self._stop.listening():
                 try:
                     yield
-                except Stopping:  # in the middle of a step: the state at its beginning is still there
+                except Stopping:  # in the middle of a step: the state at its beginning still exists
                     raise Preempted(self._checkpoints.save_boundary()) from None
                 except BaseException:
                     self._checkpoints.abandon()

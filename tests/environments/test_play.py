@@ -102,7 +102,7 @@ def test_an_episode_goes_on_until_the_environment_says_so():
         ("exit", "environment_error", "SystemExit: 3"),
         ("garbage", "environment_error", "step returned str"),
         ("nothing", "environment_error", "no message"),
-        ("bad message", "environment_error", "is no message"),
+        ("bad message", "environment_error", "is not a message"),
         ("hang", "environment_timeout", "no answer within 0.3 s"),
     ],
 )

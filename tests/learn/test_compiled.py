@@ -70,7 +70,7 @@ def test_the_compiler_of_this_machine_agrees(folder: Path, recompute: bool) -> N
 def test_a_model_that_does_not_name_its_layers_is_refused(folder: Path) -> None:
     policy = load(folder)
     policy.model._no_split_modules = None
-    with pytest.raises(UserError, match=r"model\.compile: Qwen2ForCausalLM does not say what its layers are"):
+    with pytest.raises(UserError, match=r"model\.compile: Qwen2ForCausalLM does not declare its layers"):
         compiled.request(policy.model)
 
 

@@ -260,7 +260,9 @@ def test_routers_and_fused_experts_are_no_targets() -> None:
 
 def test_targets_that_are_not_there(folder: Path) -> None:
     model = load_model(ModelConfig(path=str(folder)))
-    with pytest.raises(UserError, match=r"lora.targets: w1 is no linear layer of this model; it has down_proj, gate"):
+    with pytest.raises(
+        UserError, match=r"lora.targets: w1 is not a linear layer of this model; it has down_proj, gate"
+    ):
         lora.target_names(model, ("q_proj", "w1"))
     with pytest.raises(ValueError, match="lm_head cannot be a target"):
         LoraConfig(targets=("q_proj", "lm_head"))

@@ -177,7 +177,9 @@ def test_a_model_that_looks_at_numbers_runs_without_and_it_is_said_once() -> Non
     engine = _engine(model, TapeRecorder(), said)
     _same(engine.generate(prompts, sampling, samples=3, seed=1), expected)
     assert len(said) == 1
-    assert said[0].startswith("decode_graph: generation without CUDA graphs, hence slower: aten._local_scalar_dense")
+    assert said[0].startswith(
+        "decode_graph: generation runs without CUDA graphs and is slower: aten._local_scalar_dense"
+    )
     assert not engine._config.compiled  # nor tried again by the next batch
 
 

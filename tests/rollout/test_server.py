@@ -356,7 +356,7 @@ def test_an_answer_that_is_given_up_is_asked_for_again_and_then_ends_the_run(run
     assert flat(engine.generate(PROMPTS[:1], SAMPLING, samples=1, seed=2)) == wanted(0, 1, 2, PROMPTS[:1])
     assert [name for name, _ in events] == ["server_retry"]
     limit = 100
-    with pytest.raises(UserError, match=r"no whole answer to prompt 0 in 3 tries.*abort.*rollout.max_sequences"):
+    with pytest.raises(UserError, match=r"no complete answer to prompt 0 in 3 tries.*abort.*rollout.max_sequences"):
         engine.generate(PROMPTS[:1], SAMPLING, samples=1, seed=2)
 
 

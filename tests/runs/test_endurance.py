@@ -130,7 +130,7 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_good_one(
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         expected = errno.EFBIG
     run.checkpoints._background.join()
-    with pytest.raises(OSError, match=r"checkpoint 2 could not be written .*; the ones before are intact") as caught:
+    with pytest.raises(OSError, match=r"checkpoint 2 could not be written .*; earlier ones are intact") as caught:
         save(run, 3)  # it shows at the next step
     assert caught.value.errno == expected
     assert names(tmp_path) == ["step_000001"]

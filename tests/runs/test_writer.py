@@ -138,7 +138,7 @@ def test_without_a_whole_checkpoint_nothing_is_touched(tmp_path: Path) -> None:
     run.checkpoint(2, FakePolicy())  # type: ignore[arg-type]
     run.checkpoints.settle()
     (tmp_path / "checkpoints" / "step_000002" / "checksums.json").unlink()
-    with pytest.raises(UserError, match="none of its 1 checkpoints is whole; nothing was changed"):
+    with pytest.raises(UserError, match="none of its 1 checkpoints is intact; nothing was changed"):
         open_run(tmp_path).resume(FakePolicy())  # type: ignore[arg-type]
     assert (tmp_path / "checkpoints" / "step_000002").exists()
     assert [row["step"] for row in jsonl.read(tmp_path / "metrics.jsonl")] == [0]

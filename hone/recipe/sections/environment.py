@@ -1,4 +1,4 @@
-"""Settings of environments: what answers the model between the turns of one rollout. Imports no torch."""
+"""Settings of environments, which answer the model between the turns of a rollout. Imports no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class EnvironmentConfig(Section):
     """`environment: file.py:Class` is short for `environment: {name: file.py:Class}`. Without a name and without
     `tools`, a problem is answered in one turn."""
 
-    name: str | dict[str, str] | None = None  # of several classes: {value of the row's column `environment`: class}
+    name: str | dict[str, str] | None = None  # for several classes: {value of the row's column `environment`: class}
     max_turns: PositiveInt = 8
     max_tokens: PositiveInt | None = None  # of a conversation, prompt and replies included; null: the model's context
     timeout: PositiveFloat = 30.0  # seconds for one step of one episode

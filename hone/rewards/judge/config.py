@@ -45,7 +45,7 @@ class JudgeConfig(Section):
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError("url: is no address; give one such as https://api.openai.com/v1")
         if parts.username or parts.password or parts.query or parts.fragment:
-            raise ValueError("url: holds more than an address; put the key into the environment (key_env)")
+            raise ValueError("url: contains more than an address; put the key into the environment (key_env)")
         if parts.scheme == "http" and self.key_env and not self.is_local:
             raise ValueError("url: the key would travel unencrypted; use https, or key_env: null if none is needed")
         if not self.model:

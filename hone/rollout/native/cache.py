@@ -86,7 +86,7 @@ class _Layer:
 class DecodeCache:
     """The `decode_cache` of a step that decodes one token of every row."""
 
-    kernel: Kernel | None = None  # replaces `decode_attention` where it fits
+    kernel: Kernel | None = None  # replaces `decode_attention` if it fits
     static: bool = False  # takes effect at the next `rebuild`
     column: int = 0  # the column of the next token
     capacity: int = 0

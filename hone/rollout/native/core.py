@@ -130,7 +130,7 @@ class Core:
         return list(new)
 
     def cancel(self, request: int) -> None:
-        """End its samples where they are; they are reported with finish "abort". Finished requests are ignored."""
+        """End the samples of a request now; they are reported with finish "abort". Finished requests are ignored."""
         for work in self._queue.drop(request):
             prompt = np.asarray(self._requests[request].prompt_ids, dtype=np.int64)
             turn = Turn(prompt, *_NOTHING, "abort", self._version)
@@ -309,7 +309,7 @@ class Core:
         return outputs
 
     def _forget(self, request: int) -> None:
-        """Forget one of its samples; the request goes with the last."""
+        """Forget one of its samples, and with the last sample the request."""
         self._pending[request] -= 1
         if not self._pending[request]:
             del self._pending[request], self._requests[request]
@@ -335,10 +335,10 @@ class Core:
         tokens = torch.cat(prompts).to(self._device)  # [T]
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
         spare = padded_prompt(len(tokens)) - len(tokens) if self._pads else 0
-        if spare:
-            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]  # a padding prompt of no request
+        if spare:  # a padding prompt, which belongs to no request
+            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]
         positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts]).to(self._device)
-        positions = F.pad(positions, (0, spare))  # zeros: some rotary embeddings look at the largest one
+        positions = F.pad(positions, (0, spare))  # zeros: some rotary embeddings use the largest position
         cache = PromptPass(lengths)
         inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache}
         if any(request.echo for request in requests):

@@ -81,7 +81,8 @@ class NativeEngine:
 
     @contextmanager
     def as_served(self, model: PreTrainedModel) -> Iterator[None]:
-        """Within the block, `model` computes the distribution that this engine samples from (`rollout.weights`)."""
+        """Context manager in which `model` computes the distribution that this engine samples from
+        (`rollout.weights`)."""
         with for_sampling(model) if self.reduces else nullcontext(), reduced(model, self._config.weights):
             yield
 
@@ -119,7 +120,7 @@ class NativeEngine:
                 self._event(FIRST_USE, f"the decode kernel was compiled {took}")
             return loaded
         except kernel.CannotCompile as reason:
-            self._give_up("decode_kernel", f"generation without its compiled kernel, hence slower: {reason}")
+            self._give_up("decode_kernel", f"generation runs without its compiled kernel and is slower: {reason}")
             return None
 
     def _recorder(self) -> Recorder | None:
@@ -127,7 +128,7 @@ class NativeEngine:
         return CudaRecorder(self._model.device) if self._config.compiled and on_gpu else None
 
     def _no_graphs(self, reason: str) -> None:
-        self._give_up("decode_graph", f"generation without CUDA graphs, hence slower: {reason}")
+        self._give_up("decode_graph", f"generation runs without CUDA graphs and is slower: {reason}")
 
     def _give_up(self, kind: str, message: str) -> None:
         self._config = self._config.model_copy(update={"compiled": False})  # report it once
@@ -161,7 +162,8 @@ class NativeEngine:
 
 @contextmanager
 def serving(model: PreTrainedModel, weights: Weights = "policy") -> Iterator[None]:
-    """Within the block the model uses our attention, fast linear layers and no dropout; afterwards all is restored."""
+    """Context manager in which the model uses hone's attention, fast linear layers and no dropout; restores everything
+    at the end."""
     training, implementation = model.training, model.config._attn_implementation
     try:
         if implementation != attention.NAME:

@@ -1,15 +1,15 @@
 """CUDA graphs: the kernels of one decode step are recorded once, and launched together from then on.
 
-A step is some forty small kernels a layer. With few rows a GPU is done with each before Python has launched the next;
-a recorded step is launched in one call. Recording needs that nothing changes its shape or its place from one step to
-the next. Between two `rebuild`s of a `DecodeCache` that is `static` nothing does: the step reads where it is from
-tensors, and writes there.
+A step consists of about forty small kernels per layer. With few rows, a GPU finishes each before Python has launched
+the next; a recorded step is launched in one call. A recording requires that no tensor changes its shape or address
+between steps. That holds between two `rebuild`s of a `static` `DecodeCache`: the step reads its position from tensors,
+and writes in place.
 
     step = GraphStep(forward, CudaRecorder(device), gave_up)
     step.forget(steps=256)               # shapes have changed: the next call records
     logits = step(tokens, positions)     # valid until the next call
 
-What a recording must not have: a number that comes back to Python, a copy from the CPU, memory that lives on after it.
+A recording must not return numbers to Python, copy from the CPU, or keep memory allocated after it.
 See "CUDA Graphs" in https://docs.pytorch.org/docs/stable/notes/cuda.html. Sampling stays outside: its kernels are
 launched while the recorded ones run.
 """
@@ -27,33 +27,33 @@ from torch import Tensor
 
 Forward = Callable[[Tensor, Tensor], Tensor]  # tokens [B] and their positions [B] -> logits [B, V]
 
-#: For fewer steps than this a recording is not made: it takes as long as a few without one, and empties the allocator's
+#: Fewer steps than this are not recorded: a recording takes as long as a few plain steps, and empties the allocator's
 #: cache. An estimate; it has not been measured.
 WORTH_STEPS = 16
 
 
 class CannotRecord(Exception):
-    """Why the step cannot be recorded."""
+    """The step cannot be recorded; the message says why."""
 
 
 class Recorder(Protocol):
-    """Both run `step` with the same inputs at the same place of the cache, where writing twice changes nothing; states
-    of recurrent mixers are put back afterwards (`undone` of `GraphStep`)."""
+    """Records a step. Both methods run `step` with the same inputs at the same column of the cache, where writing twice
+    changes nothing; states of recurrent mixers are restored afterwards (`undone` of `GraphStep`)."""
 
     def rehearse(self, step: Callable[[], Tensor]) -> None:
-        """Run it as it is to be recorded: what libraries set up at their first call must not be in a recording.
+        """Run the step once before recording: what libraries set up at their first call must not be recorded.
 
-        Raises CannotRecord if something in it waits for the device.
+        Raises CannotRecord if an operation waits for the device.
         """
         ...
 
     def record(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
-        """What launches the step, and the tensor that holds its result from then on. Raises CannotRecord."""
+        """(a function that launches the step, the tensor that then holds its result). Raises CannotRecord."""
         ...
 
 
 class CudaRecorder:
-    """One stream and one pool of memory for all recordings, of which the last one is alive."""
+    """One stream and one memory pool for all recordings; only the last recording is alive."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -63,8 +63,8 @@ class CudaRecorder:
     def rehearse(self, step: Callable[[], Tensor]) -> None:
         here = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(here)
-        # A recording that fails leaves PyTorch's allocator, in some versions its random generator too, half in it, and
-        # training goes on in this process. What would make it fail is therefore looked for before.
+        # A failed recording leaves PyTorch's allocator, and in some versions its random generator, in recording mode,
+        # although training continues in this process. So likely causes of failure are checked before.
         try:
             with torch.cuda.stream(self._stream), _waiting_is_an_error():
                 step()
@@ -77,26 +77,26 @@ class CudaRecorder:
 
     def record(self, step: Callable[[], Tensor]) -> tuple[Callable[[], None], Tensor]:
         here, graph = torch.cuda.current_stream(self._device), torch.cuda.CUDAGraph()
-        # The memory of the last recording serves the new one. A pool without a recording is gone, so the last one is
-        # dropped only when the new one is there; it never runs again.
+        # The new recording reuses the memory of the last one. A pool is freed with its last recording, so that one is
+        # dropped only once the new one exists; it never runs again.
         pool = None if self._last is None else self._last.pool()
         try:
-            # thread_local: what other threads do meanwhile (the watchdog of NCCL, a server) does not end the recording.
+            # thread_local: calls of other threads (the watchdog of NCCL, a server) do not end the recording.
             kept = torch.cuda.graph(graph, pool=pool, stream=self._stream, capture_error_mode="thread_local")
             with torch.cuda.device(self._device), kept:
                 result = step()
         except RuntimeError as reason:
-            # What ends the recording complains of what went wrong in it.
+            # Ending the recording reports what went wrong in it.
             raise CannotRecord(str(reason.__context__ or reason)) from reason
         finally:
-            torch.cuda.set_stream(here)  # a recording that fails does not go back by itself
+            torch.cuda.set_stream(here)  # a failed recording does not restore it
         self._last = graph
         return graph.replay, result
 
 
 @functools.cache
 def _stream(device: torch.device) -> torch.cuda.Stream:
-    """One for all batches: libraries keep their workspace for each stream that they have met."""
+    """One stream for all batches: libraries keep a workspace for each stream that they have seen."""
     return torch.cuda.Stream(device)
 
 
@@ -104,7 +104,7 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
 def _waiting_is_an_error() -> Iterator[None]:
     mode = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that not all of what waits is found: the rest fails in `record`
+        warnings.simplefilter("ignore", UserWarning)  # not every wait is detected: the others fail in `record`
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -115,8 +115,8 @@ def _waiting_is_an_error() -> Iterator[None]:
 class GraphStep:
     """`forward`, recorded at its first call after `forget`.
 
-    `gave_up` is told why, once, if that cannot be done; from then on `forward` runs as it is. Steps inside `undone()`
-    leave the cache as it was: to record is to run a step more than once.
+    If recording fails, `gave_up` is called once with the reason, and `forward` runs unrecorded from then on. Steps
+    inside `undone()` leave the cache unchanged, because recording runs a step more than once.
     """
 
     def __init__(
@@ -127,14 +127,14 @@ class GraphStep:
         undone: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> None:
         self._forward, self._recorder, self._gave_up, self._undone = forward, recorder, gave_up, undone
-        self._steps = 0  # until the next rebuild, at most
+        self._steps = 0  # at most, until the next rebuild
         self._inputs: tuple[Tensor, Tensor] | None = None
         self._replay: Callable[[], None] | None = None
         self._logits: Tensor | None = None
 
     @property
     def records(self) -> bool:
-        """Whether the cache has to be static."""
+        """Whether the cache must be static."""
         return self._recorder is not None
 
     def forget(self, steps: int) -> None:
@@ -143,7 +143,7 @@ class GraphStep:
         self._inputs = self._replay = self._logits = None
 
     def close(self) -> None:
-        """What was recorded is given back."""
+        """Free the recording."""
         self.forget(0)
         self._recorder = None
 

@@ -30,7 +30,7 @@ from hone.model.scoring import Scoring
 
 SOURCE = Path(__file__).with_name("decode.cpp")
 HEAD_SIZES = (16, 32, 48, 64, 80, 96, 112, 128, 192, 256, 512)
-ROWS_PER_THREAD = 16  # fewer are not worth handing to another thread
+ROWS_PER_THREAD = 16  # fewer are not worth another thread
 COMPILE_SECONDS = 120.0
 
 _log = logging.getLogger(__name__)
@@ -54,7 +54,7 @@ class Kernel:
 
     @staticmethod
     def fits(query: Tensor, value: Tensor) -> bool:
-        """query [..., D], value [..., Dv]: whether it was compiled for these."""
+        """Whether it was compiled for these sizes: query [..., D], value [..., Dv]."""
         known = query.shape[-1] in HEAD_SIZES and value.shape[-1] in HEAD_SIZES
         return query.device.type == "cpu" and query.dtype == torch.float32 and known
 
@@ -78,7 +78,7 @@ class Kernel:
         shape = (batch, prompts, kv_heads, heads // kv_heads, size, value_size, longest, suffix[0].shape[2], end)
         sinks = None if scoring.sinks is None else scoring.sinks.detach().float().contiguous()
         tensors = (query, *prompt, *suffix)
-        assert all(x.is_contiguous() for x in (*tensors, rows)), "the kernel walks over dense arrays"
+        assert all(x.is_contiguous() for x in (*tensors, rows)), "the kernel needs dense arrays"
         pointers = [x.data_ptr() for x in (*tensors, *rows.unbind(0))]
         pointers += [0 if sinks is None else sinks.data_ptr(), out.data_ptr()]
 
@@ -100,7 +100,7 @@ class Kernel:
 
 @functools.cache
 def load() -> Kernel:
-    """The kernel, compiled if this machine has not done so before. Raises CannotCompile."""
+    """The kernel, compiled at first use on this machine. Raises CannotCompile."""
     compiler = os.environ.get("CXX") or "c++"
     path = shutil.which(compiler)
     if path is None:
@@ -112,13 +112,13 @@ def load() -> Kernel:
     seconds = None
     if not library.exists():
         started = time.monotonic()
-        _log.info("compiling the decode kernel, once for this machine: some seconds")  # never amid an answer's output
+        _log.info("compiling the decode kernel, once for this machine: some seconds")  # never within an answer's output
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(dir=folder) as aside:
                 made = Path(aside) / library.name
                 _run([*command, str(SOURCE), "-o", str(made)])
-                made.replace(library)  # whole or not at all: another process may be looking for it
+                made.replace(library)  # atomically: another process may look for it
             seconds = time.monotonic() - started
         except OSError as error:
             raise CannotCompile(f"{folder} cannot be written: {error}") from error

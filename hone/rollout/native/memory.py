@@ -42,7 +42,7 @@ class Budget:
     def of(model: PreTrainedModel, gib: float | None) -> Budget:
         """`gib` None: a quarter of the memory of the model's device."""
         config = model.config.get_text_config()
-        # At least 1: a model without attention keeps nothing for a token.
+        # At least 1: a model without attention caches nothing per token.
         each = max(1, sum(_numbers_per_token(layer) for layer in layer_configs(config)) * model.dtype.itemsize)
         total = device_memory(model.device) * _SHARE if gib is None else gib * _GIB
         return Budget(int(total // each), each, row_bytes(model))
@@ -52,7 +52,7 @@ class Budget:
         return self.positions(prompts, longest, rows, max_tokens) <= self.tokens
 
     def positions(self, prompts: int, longest: int, rows: int, max_tokens: int) -> int:
-        """What these rows need, in key-value positions."""
+        """The key-value positions that these rows need."""
         states = -(-(prompts + rows) * self.bytes_per_row // self.bytes_per_token)
         return prompts * longest + rows * columns(max_tokens) + states
 
@@ -69,7 +69,8 @@ class Budget:
 
 
 def layer_configs(config: Any) -> list[Any]:
-    """The config as it holds for each layer with attention: in some models, such as Gemma 4, the head size differs."""
+    """The config of each layer with attention: in some models, such as Gemma 4, the head size differs between
+    layers."""
     kinds = getattr(config, "layer_types", None) or [""] * int(config.num_hidden_layers)
     layers = [layer for layer, kind in enumerate(kinds) if str(kind) not in WITHOUT_ATTENTION]
     if getattr(config, "is_heterogeneous", False):

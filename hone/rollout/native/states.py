@@ -1,7 +1,7 @@
-"""What recurrent mixers remember in generation: the state after each prompt, and of each row that is decoded.
+"""States of recurrent mixers in generation: one after each prompt, and one for each row that is decoded.
 
-A prompt is read once, and its rows start from copies of its state; each step then replaces the states of all rows.
-Memory is the same however long a row is: `row_bytes`.
+A prompt is prefilled once, and its rows start from copies of its state; each step then replaces the states of all rows.
+Memory does not depend on the length of a row: `row_bytes`.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class PromptStates:
         return out
 
     def of(self, prompt: int) -> dict[int, States]:
-        """Layer -> the state after this prompt, one row."""
+        """Layer -> the state after this prompt, as one row."""
         return {layer: states.map(lambda t: t[prompt : prompt + 1]) for layer, states in self.layers.items()}
 
 
@@ -49,10 +49,10 @@ class RowStates:
     """The states of the rows that are decoded."""
 
     layers: dict[int, States] = field(default_factory=dict)
-    static: bool = False  # for recorded steps: new states are written to the place of the old ones
+    static: bool = False  # for recorded steps: new states overwrite the old ones in place
 
     def mix(self, mixer: nn.Module, hidden: Tensor) -> Tensor:
-        """hidden [B, 1, D] -> [B, 1, D]; there may be more rows than states: padding, with states of its own."""
+        """hidden [B, 1, D] -> [B, 1, D]; rows beyond the states are padding, which gets its own states."""
         layer = layer_index(mixer)
         states = self.layers[layer]
         spare = len(hidden) - len(states.tensors()[0])
@@ -73,7 +73,7 @@ class RowStates:
         return next(iter(self.layers.values())).tensors()[0].device
 
     def rebuild(self, keep: Sequence[int], entering: Sequence[Mapping[int, States]]) -> None:
-        """Keep the states of these rows, in this order, and append those that entering rows start from."""
+        """Keep the states of these rows, in this order, and append the initial states of entering rows."""
         first = self.layers or (entering[0] if entering else {})
         if not keep and not entering:
             self.layers = {}
@@ -87,20 +87,20 @@ class RowStates:
 
     @contextmanager
     def kept(self) -> Iterator[None]:
-        """Steps inside the block leave the states as they were."""
+        """Context manager in which steps leave the states unchanged."""
         before = {layer: states.map(torch.clone) for layer, states in self.layers.items()}
         try:
             yield
         finally:
             for layer, states in before.items():
-                # A step adds rows for padding; they stay, since what was recorded writes to them.
+                # A step adds rows for padding; they stay, since the recording writes to them.
                 for tensor, value in zip(self.layers[layer].tensors(), states.tensors(), strict=True):
                     tensor[: len(value)].copy_(value)
 
 
 @torch.no_grad()
 def row_bytes(model: PreTrainedModel) -> int:
-    """Bytes of the states of one row, over all mixers. Mixers of the same shape are asked once, with two tokens."""
+    """Bytes of the states of one row, over all mixers. Measured once for mixers of the same shape, with two tokens."""
     sizes: dict[tuple[object, ...], int] = {}
     total = 0
     for mixer in mixers.recurrent(model):

@@ -100,7 +100,7 @@ class ServerEngine(ServerLifecycle):
     ) -> list[list[Turn]]:
         """See `hone.rollout.engine.Engine`.
 
-        Each prompt has a seed of its own, but a server's arithmetic depends on the rest of its batch: the same call
+        Each prompt has its own seed, but a server's arithmetic depends on the rest of its batch: the same call
         need not return the same tokens. Raises UserError if no restarts remain, or an answer fails repeatedly.
         """
         if samples < 1:
@@ -244,10 +244,11 @@ class ServerEngine(ServerLifecycle):
         tries[prompt] += 1
         if tries[prompt] >= TRIES:
             raise UserError(
-                f"{self.name} gave no whole answer to prompt {prompt} in {TRIES} tries; the last time: {error}. If its "
+                f"{self.name} gave no complete answer to prompt {prompt} in {TRIES} tries; the last time: {error}. If "
+                f"its "
                 f"memory for keys and values is too small, lower rollout.max_sequences. Log: {self._log}"
             ) from error
-        self._event("server_retry", f"{self.name}, prompt {prompt}: {error}; it is asked again")
+        self._event("server_retry", f"{self.name}, prompt {prompt}: {error}; retrying")
         self.http.pause(tries[prompt])
 
     def _turns(self, prompt: IntArray, sampling: SamplingConfig, samples: int, seed: int) -> list[Turn]:

@@ -139,7 +139,7 @@ class SGLangEngine(ServerEngine):
         self._check_version(meta)
         rows = meta["input_token_logprobs"]  # the first token has none
         if [row[1] for row in rows] != ids:
-            raise ServerRefused(400, "the log-probs are of other tokens than were sent", "SGLang's probe")
+            raise ServerRefused(400, "the log-probs belong to other tokens than those sent", "SGLang's probe")
         return [float(row[0]) for row in rows[1:]]
 
     def _post(self, path: str, body: Any, what: str) -> Any:
