@@ -118,7 +118,7 @@ def test_where_it_cannot_be_is_an_error(model: Qwen2ForCausalLM) -> None:
     meta = Qwen2ForCausalLM(model.config).to("meta")
     with pytest.raises(UserError, match="int8 is for CPUs, and the model is on meta"):
         check(meta, "int8")
-    with pytest.raises(UserError, match=r"made of float32 weights, and model.dtype is bfloat16"):
+    with pytest.raises(UserError, match=r"made from float32 weights, but model.dtype is bfloat16"):
         NativeEngine(model.to(torch.bfloat16), (), RolloutConfig(weights="int8"))
     with pytest.raises(
         ValidationError, match=r"int8 is made from float32 weights, but model.dtype is bfloat16; remove one"

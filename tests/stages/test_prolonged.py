@@ -227,7 +227,7 @@ def test_by_hand_once_also_across_a_resume(recipe: Make, tmp_path: Path, monkeyp
         cut(patch, "before the reset", 0)
         with pytest.raises(Killed):
             pipeline.run(settings)
-    assert "after its next step" in layout.ask(run)
+    assert "its next step" in layout.ask(run)
     with monkeypatch.context() as patch:
         cut(patch, "before the reset", 2)
         with pytest.raises(Killed):

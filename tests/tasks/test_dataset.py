@@ -242,7 +242,7 @@ def test_every_kind_of_file_is_read(tmp_path):
         ("a.jsonl", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", r"a\.jsonl:1: not readable as JSON"),
         ("a.jsonl", '{"a": 1}\n{"a": ' + "9" * 5000 + "}", r"a\.jsonl:2: not readable as JSON: Exceeds the limit"),
         ("a.json", '{\n"data": []}', r"a\.json:1: not JSON .*is a list of objects, or one object per line"),
-        ("a.parquet", "x", r"not a parquet file"),
+        ("a.parquet", "x", r"not a readable parquet file"),
         ("a.txt", "x", r"expected a \.jsonl"),
     ],
 )
