@@ -159,15 +159,6 @@ def compare(
     return Comparison(bootstrap_mean(b - a, confidence, seed), p_value, method)
 
 
-def compare_records(before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]]) -> Comparison | None:
-    """`compare` on the problems of both evaluations; None if they share no problem."""
-    first, second = outcomes(before), outcomes(after)
-    shared = sorted(first.keys() & second.keys())
-    if not shared:
-        return None
-    return compare([float(np.mean(first[i])) for i in shared], [float(np.mean(second[i])) for i in shared])
-
-
 def _mcnemar(a: Array, b: Array) -> float:
     """McNemar's exact test: a binomial test of whether as many problems improved as got worse."""
     from scipy.stats import binomtest

@@ -6,7 +6,6 @@ numbers by (seed, place in the block, sample, position), and a block's seed depe
 
 from __future__ import annotations
 
-import hashlib
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -172,11 +171,6 @@ def stored(task: Task, items: Sequence[tuple[Problem, Rollout]], stream: int) ->
     """Rows of samples.jsonl, without the fields of problems.jsonl."""
     left_out = ("level", "domain", "answer")
     return [{**{k: v for k, v in row.items() if k not in left_out}, "seed": stream} for row in graded(task, items)]
-
-
-def block_seed(seed: int, p: int, g: int) -> int:
-    """The seed of the block that starts with problem p and sample g; no training step uses it."""
-    return int.from_bytes(hashlib.sha256(f"hone eval {seed} {p} {g}".encode()).digest()[:8], "little") >> 1
 
 
 # --- results -------------------------------------------------------------------------------------

@@ -13,8 +13,6 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-import torch
-from safetensors import safe_open
 from safetensors.torch import save
 
 from hone.base import checksums
@@ -23,11 +21,11 @@ from hone.learn.batches import updates_of
 from hone.recipe.sections.algo import AlgoConfig, WatchConfig
 from hone.rewards.base import failures
 from hone.runs.writer import RunWriter
-from hone.types import TOKEN_FIELDS, VERIFIER_FAILURES, Block, Group, MicroBatch, Sample, StepStats
+from hone.types import TOKEN_FIELDS, VERIFIER_FAILURES, Group, MicroBatch, Sample, StepStats
 
 #: Samples that a warning names at most.
 NAMED = 3
-_TENSORS = ("inputs", "positions", "targets", *TOKEN_FIELDS)
+TENSORS = ("inputs", "positions", "targets", *TOKEN_FIELDS)
 
 
 class NonFiniteUpdate(UserError):
@@ -150,27 +148,9 @@ def write_batches(path: Path, updates: Sequence[Sequence[MicroBatch]]) -> None:
     tensors, shapes = {}, []
     for u, batches in enumerate(updates):
         for b, batch in enumerate(batches):
-            for name in _TENSORS:
+            for name in TENSORS:
                 if (value := getattr(batch, name)) is not None:
                     tensors[f"{u}.{b}.{name}"] = value.contiguous()
             layout = [(block.prompt_len, block.completion_lens) for block in batch.layout]
             shapes.append({"update": u, "layout": layout, "sample_ids": batch.sample_ids})
     checksums.put(path, save(tensors, metadata={"batches": json.dumps(shapes)}))
-
-
-def read_batches(path: Path) -> list[list[MicroBatch]]:
-    """Read the micro-batches that `write_batches` saved."""
-    updates: list[list[MicroBatch]] = []
-    with safe_open(path, "pt") as file:
-        names = set(file.keys())
-        for shape in json.loads(file.metadata()["batches"]):
-            u = shape["update"]
-            while len(updates) <= u:
-                updates.append([])
-            prefix = f"{u}.{len(updates[u])}."
-            tensors: dict[str, torch.Tensor] = {
-                name: file.get_tensor(prefix + name) for name in _TENSORS if prefix + name in names
-            }
-            layout = tuple(Block(prompt, tuple(lens)) for prompt, lens in shape["layout"])
-            updates[u].append(MicroBatch(layout=layout, sample_ids=tuple(shape["sample_ids"]), **tensors))
-    return updates

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from safetensors import safe_open
 
 from hone.base import jsonl
 from hone.base.world import World
@@ -16,8 +18,8 @@ from hone.learn.policy import Policy
 from hone.recipe.sections.algo import AlgoConfig, KLConfig, WatchConfig
 from hone.recipe.sections.optim import OptimConfig
 from hone.runs.writer import RunWriter
-from hone.stages.guard import NonFiniteUpdate, guard, no_signal, read_batches, skipped_in_a_row, usual_grad_norm
-from hone.types import StepStats
+from hone.stages.guard import TENSORS, NonFiniteUpdate, guard, no_signal, skipped_in_a_row, usual_grad_norm
+from hone.types import Block, MicroBatch, StepStats
 from tests.learn.policies import REWARDS, SAMPLING, load, make_groups, packer
 
 WATCH = WatchConfig(max_skipped=3, window=3)
@@ -186,3 +188,21 @@ def test_a_step_that_taught_nothing_says_why() -> None:
     )
     unscored = [replace(g, rewards=tuple(replace(r, verdict="verifier_error") for r in g.rewards)) for g in groups]
     assert f"of {count} samples {count} have no reward; no sample is left" in no_signal(unscored, masking)
+
+
+def read_batches(path: Path) -> list[list[MicroBatch]]:
+    """The micro-batches in a file of `skipped/`, update by update."""
+    updates: list[list[MicroBatch]] = []
+    with safe_open(path, "pt") as file:
+        names = set(file.keys())
+        for shape in json.loads(file.metadata()["batches"]):
+            u = shape["update"]
+            while len(updates) <= u:
+                updates.append([])
+            prefix = f"{u}.{len(updates[u])}."
+            tensors: dict[str, torch.Tensor] = {
+                name: file.get_tensor(prefix + name) for name in TENSORS if prefix + name in names
+            }
+            layout = tuple(Block(prompt, tuple(lens)) for prompt, lens in shape["layout"])
+            updates[u].append(MicroBatch(layout=layout, sample_ids=tuple(shape["sample_ids"]), **tensors))
+    return updates

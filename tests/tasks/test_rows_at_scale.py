@@ -16,7 +16,7 @@ from hone.base.settings import UserError
 from hone.preflight.plan.batch import TOKENISED, longest_prompt
 from hone.tasks.curriculum import Curriculum, CurriculumConfig
 from hone.tasks.rows import files, problems
-from hone.tasks.rows.corpus import canonical_text, divide, question_of, ranks_of
+from hone.tasks.rows.corpus import RANK, canonical_text, divide, question_of, rank
 from hone.tasks.rows.files import open_rows, read_rows, write_rows
 from hone.tasks.rows.problems import Problems, characters
 from hone.tasks.rows.task import DatasetConfig, DatasetTask
@@ -24,6 +24,12 @@ from hone.types import Problem
 from tests.tasks import plainly_divided
 
 ROOT = Path(__file__).resolve().parents[2]
+
+
+def ranks_of(forms: list[str]) -> np.ndarray:
+    """The ranks of canonical forms: [forms] of RANK."""
+    joined = b"".join(rank(form)[:16] for form in forms)
+    return np.frombuffer(joined, np.dtype([("high", ">u8"), ("low", ">u8")])).astype(RANK)
 
 
 @pytest.fixture

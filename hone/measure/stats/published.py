@@ -45,9 +45,6 @@ MATH500: dict[str, tuple[float, float]] = {
     "RL, step 2600": (0.23, 0.63), "RL, step 7600": (0.28, 0.67),
 }  # fmt: skip
 
-#: Share of the problems never solved by the base in 128 samples that the model solves at k = 128.
-NEW_ABILITY: dict[str, float] = {"RL, step 7600": 0.31, "Qwen2-0.5B-Instruct": 0.33}
-
 #: OLS of the final model's per-problem accuracy at k = 32 on MATH500: (coefficient, standard error, t, p).
 OLS_MATH500: dict[str, tuple[float, float, float, float]] = {
     "level": (-0.1159, 0.009, -12.614, 0.0),

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -22,7 +22,7 @@ from hone.base.settings import Section, UserError
 from hone.grade.parse import completion, parse
 from hone.tasks.countdown import arithmetic
 from hone.tasks.rows.files import read_rows
-from hone.tasks.splits import SHARES, even_shares, split_of, warn_of_overlap
+from hone.tasks.splits import SHARES, by_level, split_of, warn_of_overlap
 from hone.types import Example, Grade, Problem, Split
 
 SYSTEM = (
@@ -253,10 +253,7 @@ class CountdownTask:
         return self._files[split]
 
     def _generated(self, split: Split) -> list[Problem]:
-        counts = self.config.numbers
-        shares = even_shares(getattr(self.config, split), len(counts))
-        levels = [self._level(split, n, share) for n, share in zip(counts, shares)]
-        return [level[k] for k in range(max(shares)) for level in levels if k < len(level)]
+        return by_level(getattr(self.config, split), self.config.numbers, partial(self._level, split))
 
     def _level(self, split: Split, count: int, wanted: int) -> list[Problem]:
         config = self.config

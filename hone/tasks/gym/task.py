@@ -25,7 +25,7 @@ from hone.base.settings import Section, UserError
 from hone.grade.parse import parse
 from hone.grade.workers import Failure, Workers
 from hone.tasks.gym.package import FULL_MARKS, canonical_form
-from hone.tasks.splits import even_shares
+from hone.tasks.splits import alternating, even_shares
 from hone.types import Grade, Problem, Split
 
 SYSTEM = (
@@ -83,7 +83,7 @@ class GymTask:
             shares = even_shares(getattr(self.config, split), len(levels))
             made = self._made(split, shares)
             rows = [[self._problem(e, level) for e in entries] for level, entries in zip(levels, made, strict=True)]
-            self._problems[split] = [row[k] for k in range(max(shares)) for row in rows if k < len(row)]
+            self._problems[split] = alternating(rows)
         return self._problems[split]
 
     def grade(self, problem: Problem, text: str) -> Grade:

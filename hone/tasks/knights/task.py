@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, PositiveInt, model_validator
@@ -48,7 +48,7 @@ from hone.tasks.knights.text import (
 from hone.tasks.knights.trace import Search, careful, careful_steps, hasty
 from hone.tasks.rows.files import read_rows
 from hone.tasks.rows.store import Row
-from hone.tasks.splits import SHARES, even_shares, split_of, warn_of_overlap
+from hone.tasks.splits import SHARES, by_level, split_of, warn_of_overlap
 from hone.types import Example, Grade, Problem, Split
 
 SYSTEM = (
@@ -191,10 +191,7 @@ class KnightsTask:
         return replace(problem, messages=(*problem.messages[:-1], people))
 
     def _generated(self, split: Split) -> list[Problem]:
-        people = self.config.people
-        shares = even_shares(getattr(self.config, split), len(people))
-        levels = [self._level(split, n, share) for n, share in zip(people, shares)]
-        return [level[k] for k in range(max(shares)) for level in levels if k < len(level)]
+        return by_level(getattr(self.config, split), self.config.people, partial(self._level, split))
 
     def _level(self, split: Split, people: int, count: int) -> list[Problem]:
         config = self.config

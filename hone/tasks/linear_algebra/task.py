@@ -20,6 +20,7 @@ import random
 import re
 from collections.abc import Callable, Iterator, Sequence
 from fractions import Fraction
+from functools import partial
 from typing import Any, Literal
 
 from pydantic import Field, NonNegativeInt, model_validator
@@ -29,7 +30,7 @@ from hone.base.settings import Section, UserError
 from hone.grade.parse import completion, parse
 from hone.tasks.linear_algebra import matrices
 from hone.tasks.linear_algebra.matrices import Matrix
-from hone.tasks.splits import even_shares, split_of
+from hone.tasks.splits import by_level, split_of
 from hone.types import Example, Grade, Problem, Split
 
 SYSTEM = (
@@ -291,9 +292,8 @@ class LinearAlgebraTask:
     def problems(self, split: Split) -> Sequence[Problem]:
         """Generated once. Raises UserError if there are not enough distinct problems."""
         if split not in self._problems:
-            shares = even_shares(getattr(self.config, split), len(self.config.rungs))
-            levels = [self._level(split, rung, share) for rung, share in zip(self.config.rungs, shares)]
-            self._problems[split] = [level[k] for k in range(max(shares)) for level in levels if k < len(level)]
+            total = getattr(self.config, split)
+            self._problems[split] = by_level(total, self.config.rungs, partial(self._level, split))
         return self._problems[split]
 
     def grade(self, problem: Problem, text: str) -> Grade:

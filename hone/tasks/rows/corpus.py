@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import re
 import unicodedata
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import numpy as np
 
@@ -97,12 +97,6 @@ def divide(
     }  # fmt: skip
     sizes = ", ".join(f"{split} {len(places)}" for split, places in splits.items())
     return splits, (*lines, f"{name}: {sizes}")
-
-
-def ranks_of(forms: Sequence[str]) -> np.ndarray:
-    """The ranks of canonical forms: [forms] of RANK."""
-    joined = b"".join(rank(form)[:16] for form in forms)
-    return np.frombuffer(joined, np.dtype([("high", ">u8"), ("low", ">u8")])).astype(RANK)
 
 
 def _order(ranks: np.ndarray) -> np.ndarray:
