@@ -94,7 +94,7 @@ def measure(name: str, group: int, tokens: int, repeats: int) -> dict[str, Any]:
 
     def train() -> None:
         with onednn(model):
-            forward_backward(model, batch, 1.0, entropy=False)
+            forward_backward(model, batch, entropy=False)
         model.zero_grad(set_to_none=True)
 
     rows = 16

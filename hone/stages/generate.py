@@ -31,7 +31,7 @@ from hone.recipe.stages import PREFIX
 from hone.rewards.base import judge_all
 from hone.rollout.engine import Event
 from hone.rollout.hosted import Endpoint, HostedModel
-from hone.rollout.local import load_local
+from hone.rollout.local import LocalModel, load_local
 from hone.rollout.native.requests import Request
 from hone.runs.writer import RunWriter
 from hone.tasks import make_task
@@ -241,15 +241,14 @@ def make_teacher(recipe: GenerateStage, model: ModelConfig, task: Task, event: E
     if recipe.teacher is not None and "://" in recipe.teacher:
         return Hosted(recipe, task)
     config = model if recipe.teacher is None else model.model_copy(update={"revision": None})
-    return Local(recipe, config, task, event)
+    return Local(recipe, load_local(config, recipe.rollout, recipe.prompt, task.system, event=event))
 
 
 class Local:
     """A model in the native engine, which replaces finished answers by waiting ones."""
 
-    def __init__(self, recipe: GenerateStage, config: ModelConfig, task: Task, event: Event) -> None:
-        self.name, self.recipe = teacher_name(recipe), recipe
-        self.local = load_local(config, recipe.rollout, recipe.prompt, task.system, event=event)
+    def __init__(self, recipe: GenerateStage, local: LocalModel) -> None:
+        self.name, self.recipe, self.local = teacher_name(recipe), recipe, local
 
     def answers(self, wanted: Sequence[Key], problems: Sequence[Problem]) -> Iterator[list[tuple[Key, Rollout]]]:
         most = {i: g + 1 for i, g in wanted}  # in order: the last sample of each

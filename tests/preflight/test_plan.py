@@ -350,7 +350,7 @@ def test_the_rehearsal_draws_nothing_and_leaves_nothing(tmp_path: Path) -> None:
     folder = pipeline.first_model(stage, tmp_path, tmp_path / "base")
     policy = Policy.load(stage.model.at(str(folder)), OptimConfig(), 2)
     before, weights = torch.get_rng_state(), [p.detach().clone() for p in policy.parameters]
-    rehearse.go_through(policy, batches.longest(batch_of(stage), 20, 12), 1.0, entropy=True)
+    rehearse.go_through(policy, batches.longest(batch_of(stage), 20, 12), entropy=True)
     assert torch.equal(before, torch.get_rng_state())
     assert all(p.grad is None for p in (*policy.parameters, *policy.optimizer.masters))
     assert not policy.optimizer.state

@@ -53,7 +53,7 @@ def calibrate(stage: LoopStage, step: batches.BatchShape, plan: Plan, work: Work
 
     def train() -> None:
         with onednn(model):
-            forward_backward(model, batch, 1.0, entropy=False)
+            forward_backward(model, batch, entropy=False)
         model.zero_grad(set_to_none=True)
 
     keys = plan.prompt_tokens + answer / 2

@@ -70,7 +70,7 @@ def rehearse(writer: RunWriter, stage: Recipe, policy: Policy, prompt: int, data
     most = max(range(len(settings)), key=lambda i: len(micro[i].inputs))
     _predict(writer, settings[most], policy, Lengths(prompt, answer(settings[most]), data=data))
     entropy = any(one.algo.entropy_coef for one in settings)
-    go_through(policy, micro[most], settings[most].sampling.temperature, entropy)
+    go_through(policy, micro[most], entropy)
 
 
 def rehearse_examples(
@@ -83,21 +83,19 @@ def rehearse_examples(
     prompt = max(s.prompt_len for s in chosen)
     answer = max(len(s.token_ids) - s.prompt_len for s in chosen)
     _predict(writer, stage, policy, Lengths(prompt, answer))
-    go_through(policy, max(packed, key=lambda b: len(b.inputs)), 1.0, entropy=False)
+    go_through(policy, max(packed, key=lambda b: len(b.inputs)), entropy=False)
 
 
-def go_through(policy: Policy, batch: MicroBatch, temperature: float, entropy: bool) -> None:
+def go_through(policy: Policy, batch: MicroBatch, entropy: bool) -> None:
     """The forward and backward pass; leaves no trace."""
     moments: list[torch.Tensor] = []
     if not policy.optimizer.state:  # on a CPU untouched memory is not resident, so there this changes nothing
         masters = policy.optimizer.masters
         moments = [torch.empty_like(master, requires_grad=False) for master in masters for _ in range(2)]
     try:
-        with (
-            own_random_numbers(policy.device),
-            fast_layers(policy.model),
-        ):  # for the dropout of an adapter in supervised stages
-            forward_backward(policy.model, to_device(batch, policy.device), temperature, entropy)
+        # The random numbers are for the dropout of an adapter in supervised stages.
+        with own_random_numbers(policy.device), fast_layers(policy.model):
+            forward_backward(policy.model, to_device(batch, policy.device), entropy)
     finally:
         for p in (*policy.optimizer.masters, *policy.parameters):
             p.grad = None

@@ -61,10 +61,13 @@ class Alive(TorchDispatchMode):
         self.peak = max(self.peak, self.now)
 
 
-def forward_backward(model: PreTrainedModel, batch: MicroBatch, temperature: float, entropy: bool) -> None:
-    """The forward and backward pass of an update; gradients remain. `entropy`: include its gradient."""
+def forward_backward(model: PreTrainedModel, batch: MicroBatch, entropy: bool) -> None:
+    """The forward and backward pass of an update; gradients remain. `entropy`: include its gradient.
+
+    The temperature is 1: another one takes as much memory, since logits are divided in place.
+    """
     with update_mode(model):
-        hidden, logprobs, entropies = packed_logprobs(model, batch, temperature, want_entropy=True)
+        hidden, logprobs, entropies = packed_logprobs(model, batch, 1.0, want_entropy=True)
         hidden.retain_grad()
         assert entropies is not None
         loss = -(batch.weights * logprobs).sum()
@@ -78,7 +81,6 @@ def trace(
     batch: MicroBatch,
     *,
     device: str = "cpu",
-    temperature: float = 1.0,
     entropy: bool = False,
     again: bool = True,
 ) -> int:
@@ -92,7 +94,7 @@ def trace(
         p.grad = torch.empty_like(p) if again else None
     try:
         with Alive() as alive, budget_of(device):
-            forward_backward(model, batch, temperature, entropy)
+            forward_backward(model, batch, entropy)
         return alive.peak
     finally:
         for p in trained:
