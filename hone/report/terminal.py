@@ -7,7 +7,7 @@ for line in show(Path("runs/demo"), step=20, group=3, answer=None):
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ from hone.base.visible import visible
 from hone.report.why import PartScore, groups_of, why_of
 from hone.runs import layout, seal
 
-Row = Mapping[str, Any]
 #: Characters of a problem's id and of an answer in the list of groups.
 WIDTH = 28
 
