@@ -104,13 +104,13 @@ class Http:
             parts = urlsplit(url)
             port = parts.port
         except ValueError:
-            raise UserError(f"{visible(url)!r} is no address; give one such as http://127.0.0.1:8000") from None
+            raise UserError(f"{visible(url)!r} is not an address; give one such as http://127.0.0.1:8000") from None
         if parts.username or parts.password or parts.query or parts.fragment:
             raise UserError(
                 f"{parts.hostname}: no key or password in the URL, nor ?query or #part; give the address only"
             )
         if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
-            raise UserError(f"{visible(url)!r} is no address; give one such as http://127.0.0.1:8000")
+            raise UserError(f"{visible(url)!r} is not an address; give one such as http://127.0.0.1:8000")
         self.url, self._key_env, self._most = url.rstrip("/"), key_env, most
         self._tls = parts.scheme == "https"
         if self.key and not self._tls and parts.hostname not in LOOPBACK:

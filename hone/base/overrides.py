@@ -78,7 +78,7 @@ def _targets(
     """The targets of an override: (path of the recipe or stage mapping, path within it)."""
     stages = data.get("stages")
     if parts[0] == "model" and isinstance(stages, list) and (len(parts) == 1 or parts[1] in _STARTS):
-        # The model to start from: only stages that start from a model of their own take it.
+        # The model to start from: applies only to stages that start from their own model.
         begins = [i for i, stage in enumerate(stages) if _begins(stage)]
         return [((), parts), *((("stages", i), parts) for i in begins)]
     if parts[0] != "stages":

@@ -42,7 +42,7 @@ def read(folder: Path) -> dict[str, Any]:
     """{"logs": records, "files": {name: [sha256, ...]}}. Raises UserError if the file is damaged."""
     if not (folder / FILE).exists():
         return {"logs": {}, "files": {}}
-    remedy = "restore it from a copy, or remove it to go on without these checks"
+    remedy = "restore it from a copy, or remove it to continue without these checks"
     seal = checksums.read_json(folder / FILE, dict, remedy)
     if not all(isinstance(seal.get(key), dict) for key in ("logs", "files")):
         raise UserError(f"{folder / FILE} is damaged; {remedy}")

@@ -39,7 +39,7 @@ class Section(BaseModel):
 
     @classmethod
     def hint(cls, key: str) -> str | None:
-        """What to write instead of an unknown key of this section, if it can be told from the key."""
+        """What to write instead of an unknown key of this section, if the key reveals it."""
         return None
 
     def without_effect(self) -> list[str]:

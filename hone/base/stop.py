@@ -93,7 +93,7 @@ class Stop:
     def _too_late(self) -> None:
         self._say(
             f"stopped {self._within:g} s after SIGTERM (checkpoint.stop_within_seconds), in the middle of a step: "
-            "--resume goes on from the last checkpoint"
+            f"--resume continues from the last checkpoint"
         )
         for child in psutil.Process().children(recursive=True):  # servers that we started
             with contextlib.suppress(psutil.NoSuchProcess):

@@ -54,7 +54,7 @@ def disk_problem(error: BaseException) -> str | None:
         number = _errno(cause)
         if number in DISK and not isinstance(cause, ConnectionError):
             what, remedy = DISK[number]
-            return f"{what}: {error}. What to do: {remedy}; with --resume a run goes on from its last checkpoint"
+            return f"{what}: {error}. What to do: {remedy}; with --resume a run continues from its last checkpoint"
         cause = cause.__cause__ or cause.__context__
     return None
 

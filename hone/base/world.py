@@ -171,7 +171,7 @@ class World:
 
     @contextmanager
     def _at_work(self) -> Iterator[None]:
-        """Inside, periodically tell the waiting processes that the answer is still to come."""
+        """Context manager in which the waiting processes are told periodically that the answer is still to come."""
         done = threading.Event()
 
         def say() -> None:
@@ -223,8 +223,8 @@ class World:
             reason = str(error).strip().splitlines()[0]
             raise ProcessLost(
                 f"process {self.rank} of {self.size} waited for the others ({what}): {reason}. The process that ended "
-                "first says why; where all are alive and slow, raise parallel.timeout. --resume goes on from the last "
-                "checkpoint"
+                "first says why; where all are alive and slow, raise parallel.timeout. --resume continues from the "
+                "last checkpoint"
             ) from error
 
 

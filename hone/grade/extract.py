@@ -28,7 +28,7 @@ from hone.grade.kinds import read_kind
 from hone.grade.notation import normalise
 from hone.grade.parse import parse
 
-MAX_ANSWER = 2000  # characters; longer texts are no answers
+MAX_ANSWER = 2000  # characters; longer texts are not answers
 WINDOW = 10_000  # characters at the end of a text that are searched for answers without a box or hashes
 MAX_BOXES = 50  # of one list
 MAX_TRIES = 8  # labels, lines and sentences tried, from the end

@@ -111,7 +111,7 @@ class _Reader:
             else:
                 exponent = self.exponent().rational
                 if exponent is None:
-                    raise Undecided("an exponent that is no rational number")
+                    raise Undecided("an exponent that is not a rational number")
                 base = power(base, exponent)
         return base
 
@@ -126,7 +126,7 @@ class _Reader:
             exponent = self.exponent().rational
             self.depth -= 1
             if exponent is None:
-                raise Undecided("an exponent that is no rational number")
+                raise Undecided("an exponent that is not a rational number")
             result = power(result, exponent)
         return -result if negative else result
 
@@ -170,7 +170,7 @@ class _Reader:
         digits = self.take()
         self.take("}")
         if not _digits(digits):
-            raise Undecided("a period that is no digits")
+            raise Undecided("a period that does not consist of digits")
         places = len(token.split(".")[1])
         return number(x + Fraction(int(digits), (10 ** len(digits) - 1) * 10**places))
 
@@ -188,7 +188,7 @@ class _Reader:
             token = self.take()
             self.take("]")
             if not _digits(token) or not 2 <= int(token[:4]) <= 64:
-                raise Undecided("a root of a degree that is no small number")
+                raise Undecided("a root whose degree is not a small number")
             degree = int(token)
         whole = _digits(self.next[:1])  # \sqrt13 as people type it: the whole number
         return power(self.atom() if whole else self.argument(), Fraction(1, degree))

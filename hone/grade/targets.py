@@ -18,7 +18,7 @@ def read_target(target: str) -> bytes | None:
     if not child.is_path(place):
         top = place.split(".")[0]
         if not all(part.isidentifier() for part in place.split(".")):
-            raise UserError(f"{target!r}: {place!r} is no module; write path/file.py:function or module:function")
+            raise UserError(f"{target!r}: {place!r} is not a module; write path/file.py:function or module:function")
         if importlib.util.find_spec(top) is None and not (Path(top).is_dir() or Path(f"{top}.py").is_file()):
             raise UserError(f"{target}: no module {top} is installed, nor is there one in {Path.cwd()}")
         return None

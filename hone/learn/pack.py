@@ -18,7 +18,7 @@ import torch
 
 from hone.types import TOKEN_FIELDS, Block, FloatArray, MicroBatch, Sample
 
-#: Sequences without a shared prompt stand in blocks of this many, sorted by length.
+#: Sequences without a shared prompt are put into blocks of this many, sorted by length.
 ROWS = 16
 
 

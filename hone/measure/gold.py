@@ -93,7 +93,7 @@ def measure(
 
 
 def before_answer(problem: Problem, text: str, which: str) -> str:
-    """The part of its own text that the model reads."""
+    """The part of the model's own text that precedes the gold answer."""
     judged = Judged(Rollout(problem.id, 0, (), text), parse(text), Grade("malformed"))
     return context_of(judged, which).strip()
 

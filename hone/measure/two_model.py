@@ -38,7 +38,7 @@ from hone.types import Grade, Interval, Problem, Rollout
 #: Extra tokens for the answerer, beyond the answer: a tag, "So it is".
 ROOM = 12
 
-Contexts = Sequence[Sequence[str]]  # [P][S]; "" is none
+Contexts = Sequence[Sequence[str]]  # [P][S]; "": no context
 
 
 def two_model(

@@ -54,7 +54,7 @@ _CURRENT: ContextVar[ForwardPass | None] = ContextVar("hone_forward_pass", defau
 
 @contextmanager
 def forward_pass(current: ForwardPass | None) -> Iterator[None]:
-    """Inside, attention calls without a keyword belong to this pass."""
+    """Context manager in which attention calls without a keyword belong to this pass."""
     token = _CURRENT.set(current)
     try:
         yield
@@ -311,7 +311,7 @@ def hone_attention(
     if layout is None and decode_cache is None:
         raise ValueError("a model loaded with hone's attention needs layout= or decode_cache= in its forward call")
     features = {
-        "an attention mask of its own": attention_mask is not None,
+        "its own attention mask": attention_mask is not None,
         "dropout": bool(dropout),
         "attention that is not causal": is_causal is False,
     }

@@ -137,7 +137,7 @@ def _is_cached(config: ModelConfig) -> bool:
 
     try:
         return isinstance(try_to_load_from_cache(config.path, "config.json", revision=config.revision), str)
-    except HFValidationError:  # not a hub id: the loader says so
+    except HFValidationError:  # not a hub id: the loader reports it
         return True
 
 

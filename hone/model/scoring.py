@@ -23,7 +23,7 @@ WINDOWS = {"sliding_attention": "sliding_window", "chunked_attention": "attentio
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """The first position that a query sees: the last `size` positions, or those of its own chunk of `size`."""
+    """The first position that a query sees: the last `size` positions, or those of the query's chunk of `size`."""
 
     size: int
     chunks: bool = False

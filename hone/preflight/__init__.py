@@ -1,1 +1,1 @@
-"""Before a run: checks, plans, a look at the machine and the data."""
+"""Before a run: checks, plans, and inspection of the machine and the data."""

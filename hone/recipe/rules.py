@@ -275,7 +275,7 @@ def _rollout(stage: RLStage) -> None:
 
 
 def _ahead(stage: RLStage) -> None:
-    """Sampling the next step while this one is learned needs a server with weights of its own."""
+    """Sampling the next step while this one is learned needs a server with its own weights."""
 
     def refused(message: str) -> PydanticCustomError:
         return impossible("rollout.ahead", message)

@@ -88,7 +88,7 @@ class _Report:
         body += [page.section(key, title, inside) for key, title, inside in placed]
         body.append(
             "<footer><p>Intervals are 95%: Wilson’s with one sample per problem, otherwise a bootstrap over problems. "
-            "Figures stand beside this page as .svg, .png and .csv, tables as .csv, .md and .tex; every number comes "
+            "Figures are next to this page as .svg, .png and .csv, tables as .csv, .md and .tex; every number comes "
             "from the run folder’s metrics.jsonl, evals.jsonl and samples.</p></footer>"
         )
         return page.document(

@@ -239,7 +239,7 @@ def assemble(eyebrow: str, title: str, lead: Sequence[str], sections: Sequence[S
     body += [page.section(key, name, inside) for key, name, inside in placed]
     body.append(
         "<footer><p>Intervals are 95%: Wilson’s with one sample per problem, otherwise a bootstrap over problems. "
-        "Figures stand beside this page as .svg, .png and .csv, tables as .csv, .md and .tex.</p></footer>"
+        "Figures are next to this page as .svg, .png and .csv, tables as .csv, .md and .tex.</p></footer>"
     )
     return page.document(title, "\n".join(body))
 

@@ -213,7 +213,7 @@ class Renderer:
                     "raw, or a tokenizer with another template"
                 ) from error
             raise self._failed(error) from error
-        except Exception as error:  # a template is a program of the model's author: it fails in ways of its own
+        except Exception as error:  # a template is a program by the model's author, which may raise anything
             raise self._failed(error) from error
         return str(text)
 

@@ -182,14 +182,14 @@ def _reproduce(seed: int, manifest: Mapping[str, Any]) -> str:
 
 
 def _manifest(folder: Path) -> Row:
-    """The manifest of a stage; empty, which is said, if it is damaged."""
+    """The manifest of a stage; if it is damaged, a message says so, and it counts as empty."""
     if problem := sealed.file_fault(folder, "manifest.json"):
         return _left_out(folder / "manifest.json", problem)
     return _object(folder / "manifest.json")
 
 
 def _object(path: Path) -> Row:
-    """The JSON object of a file; empty, which is said, if it is damaged."""
+    """The JSON object of a file; if it is damaged, a message says so, and it counts as empty."""
     try:
         return checksums.read_json(path, dict, "restore it from a copy")
     except UserError as error:

@@ -216,7 +216,7 @@ def _damaged(folder: Path, good: Path, wrong: Mapping[str, str]) -> str:
     lines = [f"{name}: {text}" for name, text in list(wrong.items())[:5]]
     more = f" (and {len(wrong) - 5} more)" if len(wrong) > 5 else ""
     folders = sorted({name.split("/")[0] for name in wrong} & set(seal.DISPENSABLE))
-    without = f", or remove {' and '.join(folders)}/ as a whole to go on without" if folders else ""
+    without = f", or remove {' and '.join(folders)}/ as a whole to continue without" if folders else ""
     return (
         f"{folder}: what was written before {good.name} is damaged: {'; '.join(lines)}{more}. Nothing was "
         f"changed. Restore it from a copy{without}; or move {good} away to continue from an earlier checkpoint; or "

@@ -41,7 +41,7 @@ class Run:
         return cls(writer, recipe.checkpoint)
 
     def resume(self, policy: Policy, curriculum: Curriculum | None = None) -> int:
-        """Load the newest intact checkpoint; returns the step to go on with. See `Checkpoints.resume`."""
+        """Load the newest intact checkpoint; returns the step to continue with. See `Checkpoints.resume`."""
         return self.checkpoints.resume(policy, curriculum)
 
     def interruptible(self) -> AbstractContextManager[None]:

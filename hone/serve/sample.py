@@ -58,11 +58,11 @@ def answer_one(model: ServedModel, text: str, seed: int) -> None:
 
 
 def chat(model: ServedModel, seed: int) -> None:
-    """A conversation. Without a chat template every line is a prompt of its own."""
+    """A conversation. Without a chat template every line is a separate prompt."""
     history: list[dict[str, str]] = []
     with contextlib.suppress(ImportError):
         import readline  # noqa: F401  # editing and history at the prompt
-    keeps = "" if not model.renderer.is_raw else " This model has no chat template: every line is a prompt of its own."
+    keeps = "" if not model.renderer.is_raw else " This model has no chat template: every line is a separate prompt."
     print(f"{visible(model.name)}.{keeps} /new starts over, Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
     with model.engine.open() as core:
         turns = 0

@@ -109,7 +109,7 @@ def begin(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> int | None:
     if folder.exists() and not resume:
         set_aside(folder)
     if resume and not folder.exists():
-        print(f"{folder}: there is no run to continue; a new one begins", file=sys.stderr)
+        print(f"{folder}: there is no run to continue; starting a new one", file=sys.stderr)
     for _, sub in stages:
         fill_defaults(folder / sub / "config.resolved.json")
     if todo.reopened is not None:

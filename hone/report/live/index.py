@@ -93,7 +93,8 @@ class Table:
 
 
 def row_at(table: Table, folder: Path, at: int) -> Row:
-    """Row number `at`, read from its file. Raises OSError or ValueError if the file is no longer as it was indexed."""
+    """Row number `at`, read from its file. Raises OSError or ValueError if the file has changed since it was
+    indexed."""
     step, offset, size = (int(table.columns[name][at]) for name in ("step", "offset", "size"))
     with (folder / layout.rollouts_name(step)).open("rb") as file:
         file.seek(offset)
@@ -111,7 +112,7 @@ def index_file(stage: Path) -> Path:
 
 
 class RolloutIndex:
-    """The index of one stage. `refresh` may run in a thread of its own; `table` gives what is known so far."""
+    """The index of one stage. `refresh` may run in a separate thread; `table` returns the rows so far."""
 
     def __init__(self, stage: Path, cache: Path | None = None) -> None:
         self.stage, self._cache = stage, cache

@@ -84,7 +84,7 @@ class Judge:
         missing = [key for key in different if key not in answers]
         if missing:
             if over := self._over_budget():
-                raise UserError(f"judge: {over}; raise it and go on with --resume")
+                raise UserError(f"judge: {over}; raise it and continue with --resume")
             answers.update(self._ask_all({key: first[key] for key in missing}))
         self.counts["failed"] += sum(isinstance(answers[key], Failure) for key in missing)
         return [answers[self._key(question)] for question in questions]

@@ -41,9 +41,9 @@ class JudgeConfig(Section):
         try:
             parts = urlsplit(self.url)
         except ValueError:
-            raise ValueError("url: is no address; give one such as https://api.openai.com/v1") from None
+            raise ValueError("url: is not an address; give one such as https://api.openai.com/v1") from None
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ValueError("url: is no address; give one such as https://api.openai.com/v1")
+            raise ValueError("url: is not an address; give one such as https://api.openai.com/v1")
         if parts.username or parts.password or parts.query or parts.fragment:
             raise ValueError("url: contains more than an address; put the key into the environment (key_env)")
         if parts.scheme == "http" and self.key_env and not self.is_local:

@@ -100,7 +100,7 @@ def _question(problem: Problem, labels: Sequence[str]) -> Question:
 
     def read(value: Mapping[str, Any]) -> str:
         if value["label"] not in names:
-            raise ValueError(f"{value['label']!r:.60} is none of {', '.join(names)}")
+            raise ValueError(f"{value['label']!r:.60} is not one of {', '.join(names)}")
         return str(value["label"])
 
     system = (

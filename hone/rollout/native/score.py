@@ -39,7 +39,7 @@ def prompt_scores(
         parts.append((logprobs.gather(1, target[:, None]).squeeze(1), ids, values))
     nothing = hidden.new_full((1,), torch.nan, dtype=torch.float32)
     none_ids, none_values = tokens.new_zeros((1, top)), nothing.expand(1, top)
-    # The first token of each prompt has no context of its own.
+    # The first token of each prompt has no context.
     logprobs = torch.cat([nothing, *(p[0] for p in parts)])
     ids = torch.cat([none_ids, *(p[1] for p in parts)])
     values = torch.cat([none_values, *(p[2] for p in parts)])

@@ -117,7 +117,7 @@ class VLLMInside:
             self._served = None
 
     def stop(self) -> None:
-        """End vLLM's engine, which runs in a process of its own, and free its memory."""
+        """End vLLM's engine, which runs in a separate process, and free its memory."""
         if self._llm is not None:
             self._llm.llm_engine.engine_core.shutdown()
             self._llm = None

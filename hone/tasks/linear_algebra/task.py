@@ -79,7 +79,7 @@ def parse_rung(name: str) -> tuple[str, tuple[int, ...]]:
     low, high = {"addition": (1, 18), "rref": (1, MAX_SIDE)}.get(kind, (2, MAX_SIDE))
     if match is None or not all(low <= n <= high for n in numbers) or (kind == "rref" and numbers[1] < 2):
         raise ValueError(
-            f"rungs: {name!r} is no rung; give addition_DIGITS (1 to 18), rref_ROWSxCOLUMNS "
+            f"rungs: {name!r} is not a rung; give addition_DIGITS (1 to 18), rref_ROWSxCOLUMNS "
             f"(up to {MAX_SIDE}x{MAX_SIDE}, at least 2 columns), near_identity_SIZE or inverse_SIZE (2 to {MAX_SIDE})"
         )
     return kind, numbers
