@@ -57,7 +57,7 @@ SHORT = {
     "nemotron": "exact",
     "deepseek-v3": "exact",
     "bloom": "never calls the configured attention function",
-    "doge": "an attention mask of its own",
+    "doge": "its own attention mask",
     "diffllama": "computes attention twice",
     "modernbert-decoder": "is not computed exactly",
     "gpt-j": "has its own attention classes",

@@ -157,7 +157,7 @@ def test_workers_are_kept_between_maps():
         ("targets.py", "'targets.py' names no function"),
         ("targets.py:", "names no function"),
         ("no/such.py:check", "no/such.py cannot be read (No such file or directory)"),
-        ("no-module:check", "'no-module' is no module"),
+        ("no-module:check", "'no-module' is not a module"),
         ("nosuchmodule.inner:check", "no module nosuchmodule is installed"),
     ],
 )

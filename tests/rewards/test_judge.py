@@ -226,7 +226,7 @@ def test_settings_that_cannot_be():
     with pytest.raises(ValidationError, match="url: the key would travel unencrypted"):
         JudgeConfig(url="http://x.org/v1", model="m")
     Judge(JudgeConfig(url="http://x.org/v1", model="m", key_env=None))
-    with pytest.raises(ValidationError, match="url: is no address"):
+    with pytest.raises(ValidationError, match="url: is not an address"):
         JudgeConfig(url="x.org", model="m")
     with pytest.raises(ValidationError, match=r"judge.url: missing"):
         RewardConfig(parts={"judge": 1.0})

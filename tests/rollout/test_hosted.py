@@ -101,7 +101,7 @@ def test_it_tries_again_where_that_can_help_and_not_elsewhere(serve: Any) -> Non
 
 @pytest.mark.parametrize("target", ["http://127.0.0.1/v1", "ftp://h/v1#m", "http://#m"])
 def test_an_address_that_is_none(target: str) -> None:
-    with pytest.raises(UserError, match=r"give a hosted model as URL#model|is no address"):
+    with pytest.raises(UserError, match=r"give a hosted model as URL#model|is not an address"):
         Endpoint.parse(target)
 
 

@@ -272,7 +272,7 @@ def test_a_step_that_does_not_end_is_left_within_the_bound() -> None:
     assert process.returncode == EX_TEMPFAIL
     assert 0.2 < time.monotonic() - begun < 30
     assert "stopped 0.3 s after SIGTERM" in said
-    assert "--resume goes on from the last checkpoint" in said
+    assert "--resume continues from the last checkpoint" in said
 
 
 # --- the ledger -----------------------------------------------------------------------------------------------------

@@ -160,8 +160,8 @@ def test_grades():
 @pytest.mark.parametrize(
     ("config", "words"),
     [
-        ({"rungs": ("inverse_11",)}, "'inverse_11' is no rung; give addition_DIGITS"),
-        ({"rungs": ("rref_3",)}, "'rref_3' is no rung"),
+        ({"rungs": ("inverse_11",)}, "'inverse_11' is not a rung; give addition_DIGITS"),
+        ({"rungs": ("rref_3",)}, "'rref_3' is not a rung"),
         ({"rungs": ("rref_3x1",)}, "at least 2 columns"),
         ({"rungs": ("addition_0",)}, "1 to 18"),
         ({"rungs": ("inverse_2", "inverse_2")}, "a rung is named twice"),
