@@ -240,7 +240,7 @@ def test_hanging_up_ends_a_pause_too(monkeypatch: pytest.MonkeyPatch) -> None:
     "url", ["ftp://h", "http://", "x", "http://h:99999", "http://u:p@h", "https://h?key=1", "https://h#x", "http://h:0"]
 )
 def test_what_is_no_address_is_an_error(url: str) -> None:
-    with pytest.raises(UserError, match=r"no address|no key or password"):
+    with pytest.raises(UserError, match=r"not an address|no key or password"):
         Http(url)
 
 
