@@ -32,7 +32,8 @@ def reachable(address: str) -> bool:
 
 
 def require(what: str, remedy: str) -> None:
-    """Raises UserError if the hub cannot be reached. `what` is not in the cache; `remedy`: what else could be given."""
+    """Raises UserError if the hub cannot be reached. `what`: names what is missing in the cache; `remedy`: an
+    alternative to it."""
     variables = ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE")
     if offline := next((name for name in variables if os.environ.get(name, "").upper() in TRUE), None):
         raise UserError(f"{what}: is not in the cache, and {offline} forbids asking the hub; unset it, or {remedy}")

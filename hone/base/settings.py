@@ -122,7 +122,8 @@ def read(path: str | Path, long_form: LongForm = lambda key, value: value) -> La
 def _read_extended(
     path: Path, trail: tuple[Path, ...], known: dict[Path, Layer], read_one: Callable[[Path], Layer]
 ) -> Layer:
-    """`known`: files already read, so that a file extended by two others is read once."""
+    """Read a file and those that it extends. `known`: files already read, so that a file extended by two others is read
+    once."""
     if path not in known:
         known[path] = _read_with_parents(path, trail, known, read_one)
     return known[path]

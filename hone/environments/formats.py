@@ -280,7 +280,7 @@ def _dotted(node: Any) -> str:
 
 
 def _python_arguments(node: Any) -> Any:
-    """Of literals only: nothing is evaluated."""
+    """The arguments of a call whose values are literals; nothing is evaluated."""
     if node.args and not node.keywords:
         return [ast.literal_eval(value) for value in node.args]
     if node.args:

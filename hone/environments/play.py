@@ -59,7 +59,7 @@ class _Game:
         self.end, self.note = "environment_timeout" if failed.kind == "timeout" else "environment_error", failed.why
 
     def rollout(self, version: int) -> Rollout:
-        """`version`: of the policy, for an episode that failed before its first turn."""
+        """The finished rollout. `version`: of the policy, for an episode that failed before its first turn."""
         assert self.end is not None
         instance = getattr(self.environment, "instance", self.environment)
         episode = Episode(self.end, tuple(self.steps), self.reward, self.note, instance)

@@ -30,7 +30,7 @@ LONGEST_CODE = 100_000  # characters
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one call."""
+    """The limits of one call."""
 
     seconds: float = 10.0
     memory_mb: int = 512  # of each process

@@ -37,7 +37,7 @@ class Tool:
 
     @cached_property
     def schema(self) -> Schema:
-        """Raises UserError for a function whose hints or docstring are incomplete."""
+        """The JSON schema of the function. Raises UserError if its hints or docstring are incomplete."""
         from transformers.utils.chat_template_utils import get_json_schema
 
         try:

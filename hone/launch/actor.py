@@ -78,7 +78,7 @@ class WorkerActor(Machine):
             return int(probe.getsockname()[1])
 
     def start(self, arguments: Sequence[str], environment: Mapping[str, str], log: Path, working: str) -> None:
-        """`arguments`: for the actor's own interpreter, which has hone."""
+        """Start the worker. `arguments`: for the actor's own interpreter, which has hone."""
         log.parent.mkdir(parents=True, exist_ok=True)
         self._log = log
         self._process = started([sys.executable, *arguments], environment, log, Path(working))

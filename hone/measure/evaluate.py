@@ -56,7 +56,8 @@ class Evaluator:
         return labels + (["validation"] if every and step % every == 0 else [])
 
     def evaluate(self, label: str, reward: Composed | None = None) -> Evaluation:
-        """`reward`: the training reward, computed for the held-out answers as well."""
+        """Sample, grade and summarise one evaluation. `reward`: the training reward, computed for the held-out answers
+        as well."""
         config = self.recipe.eval
         if label == "validation":
             config = config.model_copy(update={"split": "validation"})

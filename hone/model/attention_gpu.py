@@ -1,8 +1,8 @@
 """Packed attention on a GPU: one call for all sequences of a row, whatever their lengths.
 
-`flash`: `torch.nn.attention.varlen.varlen_attn` (FlashAttention-2, Dao, arXiv:2307.08691). Each sequence has so many
-queries and at least as many keys, and its last query sees its last key ("bottom-right"): a completion's keys are its
-own and those of its prompt, which are gathered.
+`flash`: `torch.nn.attention.varlen.varlen_attn` (FlashAttention-2, Dao, arXiv:2307.08691). Each sequence has at least
+as many keys as queries, and its last query sees its last key ("bottom-right"): a completion's keys are its own and
+those of its prompt, which are gathered.
 
 `flex`: `torch.nn.attention.flex_attention`, where that is not available (head sizes, older PyTorch). A mask determines
 which keys a query sees, and its empty blocks are skipped; nothing is gathered. It also computes chunks, soft caps, and
@@ -78,8 +78,8 @@ def varlen(layout: tuple[Block, ...], device: torch.device) -> Varlen:
 
 @lru_cache(maxsize=16)
 def owners(layout: tuple[Block, ...], device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Of each packed token [T]: its block; its sequence in the block, 0 the prompt, 1, 2, ... the completions; and its
-    position, counted from the start of the prompt."""
+    """For each packed token, three arrays [T]: its block; its sequence in the block, 0 for the prompt, 1, 2, ... for
+    the completions; and its position, counted from the start of the prompt."""
     blocks, sequences, positions = [], [], []
     for i, block in enumerate(layout):
         lengths = torch.tensor([block.prompt_len, *block.completion_lens])

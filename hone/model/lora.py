@@ -104,7 +104,7 @@ ROUTERS = ("router", "gate", "shared_expert_gate")
 
 
 def _part(name: str) -> str:
-    """`attention`, `mixer` or `mlp`: the part of a layer that a linear layer belongs to."""
+    """The part of a layer that a linear layer belongs to: `attention`, `mixer` or `mlp`."""
     parents = name.split(".")[:-1]
     if any(part in MIXERS for part in parents):
         return "mixer"

@@ -63,7 +63,7 @@ class DataSource:
 
 
 def open_source(source: str, overrides: Sequence[str] = ()) -> DataSource:
-    """Raises UserError, as `hone.recipe.load.load_for_task` does."""
+    """Open the task of a source. Raises UserError, as `hone.recipe.load.load_for_task` does."""
     recipe = load_for_task(source, overrides).stages[0]
     return DataSource(source, make_task(recipe.task, recipe.seed), recipe.seed)
 

@@ -114,7 +114,8 @@ def _of_every_kind(stage: StageSettings) -> Iterator[str]:
 
 
 def _trained(stage: TrainedStage, updates: int | None) -> Iterator[str]:
-    """`updates`: optimizer updates of the stage; None if their number depends on the data."""
+    """Notes on stages that train. `updates`: optimizer updates of the stage; None if their number depends on the
+    data."""
     optim = stage.optim
     if optim.lr > HIGHEST_LR:
         yield (
@@ -211,7 +212,7 @@ def _rl(stage: RLStage) -> Iterator[str]:
 
 
 def _loop(stage: LoopStage, skip: Sequence[str] = ()) -> Iterator[str]:
-    """`skip`: settings of `algo` that already have a note."""
+    """Notes on stages of the training loop. `skip`: settings of `algo` that already have a note."""
     yield from (f"algo.{text}" for text in _algo(stage.algo, skip))
     yield from (f"rollout.{text}" for text in _engine(stage.rollout))
     yield from (f"curriculum.{text}" for text in _curriculum(stage))

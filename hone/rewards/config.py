@@ -18,7 +18,7 @@ class CountdownReward(Section):
 
 
 class LinearAlgebraReward(Section):
-    """`linear_algebra`: the most that long thinking adds, and the characters of thinking that earn it."""
+    """Settings of `linear_algebra`: the most that long thinking adds, and the characters of thinking that earn it."""
 
     thinking: float = Field(default=0.0, ge=0, le=0.25)
     thinking_chars: PositiveInt = 1000
@@ -42,7 +42,7 @@ class FunctionsConfig(Section):
 
 
 class PerplexityReward(Section):
-    """`perplexity`: how much the policy's text helps a frozen answerer; see hone.rewards.perplexity."""
+    """Settings of `perplexity`: how much the policy's text helps a frozen answerer; see hone.rewards.perplexity."""
 
     answerer: str = "policy"  # the policy as it was at the start of the stage; or a folder, a hub id, or http://.../v1
     served_model: str | None = None  # the model's name at the server, if the answerer is one
@@ -85,8 +85,8 @@ class ThinkingReward(Section):
 
 
 class RewardConfig(Section):
-    """`parts`: names from `hone.rewards.REWARDS`, of installed packages, or functions (`file.py:function`), with
-    their weights; the reward is the weighted sum."""
+    """The reward is the weighted sum of `parts`: names from `hone.rewards.REWARDS`, of installed packages, or functions
+    (`file.py:function`), with their weights."""
 
     parts: dict[str, FiniteFloat] = {"outcome": 1.0}
     functions: FunctionsConfig = FunctionsConfig()

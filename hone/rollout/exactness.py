@@ -81,7 +81,7 @@ class Agreement:
 
 
 def check_model(model: PreTrainedModel, event: Event = print_event) -> Agreement | None:
-    """Raises UserError unless all three agree. Returns None if an earlier check passed.
+    """Check a model: raises UserError unless all three computations agree. Returns None if an earlier check passed.
 
     The model, its mode and all random state are unchanged. `event` is called if the result cannot be stored.
     """

@@ -120,7 +120,7 @@ def complete(
 
 
 def _completion(answer: Any, max_tokens: int) -> Completion:
-    """Raises Unreadable if the response has an unexpected form."""
+    """The answer in a response. Raises Unreadable if it has an unexpected form."""
     try:
         choice = answer["choices"][0]
         message = choice["message"]

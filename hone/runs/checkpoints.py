@@ -212,7 +212,7 @@ class Checkpoints:
 
 
 def _damaged(folder: Path, good: Path, wrong: Mapping[str, str]) -> str:
-    """`wrong`: file -> its fault."""
+    """The error for damaged files. `wrong`: file -> its fault."""
     lines = [f"{name}: {text}" for name, text in list(wrong.items())[:5]]
     more = f" (and {len(wrong) - 5} more)" if len(wrong) > 5 else ""
     folders = sorted({name.split("/")[0] for name in wrong} & set(seal.DISPENSABLE))

@@ -319,7 +319,7 @@ def _on_http_error(_: HttpRequest, error: Any) -> Response:
 
 
 def make_app(model: ServedModel, thread: EngineThread, hosts: Sequence[str] = ()) -> Starlette:
-    """`hosts`: names that requests may address; empty: any. See `hone.serve.guard`."""
+    """The API as an ASGI application. `hosts`: names that requests may address; empty: any. See `hone.serve.guard`."""
     api = Api(model, thread)
     routes = [
         Route("/v1/models", api.models),

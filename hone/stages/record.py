@@ -138,7 +138,8 @@ def _episodes(rollouts: Sequence[Rollout]) -> dict[str, float]:
 
 
 def _accuracy(rewards: Sequence[Reward]) -> dict[str, float]:
-    """`accuracy` of the graded samples: NaN if a verifier failed on all, no column for a task without a grader."""
+    """The column `accuracy` of the graded samples: NaN if a verifier failed on all, no column for a task without a
+    grader."""
     graded = [r.verdict == "correct" for r in rewards if r.verdict not in NOT_GRADED]
     if not graded and any(r.verdict == "ungraded" for r in rewards):
         return {}

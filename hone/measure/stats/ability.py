@@ -36,7 +36,8 @@ class NewAbility:
 
 
 def new_ability(base: Measured, again: Measured, models: Sequence[Measured], k: int | None = None) -> NewAbility | None:
-    """`base` selects, `again` (the same model, other random numbers) and `models` are measured.
+    """Measure models on the problems that `base` never solved: `again` (the base with other random numbers) and
+    `models`.
 
     `k`: the largest k, by default the fewest samples of any model. Returns None if the base solved everything.
     Raises ValueError if `again` is not an independent sample: the comparison would be 0 by construction.

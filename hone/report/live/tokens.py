@@ -24,7 +24,8 @@ FIELDS = ("sampled_logprobs", "trainer_logprobs", "entropies", "advantages")
 
 
 def read_tokens(stage: Path, step: int, place: int) -> dict[str, list[Any]] | None:
-    """`ids` [T], `pieces` [T] (text of each token) and `FIELDS` [T] of the sample at `place`; None: not there.
+    """The tokens of the sample at `place`: `ids` [T], `pieces` [T] (their texts) and `FIELDS` [T]; None if there are
+    none.
 
     A value that was not computed is None.
     """

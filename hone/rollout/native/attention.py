@@ -35,7 +35,7 @@ class Grid:
 
     @staticmethod
     def of(prompts: Sequence[int], count: int, device: torch.device) -> Grid:
-        """`prompts` [B]: the prompt of each row, below `count`."""
+        """The grid of rows whose prompts are `prompts` [B], numbers below `count`."""
         seen = [0] * count
         places = []
         for prompt in prompts:

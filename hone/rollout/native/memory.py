@@ -40,7 +40,7 @@ class Budget:
 
     @staticmethod
     def of(model: PreTrainedModel, gib: float | None) -> Budget:
-        """`gib` None: a quarter of the memory of the model's device."""
+        """The budget of a model. `gib` None: a quarter of the memory of the model's device."""
         config = model.config.get_text_config()
         # At least 1: a model without attention caches nothing per token.
         each = max(1, sum(_numbers_per_token(layer) for layer in layer_configs(config)) * model.dtype.itemsize)

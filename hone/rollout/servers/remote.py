@@ -35,7 +35,8 @@ class NotNow(ServerLost):
 
 
 class RemoteHost(Host):
-    """`actor`: its name; `cluster`: the address of Ray's own store; `open`: servers may listen beyond loopback."""
+    """The machine of a Ray actor. `actor`: its name; `cluster`: the address of Ray's own store; `open`: servers may
+    listen beyond loopback."""
 
     def __init__(self, actor: str, cluster: str, open: bool) -> None:
         if not ray.is_initialized():

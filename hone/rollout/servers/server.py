@@ -153,7 +153,8 @@ class ServerEngine(ServerLifecycle):
     # --- for hone.rollout.identity ------------------------------------------------------------
 
     def probe(self, sequences: Sequence[IntArray]) -> tuple[list[Turn], Weights | None]:
-        """`score` and `weights` of the same server process: if it is lost between them, both are requested again.
+        """The results of `score` and `weights` from one server process: if it is lost between them, both are requested
+        again.
 
         Raises UserError if no restarts remain, or no complete answer comes.
         """

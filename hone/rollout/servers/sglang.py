@@ -103,7 +103,7 @@ class SGLangEngine(ServerEngine):
         return [self._answer(one["meta_info"], len(prompt)) for one in answers]
 
     def _answer(self, meta: dict[str, Any], length: int) -> tuple[list[int], list[float], Finish]:
-        """`length`: tokens of the prompt."""
+        """Read one answer. `length`: tokens of the prompt."""
         reason = self._finish(meta)
         self._check_version(meta)
         if meta["prompt_tokens"] != length:  # --allow-auto-truncate among the server's arguments
@@ -114,7 +114,7 @@ class SGLangEngine(ServerEngine):
 
     @staticmethod
     def _finish(meta: dict[str, Any]) -> Finish:
-        """Raises Aborted: aborted answers have status 200 too."""
+        """The finish reason. Raises Aborted for aborted answers, which also have status 200."""
         reason: Finish = meta["finish_reason"]["type"]
         if reason not in ("stop", "length"):
             raise Aborted(f"an answer ended with finish_reason {meta['finish_reason']}")

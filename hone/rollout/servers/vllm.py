@@ -174,7 +174,7 @@ class VLLMEngine(ServerEngine):
         return self._post("/collective_rpc", {"method": method, "kwargs": kwargs}, f"vLLM's {method}")
 
     def _post(self, path: str, body: Any, what: str, variable: str = "VLLM_SERVER_DEV_MODE=1") -> Any:
-        """`variable`: the environment variable that makes the server offer this path."""
+        """Send a request. `variable`: the environment variable that makes the server offer this path."""
         try:
             return self.http.post(path, body, seconds=self.config.sync_timeout, what=what)
         except ServerRefused as error:

@@ -34,7 +34,8 @@ class ServedWeights:
 
 
 class WeightTransfer:
-    """`adapter`: export adapters alone, and their base only when a hard reset made a new one; else merge them."""
+    """Exports weights for a server. `adapter`: export adapters alone, and their base only when a hard reset made a new
+    one; else merge them."""
 
     def __init__(self, folder: Path, *, adapter: bool = False) -> None:
         self._folder, self._adapter = folder, adapter

@@ -151,7 +151,7 @@ def careful(nums: Sequence[int], target: int, solution: Term, rng: random.Random
 def terse(nums: Sequence[int], target: int, solution: Term, rng: random.Random, tries: int) -> str:
     """`careful` in half the tokens, for very small models: `3+7=10 10-2=8 vs 20 no`, a line for each attempt.
 
-    The target is repeated beside each result: comparing over a long distance is learned much later.
+    The target is repeated next to each result: comparing over a long distance is learned much later.
     """
     failed = [random_term(rng, nums) for _ in range(rng.randint(0, tries))]
     lines = [f"{' '.join(term.steps)} vs {target} no" for term in failed if term.value != target]

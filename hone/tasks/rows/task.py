@@ -80,9 +80,9 @@ class RowsConfig(Section):
 
 
 class DatasetConfig(RowsConfig):
-    """`grading`: maths (numbers, LaTeX, words; math-verify for the rest), exact (without math-verify: answers that
-    cannot be decided are wrong), text (the same words), none (only your own reward judges; every verdict is
-    `wrong`)."""
+    """Settings of a dataset. `grading`: maths (numbers, LaTeX, words; math-verify for the rest), exact (without
+    math-verify: answers that cannot be decided are wrong), text (the same words), none (only your own reward judges;
+    every verdict is `wrong`)."""
 
     name: Literal["dataset"] = "dataset"
     grading: Literal["maths", "exact", "text", "none"] = "maths"
@@ -140,8 +140,8 @@ class RowsTask:
         return [_same_words(problem, answer, self.grading) for (problem, _), answer in zip(items, answers)]
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
-        """`worked`: the solution and the answer; `answer`: the answer alone. Raises UserError for a row without a
-        solution."""
+        """A worked answer. Style `worked`: the solution and the answer; `answer`: the answer alone. Raises UserError
+        for a row without a solution."""
         if style not in RowsTask.trace_styles:
             raise UserError(f"{self.name}: no trace style {style!r}; there are {', '.join(RowsTask.trace_styles)}")
         if self._other is not None:
