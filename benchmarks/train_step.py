@@ -2,12 +2,14 @@
 
     .venv/bin/python benchmarks/train_step.py          # writes benchmarks/results/train_step.json
     .venv/bin/python benchmarks/train_step.py --quick  # a minute, smaller
+    .venv/bin/python benchmarks/train_step.py --architecture lfm2  # `model.tiny.architecture`; train_step-lfm2.json
 
-A random Qwen2 (4 layers x 256, vocabulary 512, float32) answers 8 prompts of about 150 tokens 16 times each; one update
-per rollout, no KL, token mean. `fixed`: exactly 128 new tokens. `varied`: five of the 512 tokens, which the untrained
-model says about equally often, end an answer, so that lengths are geometric with a mean of about 100, and 384 at most.
-Each side is a process of its own with the same number of threads and the same allocator; the two take turns, the first
-step of a process is not counted, figures are medians. TRL runs with micro-batches of 16, its fastest here.
+A random Qwen2 (4 layers x 256, vocabulary 512, float32; or another `--architecture` of these sizes) answers 8 prompts
+of about 150 tokens 16 times each; one update per rollout, no KL, token mean. `fixed`: exactly 128 new tokens. `varied`:
+five of the 512 tokens, which the untrained model says about equally often, end an answer, so that lengths are geometric
+with a mean of about 100, and 384 at most. Each side is a process of its own with the same number of threads and the
+same allocator; the two take turns, the first step of a process is not counted, figures are medians. TRL runs with
+micro-batches of 16, its fastest here.
 
 `memory`: one update on 4096 packed tokens (4 prompts of 64 tokens x 4 answers of 240) with a vocabulary of 151 936 and
 a trunk of 2 layers x 256; the answers are given, nothing is generated. Counted is what the step adds to the peak of the
@@ -32,11 +34,24 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from train_step_sides import make_models
 
+from hone.recipe.sections.model import TinyConfig
+
 ROOT = Path(__file__).resolve().parent.parent
+SETTINGS = ("fixed", "varied", "memory")
+ARCHITECTURES = get_args(TinyConfig.model_fields["architecture"].annotation)
+#: Name of a ratio -> the setting and the figure that it compares.
+RATIOS = {
+    "step_ratio_fixed": ("fixed", "step"),
+    "step_ratio_varied": ("varied", "step"),
+    "train_ratio": ("fixed", "train"),
+    "memory_ratio": ("memory", "added_bytes"),
+    "generate_ratio": ("fixed", "generate"),
+    "train_ratio_varied": ("varied", "train"),
+}
 
 
 def shape(quick: bool) -> dict[str, int]:
@@ -52,26 +67,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="smaller, and one process of each kind")
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--cpu-time", action="store_true", help="seconds of CPU time: where other work runs")
     parser.add_argument("--repeats", type=int, default=2, help="processes of each kind")
     parser.add_argument("--steps", type=int, default=2, help="counted steps of each process")
-    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks" / "results" / "train_step.json")
+    parser.add_argument("--architecture", choices=ARCHITECTURES, default=ARCHITECTURES[0])
+    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=SETTINGS, help="default: all")
+    parser.add_argument("--out", type=Path, help="default: benchmarks/results/train_step.json, or -ARCHITECTURE.json")
     arguments = parser.parse_args()
     repeats = 1 if arguments.quick else arguments.repeats
     rows: dict[str, list[dict[str, Any]]] = {}
     with tempfile.TemporaryDirectory() as folder:
-        make_models(Path(folder))
+        make_models(Path(folder), arguments.architecture)
         for _ in range(repeats):
-            for setting in ("fixed", "varied"):
+            for setting in (s for s in arguments.settings if s != "memory"):
                 for side in ("trl", "hone"):
                     rows.setdefault(f"{side}/{setting}", []).append(child(side, setting, folder, arguments))
-        with ThreadPoolExecutor() as both:  # at once: nothing is timed here
-            found = both.map(lambda side: child(side, "memory", folder, arguments), ("trl", "hone"))
-            rows |= {f"{side}/memory": [one] for side, one in zip(("trl", "hone"), found, strict=True)}
+        if "memory" in arguments.settings:
+            with ThreadPoolExecutor() as both:  # at once: nothing is timed here
+                found = both.map(lambda side: child(side, "memory", folder, arguments), ("trl", "hone"))
+                rows |= {f"{side}/memory": [one] for side, one in zip(("trl", "hone"), found, strict=True)}
     result = summary(rows, arguments)
     print(table(result))
     if not arguments.quick:
-        arguments.out.parent.mkdir(exist_ok=True)
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        suffix = "" if arguments.architecture == "qwen2" else f"-{arguments.architecture}"
+        out = arguments.out or ROOT / "benchmarks" / "results" / f"train_step{suffix}.json"
+        out.parent.mkdir(exist_ok=True)
+        out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result["ratios"]))
 
 
@@ -80,6 +101,7 @@ def child(side: str, setting: str, folder: str, arguments: argparse.Namespace) -
     script = str(Path(__file__).with_name("train_step_sides.py"))
     command = [sys.executable, script, side, setting, folder, "--size", json.dumps(shape(arguments.quick))]
     command += ["--steps", str(steps), "--threads", str(arguments.threads)]
+    command += ["--cpu-time"] if arguments.cpu_time else []
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": str(arguments.threads),
@@ -116,19 +138,23 @@ def summary(rows: dict[str, list[dict[str, Any]]], arguments: argparse.Namespace
         trl, hone = sides[f"trl/{setting}"], sides[f"hone/{setting}"]
         return trl[key] / trl.get("tokens", 1) / (hone[key] / hone.get("tokens", 1))
 
+    ratios = {
+        name: round(ratio(setting, key), 2) for name, (setting, key) in RATIOS.items() if setting in arguments.settings
+    }
+    if "fixed" in arguments.settings:
+        ratios["train_share_of_ceiling"] = round(rows["hone/fixed"][0]["train_share"], 2)
     return {
-        "ratios": {
-            "step_ratio_fixed": round(ratio("fixed", "step"), 2),
-            "step_ratio_varied": round(ratio("varied", "step"), 2),
-            "train_ratio": round(ratio("fixed", "train"), 2),
-            "memory_ratio": round(ratio("memory", "added_bytes"), 2),
-            "generate_ratio": round(ratio("fixed", "generate"), 2),
-            "train_ratio_varied": round(ratio("varied", "train"), 2),
-            "train_share_of_ceiling": round(rows["hone/fixed"][0]["train_share"], 2),
-            "quick": arguments.quick,
-        },
+        "ratios": {**ratios, "quick": arguments.quick},
         "sides": sides,
-        "setting": {**shape(arguments.quick), "threads": arguments.threads, "allocator": allocator() or "the system's"},
+        "setting": {
+            **shape(arguments.quick),
+            "architecture": arguments.architecture,
+            "repeats": arguments.repeats,
+            "steps": arguments.steps,
+            "threads": arguments.threads,
+            "cpu_time": arguments.cpu_time,
+            "allocator": allocator() or "the system's",
+        },
         "hardware": {"machine": platform.machine(), "cpus": os.cpu_count(), "cpu": cpu_name()},
         "versions": {p: version(p) for p in ("torch", "transformers", "trl")} | {"python": platform.python_version()},
     }

@@ -17,14 +17,26 @@ STOPS = 5  # tokens that end an answer in `varied`
 LR = 1e-6
 
 
+def seconds() -> float:
+    """Seconds; of CPU time with --cpu-time."""
+    return time.process_time() if "--cpu-time" in sys.argv else time.perf_counter()
+
+
 # --- what both sides share --------------------------------------------------------------------
 
 
-def make_models(folder: Path) -> None:
+def make_models(folder: Path, architecture: str = "qwen2") -> None:
     from hone.model.tiny import create
     from hone.recipe.sections.model import TinyConfig
 
-    small = {"hidden_size": 256, "heads": 4, "kv_heads": 2, "mlp_size": 688, "init_std": 0.02}
+    small = {
+        "architecture": architecture,
+        "hidden_size": 256,
+        "heads": 4,
+        "kv_heads": 2,
+        "mlp_size": 688,
+        "init_std": 0.02,
+    }
     create(folder / "step", TinyConfig(vocab_size=512, layers=4, **small), prompts(64), seed=0)
     create(folder / "memory", TinyConfig(vocab_size=151_936, layers=2, **small), prompts(64), seed=0)
 
@@ -110,13 +122,13 @@ def hone_step(
     from hone.recipe.sections.rollout import SamplingConfig
 
     sampling = SamplingConfig(max_tokens=longest)
-    start = time.perf_counter()
+    start = seconds()
     turns = engine.generate([np.asarray(ids) for ids in asked], sampling, samples=samples, seed=seed)
-    generated = time.perf_counter()
+    generated = seconds()
     groups = groups_of(turns)
-    scored = time.perf_counter()
+    scored = seconds()
     batch, stats = hone_update(policy, groups, sampling, 4096)
-    end = time.perf_counter()
+    end = seconds()
     lengths = [len(turn.completion_ids) for group in turns for turn in group]
     assert stats.num_tokens == sum(lengths)
     return {
@@ -169,16 +181,38 @@ def hone_memory(policy: Any, size: dict[str, int]) -> dict[str, Any]:
 
 
 def training_flops(model: Any, batch: Any) -> float:
-    """Of the products, forward and backward (twice forward): weights on packed tokens, head, attention."""
+    """Of the products, forward and backward (twice forward): weights on packed tokens, head, attention, and the states
+    of recurrent mixers, which every token reads, changes and reads again."""
     config = model.config
-    weights = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 2 and "embed" not in name)
+    weights = sum(p.numel() for name, p in model.named_parameters() if p.ndim >= 2 and "embed" not in name)
     head = config.vocab_size * config.hidden_size * len(batch.targets)
-    attended = 0
-    for block in batch.layout:
-        attended += block.prompt_len**2 // 2
-        attended += sum(n * block.prompt_len + n * n // 2 for n in block.completion_lens)
-    attention = 2 * config.num_hidden_layers * config.hidden_size * attended
-    return 6.0 * (weights * len(batch.inputs) + head + attention)
+    kinds = config.layer_types
+    attended = kinds.count("full_attention") * pairs(batch.layout, None)
+    attended += kinds.count("sliding_attention") * pairs(batch.layout, getattr(config, "sliding_window", None))
+    attention = 2 * config.hidden_size * attended
+    return 6.0 * ((weights + 3 * state_size(model)) * len(batch.inputs) + head + attention)
+
+
+def pairs(layout: Any, window: int | None) -> int:
+    """Pairs of a token and one that it attends to; the position of a completion's first is the prompt's length."""
+    spans = [(0, block.prompt_len) for block in layout]
+    spans += [(block.prompt_len, block.prompt_len + n) for block in layout for n in block.completion_lens]
+    return sum(min(i + 1, window or i + 1) for first, end in spans for i in range(first, end))
+
+
+def state_size(model: Any) -> int:
+    """Numbers in the recurrent states of one sequence, over all mixers; convolutions are counted by their weights."""
+    import torch
+
+    from hone.model import mixers
+
+    total = 0
+    for mixer in mixers.recurrent(model):
+        states = mixers.States()
+        with torch.no_grad():
+            mixers.apply(mixer, torch.zeros(1, 2, model.config.hidden_size), states)
+        total += sum(t.numel() for t in states.recurrent_states.values())
+    return total
 
 
 def ceiling() -> float:
@@ -192,9 +226,9 @@ def ceiling() -> float:
     for n, k in ((688, 256), (256, 688), (256, 256)):
         x, w = torch.randn(4096, k), torch.randn(n, k)
         for _ in range(20):
-            start = time.perf_counter()
+            start = seconds()
             product(x, w)
-            best = max(best, 2 * 4096 * n * k / (time.perf_counter() - start))
+            best = max(best, 2 * 4096 * n * k / (seconds() - start))
     return best
 
 
@@ -292,11 +326,11 @@ class Clock:
 
         class Callback(TrainerCallback):  # type: ignore[misc]
             def on_step_begin(self, *_: Any, **__: Any) -> None:
-                clock._now = {"start": time.perf_counter()}
+                clock._now = {"start": seconds()}
 
             def on_step_end(self, *_: Any, **__: Any) -> None:
                 now = clock._now
-                step = time.perf_counter() - now.pop("start")
+                step = seconds() - now.pop("start")
                 clock.steps.append({"step": step, **now, "score": now.pop("both") - now["generate"]})
 
         trainer.add_callback(Callback())
@@ -307,9 +341,9 @@ class Clock:
         inner = getattr(trainer, name)
 
         def timed(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
+            start = seconds()
             result = inner(*args, **kwargs)
-            self._now[key] = self._now.get(key, 0.0) + time.perf_counter() - start
+            self._now[key] = self._now.get(key, 0.0) + seconds() - start
             if key == "generate":
                 lengths = [len(ids) for ids in result[0]]
                 self._now |= {"tokens": sum(lengths), "longest": max(lengths)}
@@ -329,6 +363,7 @@ def main() -> None:
     parser.add_argument("--size", type=json.loads, help="see `train_step.shape`")
     parser.add_argument("--steps", type=int)
     parser.add_argument("--threads", type=int)
+    parser.add_argument("--cpu-time", action="store_true")
     arguments = parser.parse_args()
     print(json.dumps(CHILDREN[arguments.side](arguments.setting, arguments.folder, arguments.size, arguments)))
 

@@ -208,6 +208,7 @@ def adapter(folder: Path) -> tuple[str, str]:
         lora.attach(model, LoraConfig(rank=2), seed=0)
     except UserError as error:
         return f"refused: {str(error).split(';')[0]}", ""
+    torch.manual_seed(0)
     with torch.no_grad():
         for name, p in model.named_parameters():
             if "lora_B" in name:

@@ -1,6 +1,6 @@
-"""Whole runs of `hone train` with architectures that differ from the tiny one: checks, plan, sampling and export.
+"""Whole runs of `hone train` with architectures that differ from the tiny one: checks, plan, sampling, updates, export.
 
-A random model earns no reward, so that nothing is learned; updates of these models are tested in `test_families.py`.
+The reward is the share of vowels, which answers of a random model differ in, so that both steps are updates.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from hone.base import jsonl
@@ -28,6 +30,12 @@ prompts_per_step: 2
 samples_per_prompt: 3
 sampling: {{max_tokens: 16}}
 lora: {lora}
+optim: {{lr: 1.0e-2}}
+reward: {{parts: {{"{folder}/reward.py:vowels": 1.0}}}}
+"""
+REWARD = """
+def vowels(problem, rollouts):
+    return [sum(r.text.count(c) for c in "aeiou") / (1 + len(r.text)) for r in rollouts]
 """
 
 
@@ -47,11 +55,18 @@ def test_a_run(family: str, dtype: str, lora: str, tmp_path: Path) -> None:
     make(family, tmp_path / "model")
     AutoTokenizer.from_pretrained(tmp_path / "tiny").save_pretrained(tmp_path / "model")
     (tmp_path / "recipe.yaml").write_text(RECIPE.format(folder=tmp_path, dtype=dtype, lora=lora))
+    (tmp_path / "reward.py").write_text(REWARD)
     command = [sys.executable, "-m", "hone", "train", str(tmp_path / "recipe.yaml"), f"runs={tmp_path}/runs"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=400, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     rows = jsonl.read(tmp_path / "runs" / "run" / "metrics.jsonl")
     assert len(rows) == 2
+    assert all(row["grad_norm"] > 0 for row in rows)
+    assert rows[1]["mismatch/mean_abs"] < (0.05 if dtype == "bfloat16" else 1e-4), "sampled from the updated weights"
+    before, after = (load_file(tmp_path / name / "model.safetensors") for name in ("model", "runs/run/model"))
+    changed = {name for name, weight in after.items() if not torch.equal(weight, before[name].to(weight.dtype))}
+    assert len(changed) > 10
+    assert any("experts" in name for name in changed) == (family in ("qwen3-moe", "deepseek-v3"))
     events = {row["kind"]: row["message"] for row in jsonl.read(tmp_path / "runs" / "run" / "events.jsonl")}
     assert ("experts" in events) == (family in ("qwen3-moe", "gpt-oss"))
     assert ("lora" in events) == (family == "gpt-oss"), "an adapter that leaves the experts out"

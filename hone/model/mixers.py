@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from hone.base.settings import UserError
-from hone.model import attention
+from hone.model import attention, recurrence
 from hone.types import Block
 
 #: The methods that a mixer calls on its cache, by which mixers are recognised.
@@ -227,7 +227,8 @@ def _inverse_softplus(value: float) -> float:
 
 def apply(mixer: nn.Module, hidden: Tensor, states: States | None) -> Tensor:
     """The mixer's own forward: hidden [R, L, D] -> [R, L, D]. Row r starts from `states`, which is updated."""
-    out: Tensor = type(mixer).forward(mixer, hidden, **{_cache_name(type(mixer)): states})  # type: ignore[arg-type]
+    forward = recurrence.fast_forward(type(mixer))  # type: ignore[arg-type]
+    out: Tensor = forward(mixer, hidden, **{_cache_name(type(mixer)): states})  # type: ignore[arg-type]
     return out
 
 

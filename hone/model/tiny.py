@@ -15,14 +15,8 @@ from typing import Any
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, trainers
-from transformers import (
-    AutoModelForCausalLM,
-    Gemma3TextConfig,
-    PretrainedConfig,
-    PreTrainedTokenizerFast,
-    Qwen2Config,
-    Qwen2Tokenizer,
-)
+from transformers import AutoModelForCausalLM, PretrainedConfig, PreTrainedTokenizerFast, Qwen2Tokenizer
+from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
 from hone.base import checksums
 from hone.model.saving import save_model
@@ -30,7 +24,30 @@ from hone.recipe.sections.model import TinyConfig
 
 EOS, PAD = "<|endoftext|>", "<|pad|>"
 TAGS = ("<think>", "</think>", "<answer>", "</answer>")
-WINDOW = 64  # tokens, of the layers that have one
+#: Architecture -> model type of its text model, types of layers (repeated over the layers; where empty, all have full
+#: attention), and sizes. Sizes are values, or names of sizes of the whole model and of its heads.
+ARCHITECTURES: dict[str, tuple[str, tuple[str, ...], dict[str, Any]]] = {
+    "qwen2": ("qwen2", (), {}),
+    "gemma3": (
+        "gemma3_text",
+        ("sliding_attention", "full_attention"),
+        {"sliding_window": 64, "query_pre_attn_scalar": "head_dim", "head_dim": "head_dim"},
+    ),
+    "qwen3_5": (
+        "qwen3_5_text",
+        ("linear_attention", "linear_attention", "linear_attention", "full_attention"),
+        {
+            "head_dim": "head_dim",
+            "linear_num_value_heads": "num_attention_heads",
+            "linear_num_key_heads": "num_key_value_heads",
+            "linear_key_head_dim": "head_dim",
+            "linear_value_head_dim": "head_dim",
+        },
+    ),
+    "lfm2": ("lfm2", ("conv", "conv", "full_attention"), {"block_auto_adjust_ff_dim": False}),
+}
+#: Ends of the names of the layers that write to the residual stream, in all of these.
+WRITERS = ("o_proj", "out_proj", "down_proj", "w2")
 PUNCTUATION = r"[^\w\s]|\n"
 
 
@@ -108,18 +125,18 @@ def architecture(config: TinyConfig, eos: int | None = None, pad: int | None = N
         "eos_token_id": eos,
         "pad_token_id": pad,
     }
-    if config.architecture == "gemma3":
-        size = config.hidden_size // config.heads
-        kinds = [("sliding_attention", "full_attention")[layer % 2] for layer in range(config.layers)]
-        sizes |= {"head_dim": size, "query_pre_attn_scalar": size, "layer_types": kinds, "sliding_window": WINDOW}
-        return Gemma3TextConfig(**sizes)
-    return Qwen2Config(**sizes)
+    kind, layers, more = ARCHITECTURES[config.architecture]
+    known = {**sizes, "head_dim": config.hidden_size // config.heads}
+    sizes |= {key: known.get(value, value) for key, value in more.items()}
+    if layers:
+        sizes["layer_types"] = [layers[i % len(layers)] for i in range(config.layers)]
+    return CONFIG_MAPPING[kind](**sizes)
 
 
 @torch.no_grad()
 def _scale_residual_branches(model: Any) -> None:
-    """Scale the initial outputs of attention and MLP by 1/sqrt(2 layers), as in GPT-2."""
+    """Scale the initial outputs of attention, mixers and MLPs by 1/sqrt(2 layers), as in GPT-2."""
     factor = (2 * model.config.num_hidden_layers) ** -0.5
-    for layer in model.model.layers:
-        layer.self_attn.o_proj.weight.mul_(factor)
-        layer.mlp.down_proj.weight.mul_(factor)
+    for name, module in model.named_modules():
+        if name.rpartition(".")[2] in WRITERS:
+            module.weight.mul_(factor)

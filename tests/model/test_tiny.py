@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import get_args
 from unicodedata import normalize
 
 import numpy as np
@@ -14,7 +15,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.model.tiny import common_phrases, create, train_tokenizer
+from hone.model.tiny import WRITERS, common_phrases, create, train_tokenizer
 from hone.recipe.sections.model import ModelConfig, TinyConfig
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout import exactness
@@ -94,11 +95,30 @@ def test_every_text_round_trips(text: str) -> None:
 TOKENIZER = train_tokenizer(TEXTS, 320)
 
 
-def test_a_gemma3_is_exact_and_its_tokenizer_stays_as_it_is(tmp_path: Path) -> None:
-    create(tmp_path, TINY.model_copy(update={"architecture": "gemma3", "layers": 3}), TEXTS, seed=0)
+@pytest.mark.parametrize("architecture", ["gemma3", "qwen3_5", "lfm2"])
+def test_other_architectures_are_exact_and_their_tokenizer_stays_as_it_is(architecture: str, tmp_path: Path) -> None:
+    create(tmp_path, TINY.model_copy(update={"architecture": architecture, "layers": 4}), TEXTS, seed=0)
     model = load_model(ModelConfig(path=str(tmp_path)))
-    kinds = ["sliding_attention", "full_attention", "sliding_attention"]
-    assert (model.config.layer_types, model.config.sliding_window) == (kinds, 64)
+    assert (
+        model.config.layer_types
+        == {
+            "gemma3": ["sliding_attention", "full_attention"] * 2,
+            "qwen3_5": ["linear_attention"] * 3 + ["full_attention"],
+            "lfm2": ["conv", "conv", "full_attention", "conv"],
+        }[architecture]
+    )
+    assert getattr(model.config, "sliding_window", 64) == 64
     assert exactness.measure(model).gap < 1e-5
     tokenizer = AutoTokenizer.from_pretrained(tmp_path)
     assert tokenizer.decode(tokenizer.encode(TEXTS[0])) == TEXTS[0]
+
+
+@pytest.mark.parametrize("architecture", get_args(TinyConfig.model_fields["architecture"].annotation))
+def test_the_layers_that_write_to_the_residual_stream_begin_smaller(architecture: str, tmp_path: Path) -> None:
+    """By 1/sqrt(2 layers): 0.5 of init_std with 2 layers. There are two such in each layer."""
+    config = TINY.model_copy(update={"architecture": architecture, "hidden_size": 64, "layers": 2})
+    create(tmp_path, config, TOKENIZER, seed=0)
+    weights = AutoModelForCausalLM.from_pretrained(tmp_path).state_dict()
+    small = {n for n, p in weights.items() if p.ndim == 2 and float(p.std()) < 0.6 * config.init_std}
+    assert small == {n for n in weights if n.split(".")[-2] in WRITERS}
+    assert len(small) == 4

@@ -8,11 +8,12 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import huggingface_hub.constants
 import pytest
 import torch
+from transformers import AutoConfig
 
 from hone.base.parallel import ParallelConfig
 from hone.base.settings import UserError
@@ -37,6 +38,7 @@ from hone.stages import loop as rl
 from hone.stages import pipeline
 from hone.tasks.knights.task import KnightsConfig
 from hone.types import Problem
+from tests.tiny_families import make
 
 ROOT = Path(__file__).resolve().parents[2]
 LENGTHS = Lengths(40, 60)
@@ -101,6 +103,16 @@ def test_what_is_traced_without_memory_is_what_a_real_step_keeps(
     predicted = trace(shaped, to_device(batch, torch.device("meta")))
     assert predicted == pytest.approx(trace(real, batch), rel=0.03)
     assert all(p.grad is None for p in real.parameters())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_experts_are_traced_in_both_precisions(dtype: Literal["float32", "bfloat16"], tmp_path: Path) -> None:
+    make("qwen3-moe", tmp_path)
+    shaped = meta_model(AutoConfig.from_pretrained(tmp_path), dtype)
+    real = load_model(ModelConfig(path=str(tmp_path), dtype=dtype))
+    batch = batches.longest(batch_of(recipe(tokens_per_microbatch=512)), 40, 60)
+    predicted = trace(shaped, to_device(batch, torch.device("meta")))
+    assert predicted == pytest.approx(trace(real, batch), rel=0.03)
 
 
 def test_with_a_large_vocabulary_a_cpu_is_traced_with_the_chunks_of_a_cpu(tmp_path: Path) -> None:

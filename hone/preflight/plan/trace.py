@@ -26,6 +26,10 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+#: The product of tokens with the weights of their experts.
+GROUPED = torch.ops.aten._grouped_mm.default
+
+
 class Alive(TorchDispatchMode):
     """While active, adds the sizes of new storages and subtracts those of freed ones."""
 
@@ -39,7 +43,8 @@ class Alive(TorchDispatchMode):
     ) -> Any:
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 0  # transformers checks whether positions restart, for a mask that our attention does not use
-        out = func(*args, **(kwargs or {}))
+        grouped = func is GROUPED and args[0].is_meta
+        out = _grouped(func, args, kwargs or {}) if grouped else func(*args, **(kwargs or {}))
         inputs = {x.untyped_storage()._cdata for x in tree_iter((args, kwargs)) if isinstance(x, torch.Tensor)}
         for tensor in tree_iter(out):
             # A view of a weight, or a gradient that was added to, is not new.
@@ -59,6 +64,14 @@ class Alive(TorchDispatchMode):
         self._seen[key] = weakref.ref(storage, gone)
         self.now += size
         self.peak = max(self.peak, self.now)
+
+
+def _grouped(func: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tensor:
+    """Without numbers this product knows bfloat16 only; its result has the shape and strides of any precision."""
+    dtype = args[0].dtype
+    halves = [x.to(torch.bfloat16) for x in args[:2]]
+    out: torch.Tensor = func(*halves, *args[2:], **kwargs)
+    return out.to(dtype)
 
 
 def forward_backward(model: PreTrainedModel, batch: MicroBatch, entropy: bool) -> None:

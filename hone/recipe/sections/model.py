@@ -14,7 +14,9 @@ SMALLEST_VOCAB = 300
 class TinyConfig(Section):
     """The from-scratch model, with a tokenizer trained on task text."""
 
-    architecture: Literal["qwen2", "gemma3"] = "qwen2"  # gemma3: every other layer sees 64 tokens (a sliding window)
+    # gemma3: every other layer sees 64 tokens (a sliding window). qwen3_5: three layers in four are gated delta nets.
+    # lfm2: two in three are short convolutions.
+    architecture: Literal["qwen2", "gemma3", "qwen3_5", "lfm2"] = "qwen2"
     vocab_size: int = Field(default=512, ge=SMALLEST_VOCAB)  # 256 bytes, special tokens, tags, and some merges
     phrases: NonNegativeInt = 0  # how many of them are whole phrases, which the model learns to copy sooner
     hidden_size: PositiveInt = 128
