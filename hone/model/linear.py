@@ -65,6 +65,13 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return out
 
 
+def _without_gradient(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """x [..., K] -> [..., N], whatever the number of rows."""
+    rounded = _rounded(x)
+    out = _product(rounded, weight, bias)
+    return out if rounded is x else _unrounded(out, x)
+
+
 class OneDNNLinear(torch.autograd.Function):
     """`F.linear` with its three products through oneDNN."""
 
@@ -88,7 +95,7 @@ class OneDNNLinear(torch.autograd.Function):
 def onednn_linear(module: nn.Linear, x: Tensor) -> Tensor:
     """x [..., K] -> [..., N], differentiable once."""
     if not torch.is_grad_enabled():
-        return _unrounded(_product(_rounded(x), module.weight, module.bias), x)
+        return _without_gradient(x, module.weight, module.bias)
     # As a matrix: the result is then no view, and models may change it in place (OLMo clips its queries so).
     rounded = _rounded(x)
     out: Tensor = OneDNNLinear.apply(rounded.reshape(-1, x.shape[-1]), module.weight, module.bias)
@@ -98,7 +105,7 @@ def onednn_linear(module: nn.Linear, x: Tensor) -> Tensor:
 def _packed_linear(module: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Used for a single row too: `F.linear` has less overhead, but reads uncached weights at half the speed."""
     weight = torch.ops.mkldnn._reorder_linear_weight(module.weight.detach(), PACKED_ROWS)
-    return lambda x: _unrounded(_product(_rounded(x), weight, module.bias), x)
+    return functools.partial(_without_gradient, weight=weight, bias=module.bias)
 
 
 @contextmanager
