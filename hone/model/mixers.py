@@ -197,7 +197,7 @@ def _routed(mixer: nn.Module, hidden_states: Tensor, *args: Any, **kwargs: Any) 
 
 
 def step(mixer: nn.Module, hidden: Tensor, states: States) -> Tensor:
-    """One token of each row: hidden [R, 1, D] -> [R, 1, D].
+    """One token of each row: hidden [R, 1, D] -> [R, 1, D]. `states` are updated, their tensors perhaps in place.
 
     The single-token path of Mamba-2 in transformers ignores the limits of the time step, softplus(dt + dt_bias), which
     Nemotron-H has (at least 0.001). They are applied to dt, the last columns of `in_proj`.
