@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from hone.base import jsonl
 from hone.recipe.load import load
 from hone.recipe.recipe import Recipe
 from hone.runs.run import Run
+from hone.serve.model import load_served
 from hone.stages import audit, pipeline
 
 RECIPE = """
@@ -83,14 +85,14 @@ def test_a_run_cut_and_resumed_is_the_same_bits_and_its_model_works(
     run = pipeline.run(recipe(tmp_path / "whole", architecture))
     check_updates(run)
     cut = recipe(tmp_path / "cut", architecture)
-    record = Run.checkpoint
+    save = Run.checkpoint
+
+    def dies(run: Run, step: int, *arguments: Any, **named: Any) -> None:
+        save(run, step, *arguments, **named)
+        if step == 3:  # a step behind the last checkpoint
+            raise Killed
+
     with monkeypatch.context() as patch:
-
-        def dies(*arguments: object) -> None:
-            record(*arguments)  # type: ignore[arg-type]
-            if arguments[1] == 3:  # a step behind the last checkpoint
-                raise Killed
-
         patch.setattr(Run, "checkpoint", dies)
         with pytest.raises(Killed):
             pipeline.run(cut)
@@ -99,16 +101,19 @@ def test_a_run_cut_and_resumed_is_the_same_bits_and_its_model_works(
 
 
 def check_model(run: Path, folder: Path) -> None:
-    """`hone eval`, `hone sample` and `hone export`; transformers answers as `hone sample` does."""
+    """`hone eval`, `hone export`, and what `hone sample` and `hone serve` load, which answers as transformers does."""
     (measured,) = hone.evaluate(run, samples=2).models
     assert measured.drawn.tolist() == [2] * 4
     audit.export(str(run), folder / "exported")
     model = AutoModelForCausalLM.from_pretrained(folder / "exported")
     tokenizer = AutoTokenizer.from_pretrained(folder / "exported")
-    ids = tokenizer("Zoey says\n", return_tensors="pt").input_ids
-    expected = model.generate(ids, max_new_tokens=12, do_sample=False)[0, ids.shape[1] :]
-    text = hone.sample(run, "Zoey says", "sampling.temperature=0", "sampling.max_tokens=12")
-    assert text == tokenizer.decode(expected, skip_special_tokens=True)
+    served = load_served(str(run), ["sampling.max_tokens=12"])
+    ids = served.renderer.messages_ids([{"role": "user", "content": "Zoey says"}])
+    assert ids.tolist() == tokenizer("Zoey says\n").input_ids
+    greedy = served.sampling.model_copy(update={"temperature": 0.0})
+    ((turn,),) = served.engine.generate([ids], greedy, samples=1, seed=0)
+    expected = model.generate(torch.as_tensor(ids)[None], max_new_tokens=12, do_sample=False)[0, len(ids) :]
+    assert turn.completion_ids.tolist() == expected.tolist()
 
 
 @pytest.mark.slow
