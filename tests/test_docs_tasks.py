@@ -28,15 +28,16 @@ def test_bring_your_dataset(tmp_path, monkeypatch, capsys):
 def test_add_a_task(monkeypatch):
     names: dict = {}
     exec(block("task"), names)
-    monkeypatch.setitem(TASKS, "reverse", Kind(names["ReverseConfig"], names["ReverseTask"]))
-    task: Task = make_task(names["ReverseConfig"]())
-    assert not {p.id for p in task.problems("train")} & {p.id for p in task.problems("test")}
-    problem = task.problems("train")[0]
-    verdicts = [task.grade(problem, text).verdict for text in ("<answer>enots</answer>", "<answer>stone</answer>", "")]
+    monkeypatch.setitem(TASKS, "sums", Kind(names["SumsConfig"], names["SumsTask"]))
+    task: Task = make_task(names["SumsConfig"]())
+    ids = [p.id for split in ("train", "validation", "test") for p in task.problems(split)]
+    assert len(set(ids)) == len(ids) == 900
+    problem = next(p for p in task.problems("validation") if p.messages[0]["content"] == "What is 1 + 2?")
+    verdicts = [task.grade(problem, text).verdict for text in ("<answer>3</answer>", "<answer>4</answer>", "")]
     assert verdicts == ["correct", "wrong", "malformed"]
 
 
-@pytest.mark.parametrize("name", ["knights", "countdown", "gsm8k", "math", "dataset"])
+@pytest.mark.parametrize("name", TASKS)
 def test_the_table_names_every_task(name):
-    assert name in TASKS
-    assert f"| `{name}` |" in TEXT
+    table = TEXT.split("\n\n")[2]
+    assert re.search(rf"^\| .*`{name}(:NAME)?`", table, re.MULTILINE)

@@ -193,8 +193,10 @@ TEXT = {
 
 def text(name: str, *parts: str | int) -> random.Random:
     """The generator of a stream of `TEXT`. Only the last part may contain a slash."""
-    if name not in TEXT or any("/" in str(part) for part in parts[:-1]):
-        raise ValueError(f"{name}, {parts}: not a stream of hone.base.streams.TEXT, or a slash in it")
+    if name not in TEXT:
+        raise ValueError(f"{name!r}: not in hone.base.streams.TEXT, which lists the streams; add a line for it there")
+    if any("/" in str(part) for part in parts[:-1]):
+        raise ValueError(f"{name}, {parts}: only the last part may contain a slash, or streams could meet")
     return random.Random("/".join(map(str, (name, *parts))))
 
 

@@ -172,7 +172,7 @@ def advantages(
     `kl` [P][G][Lc] holds per-token estimates (`hone.learn.kl`), needed if `algo.kl.place` is "reward".
     """
     if algo.credit == "turn":
-        return [turn_advantages(group, normalise=algo.advantage == "grpo") for group in groups]
+        return [turn_advantages(group, normalise=algo.divides_by_spread) for group in groups]
     rewards = [group_rewards(group) for group in groups]
     lengths = [[rollout.num_tokens for rollout in group.rollouts] for group in groups]
     return group_advantages(rewards, lengths, algo, kl, global_sum)
@@ -232,7 +232,7 @@ def group_advantages(
         group - np.array([p.sum(dtype=np.float64) for p in penalty])
         for group, penalty in zip(totals, penalties, strict=True)
     ]
-    if algo.advantage == "grpo":
+    if algo.divides_by_spread:
         # Dividing by the standard deviation would blow the penalty's small differences up to full size.
         totals = [
             np.where(np.isnan(group), group, 0.0) if is_zero_variance(np.asarray(raw, dtype=np.float64)) else group

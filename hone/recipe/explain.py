@@ -6,8 +6,7 @@
                 R: rewards of the 8 answers to a prompt; std divides by 7; every token of answer i
                   gets A_t = A_i
 
-Each formula of `hone.learn` is written once, here, in a form that can be evaluated. The tests evaluate it: what is
-printed is what is computed.
+Formulas: `hone.recipe.explain_formulas`. The tests evaluate them: what is printed is what is computed.
 """
 
 from __future__ import annotations
@@ -15,72 +14,16 @@ from __future__ import annotations
 import textwrap
 
 from hone.recipe import explain_stages
+from hone.recipe.explain_formulas import ADVANTAGES, CORRECTIONS, ESTIMATORS, LOSSES, REDUCTIONS
 from hone.recipe.explain_phases import Entry, count, curriculum, g, has_resets, n, reference, resets, schedule, trained
 from hone.recipe.explain_turns import turn_advantage, turns
 from hone.recipe.notes import stage_notices
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.recipe.schedule import Phases
-from hone.recipe.sections.algo import AlgoConfig
+from hone.recipe.sections.algo import WITHIN_GROUP, AlgoConfig
 
 INDENT = 14  # two spaces and the label
 WRAP = textwrap.TextWrapper(100, " " * INDENT, " " * (INDENT + 2), break_long_words=False, break_on_hyphens=False)
-
-# --- formulas, by the names of the settings -----------------------------------------------------
-
-ADVANTAGES = {
-    "grpo": "A_i = (R_i - mean(R)) / (std(R) + 1e-6)",
-    "dr_grpo": "A_i = R_i - mean(R)",
-    "rloo": "A_i = R_i - (sum(R) - R_i) / {others}",
-    "reinforce_pp": "A_t = (G_t - mean(G)) / (std(G) + 1e-6)",
-    "reinforce_pp_baseline": "A_t = (G_t - mean(G)) / (std(G) + 1e-6)",
-    "gae": "A_t = (E_t - mean(E)) / (std(E) + 1e-6)",
-}
-#: The meaning of the symbols in an advantage.
-OVER_THE_GROUP = "R: rewards of the {answers} answers to a prompt"
-OVER_THE_STEP = "mean and std over all completion tokens of the step"
-SYMBOLS = {
-    "grpo": [f"{OVER_THE_GROUP}; std divides by {{others}}; A_t = A_i for every token t of answer i"],
-    "dr_grpo": [f"{OVER_THE_GROUP}; A_t = A_i for every token t of answer i"],
-    "rloo": [f"{OVER_THE_GROUP}; R_i less the mean of the others; A_t = A_i for every token t of answer i"],
-    "reinforce_pp": ["G_t = R_i{to_go}, for each token t of answer i", OVER_THE_STEP],
-    "reinforce_pp_baseline": [
-        "G_t = R_i - mean(R){to_go}, for each token t of answer i",
-        OVER_THE_GROUP,
-        OVER_THE_STEP,
-    ],
-    "gae": [
-        "E_t = r_t + {gamma} * V_(t+1) - V_t + {gamma} * {lam} * E_(t+1), with the values before the first update",
-        "r_t = R_i at the last token of answer i and 0 before it{at_each}; E and V are 0 after it",
-        OVER_THE_STEP,
-    ],
-}
-LOSSES = {
-    "clipped": "-min(rho_t * A_t, clip(rho_t, {low}, {high}) * A_t)",
-    "gspo": "-min(s * A_t, clip(s, {low}, {high}) * A_t)",
-    "cispo": "-stop_gradient(clip(rho_t, {low}, {high})) * A_t * log(p_t)",
-}
-RATIOS = {
-    "clipped": ("rho_t", "p_t / p_old_t"),
-    "gspo": ("s", "exp(mean(log(p_t / p_old_t)))"),
-    "cispo": ("rho_t", "p_t / p_old_t"),
-}
-ESTIMATORS = {
-    "k1": "log(p_t / ref_t)",
-    "k2": "log(p_t / ref_t) ** 2 / 2",
-    "k3": "ref_t / p_t - 1 - log(ref_t / p_t)",
-}
-CORRECTIONS = {
-    "none": "1",
-    "tis": "min(p_old_t / q_t, {cap})",
-    "mis": "p_old_t / q_t if p_old_t / q_t <= {cap} else 0",
-}
-REDUCTIONS = {
-    "token_mean": "L_t / N",
-    "sequence_mean": "L_t / (S * T_i)",
-    "constant": "L_t / (S * {longest})",
-}
-#: Advantages per token, with a KL penalty at each and whitened over the step; the others are one number per answer.
-PER_TOKEN = ("reinforce_pp", "reinforce_pp_baseline", "gae")
 
 
 def explain(recipe: Recipe | Pipeline) -> str:
@@ -214,8 +157,8 @@ def _advantage(stage: Recipe) -> list[str]:
     }
     if algo.credit == "turn" and stage.has_turns:
         return turn_advantage(algo)
-    lines = [text.format(**symbols) for text in (ADVANTAGES[algo.advantage], *SYMBOLS[algo.advantage])]
-    if beta and algo.advantage not in PER_TOKEN:
+    lines = [text.format(**symbols) for text in ADVANTAGES[algo.advantage]]
+    if beta and algo.advantage in WITHIN_GROUP:
         lines.append(f"R_i here is the reward less {beta} * (sum of KL_t over answer i)")
     if beta:
         name = algo.kl.estimator
@@ -229,11 +172,11 @@ def _advantage(stage: Recipe) -> list[str]:
 def formulas(algo: AlgoConfig) -> dict[str, str]:
     """Symbol -> formula, with the numbers filled in; `L_t` is the loss of a token, defined by the symbols after it."""
     low, high = clip_range(algo)
-    surrogate = LOSSES[algo.loss].format(low=g(low), high=g(high))
+    surrogate = LOSSES[algo.loss].formula.format(low=g(low), high=g(high))
     parts = {"P_t": surrogate}
     if algo.dual_clip is not None:
         parts = {"P_t": f"min(U_t, -{g(algo.dual_clip)} * A_t) if A_t < 0 else U_t", "U_t": surrogate}
-    ratio, definition = RATIOS[algo.loss]
+    ratio, definition = LOSSES[algo.loss].ratio
     parts[ratio] = definition
     loss = "P_t"
     if algo.correction.kind != "none":
@@ -279,13 +222,8 @@ def clip(algo: AlgoConfig) -> list[str]:
     if algo.updates_per_rollout == 1:
         return ["never acts: with one update per rollout, the ratio is always 1"]
     low, high = map(g, clip_range(algo))
-    whose = {
-        "clipped": "ratio of a token",
-        "gspo": "ratio of the sequence (the same for all its tokens)",
-        "cispo": "weight of a token",
-    }[algo.loss]
     lines = [
-        f"the {whose} is clipped to [{low}, {high}]",
+        f"the {LOSSES[algo.loss].clipped} is clipped to [{low}, {high}]",
         f"it takes effect from the second of the {algo.updates_per_rollout} updates on",
     ]
     if algo.loss == "cispo":
@@ -351,9 +289,9 @@ def _trained(stage: Recipe) -> list[str]:
         lines.append(f"{dull} are replaced before training")
     elif why:
         lines.append(f"{dull} are computed too: {' and '.join(why)} learn{'' if len(why) > 1 else 's'} from them")
-    elif algo.advantage in PER_TOKEN:
+    elif algo.advantage not in WITHIN_GROUP:
         lines.append(f"{dull} are trained on, too: subtracting the mean of the step leaves them an advantage")
-    elif algo.kl.coef and algo.kl.place == "reward" and algo.advantage != "grpo":
+    elif algo.kl.coef and algo.kl.place == "reward" and not algo.divides_by_spread:
         lines.append(f"{dull} are trained on, too: the KL in the reward gives them an advantage")
     else:
         lines.append(f"{dull} have A_t = 0 and no gradient: they are counted, but not computed")

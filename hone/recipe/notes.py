@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from hone.recipe.recipe import KINDS, kinds_with
 from hone.recipe.schedule import Phases, holding, parse_at
 from hone.recipe.sections.algo import AlgoConfig
-from hone.recipe.sections.rollout import SERVER_ONLY, RolloutConfig
+from hone.recipe.sections.rollout import SERVER_ONLY, RolloutConfig, ServerConfig
 from hone.recipe.stages import MODELLESS, references, stage_named
 from hone.rewards import REWARDS
 from hone.rewards.config import RewardConfig
@@ -273,7 +273,8 @@ def _on_policy(algo: AlgoConfig) -> Iterator[str]:
 
 def _engine(rollout: RolloutConfig) -> Iterator[str]:
     changed = rollout.changed()
-    idle: list[str] = [name for name in ("vllm", "sglang") if rollout.engine != name and name in changed]
+    servers = [name for name in changed if isinstance(getattr(rollout, name), ServerConfig)]
+    idle = [name for name in servers if name != rollout.engine]
     if rollout.engine != "native":
         idle += [name for name in ("kv_cache_gib", "compiled", "weights") if name in changed]
     yield from (f"{name} has no effect while rollout.engine is {rollout.engine}" for name in idle)
@@ -281,8 +282,7 @@ def _engine(rollout: RolloutConfig) -> Iterator[str]:
         for key in SERVER_ONLY:
             if key in rollout.vllm.changed():
                 yield f"vllm.{key} has no effect with rollout.vllm.in_process, which starts no server"
-    elif rollout.engine != "native":
-        server = rollout.vllm if rollout.engine == "vllm" else rollout.sglang
+    elif server := rollout.server:
         for key in ("port", "python", "arguments", "environment"):
             if server.url is not None and key in server.changed():
                 yield f"{rollout.engine}.{key} has no effect on the server at {server.url}, which already runs"
@@ -298,8 +298,8 @@ def _curriculum(stage: LoopStage) -> Iterator[str]:
 
 def _reward(reward: RewardConfig) -> Iterator[str]:
     changed = reward.changed()
-    for name in ("countdown", "judge", "linear_algebra", "overlong", "perplexity", "small_parts", "thinking"):
-        if name in changed and name not in reward.parts:
+    for name in changed:
+        if name in REWARDS and name not in reward.parts:
             yield f"reward.{name} has no effect: reward.parts does not name {name}; add it there"
     if "functions" in changed:
         if not any(":" in name or name not in REWARDS for name in reward.parts):

@@ -139,9 +139,15 @@ def check_sft(stage: SFTStage) -> None:
     name = stage.task.name
     task = registered_task(name) if isinstance(stage.task, RegisteredConfig) else TASKS[kind_of(name)].task
     known = getattr(task, "trace_styles", ())
+    if not known:
+        message = (
+            f"{name} has no worked answers to learn from (it has no `trace`); give rows that have some as sft.data, "
+            "start with a stage rl from an existing model, or give another task"
+        )
+        raise impossible("task", message)
     for style in sft.styles:
         if style not in known:
-            message = f"task {name} does not have this style; give {' or '.join(known) or 'another task'}"
+            message = f"task {name} does not have this style; give {' or '.join(known)}"
             raise impossible(f"sft.styles.{style}", message)
     if not sft.styles:
         raise impossible("sft.styles", f"without a style there are no examples; give {' or '.join(known)}")

@@ -228,6 +228,8 @@ def make_source(
 
 def time_limit(rollout: RolloutConfig, refill_rounds: int) -> float:
     """Time limit for the rollouts of a step, in seconds, including all possible restarts and refills."""
-    server = rollout.vllm if rollout.engine == "vllm" else rollout.sglang
+    server = rollout.server
+    if server is None:
+        raise ValueError(f"rollout.ahead: needs a server, and rollout.engine is {rollout.engine}")
     once = server.request_timeout + server.sync_timeout + server.start_timeout
     return (1 + refill_rounds) * (1 + server.restarts) * once

@@ -1,13 +1,16 @@
 """Recipe files: reading, merging, overriding, and what the user is told when something is wrong."""
 
 from pathlib import Path
+from typing import get_args
 
 import pytest
 
 from hone.base.settings import ConfigError
 from hone.recipe.load import load
+from hone.recipe.sections.algo import AlgoConfig
 from hone.tasks import TASKS
 
+CHOICES = {name: get_args(AlgoConfig.model_fields[name].annotation) for name in ("advantage", "loss")}
 MINIMAL = "name: x\ntask: {name: knights}\n"
 
 
@@ -151,8 +154,8 @@ def test_wrong_overrides(write, override, message):
         ("optim: {lrr: 1}", "optim.lrr: unknown key; did you mean optim.lr?"),
         (
             "algo: {advantage: ppo}",
-            "algo.advantage: 'ppo' is not allowed; did you mean gae? give one of grpo, dr_grpo, rloo, reinforce_pp, "
-            "reinforce_pp_baseline, gae (default 'grpo')",
+            "algo.advantage: 'ppo' is not allowed; did you mean gae? "
+            f"give one of {', '.join(CHOICES['advantage'])} (default 'grpo')",
         ),
         ("optim.lr: 1", "optim.lr: keys with dots are for the command line; write optim: {lr: ...}"),
         ("sampels_per_prompt: 4", "sampels_per_prompt: unknown key; did you mean samples_per_prompt?"),
@@ -181,7 +184,10 @@ def test_wrong_overrides(write, override, message):
             "stage: rll",
             "stage: 'rll' is not allowed; did you mean rl? give one of sft, rl, generate, distil (default 'rl')",
         ),
-        ("algo: {loss: ppo}", "algo.loss: 'ppo' is not allowed; give one of clipped, gspo, cispo (default 'clipped')"),
+        (
+            "algo: {loss: ppo}",
+            f"algo.loss: 'ppo' is not allowed; give one of {', '.join(CHOICES['loss'])} (default 'clipped')",
+        ),
         ("name: a/b", "name: given twice (first at r.yaml:1); remove one"),
         # impossible together
         (
@@ -238,6 +244,13 @@ def test_one_line_says_where_what_and_how(write, line, message):
     expected = f"r.yaml:{4 + line.count(chr(10))}: {message}"
     assert actual[0].startswith(expected)
     assert actual[0] == expected or message.endswith("valid here: ")
+
+
+def test_a_task_without_worked_answers_cannot_be_learned_from_them(write):
+    assert problems(write("name: x\nstage: sft\ntask: reasoning_gym:chain_sum\nsft: {styles: {careful: 1}}")) == [
+        "r.yaml:3: task: reasoning_gym:chain_sum has no worked answers to learn from (it has no `trace`); give rows "
+        "that have some as sft.data, start with a stage rl from an existing model, or give another task"
+    ]
 
 
 @pytest.mark.parametrize(

@@ -138,6 +138,8 @@ def test_texts_start_with_a_name_that_no_other_stream_has():
     )
     with pytest.raises(ValueError, match="a slash"):
         streams.text("knights", "1/2", "train")
+    with pytest.raises(ValueError, match="'sums': not in"):
+        streams.text("sums", 0, "train")
     styles = {style for kind in TASKS.values() for style in getattr(kind.task, "trace_styles", ())}
     assert not styles & set(TASKS)
 

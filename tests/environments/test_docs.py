@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from hone.environments.make import environment_of, make_episodes
+from hone.environments.make import ENVIRONMENTS, TOOLS, environment_of, make_episodes
 from hone.environments.play import Episodes
 from hone.recipe.load import load
+from hone.recipe.sections.environment import BUILT_IN, BUILT_IN_TOOLS
 from hone.recipe.sections.prompt import PromptConfig
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rewards import make_reward
@@ -178,3 +179,8 @@ def test_reward_functions_take_the_environments(recipe, tmp_path):
     copy = pickle.loads(pickle.dumps(group))
     assert copy.rollouts[1].episode.environment is None
     assert copy.rollouts[1].episode == group.rollouts[1].episode
+
+
+def test_the_names_in_recipes_are_those_of_the_code():
+    assert set(BUILT_IN) == set(ENVIRONMENTS)
+    assert set(BUILT_IN_TOOLS) == set(TOOLS)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from itertools import chain
+from typing import get_args
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from hone.learn.advantages import (
     rloo,
     whiten,
 )
-from hone.recipe.sections.algo import AlgoConfig, KLConfig
+from hone.recipe.sections.algo import AlgoConfig, KLConfig, OverStep, WithinGroup
 from hone.types import Group, Problem, Reward, Rollout, Turn, Verdict
 
 NAN = float("nan")
@@ -35,6 +36,11 @@ def make_group(rewards: list[float], lengths: list[int], verdicts: list[Verdict]
         rollouts.append(Rollout("p", g, (turn,), ""))
     kinds: list[Verdict] = verdicts or ["correct"] * len(rewards)
     return Group(problem, tuple(rollouts), tuple(Reward(r, {}, v) for r, v in zip(rewards, kinds, strict=True)))
+
+
+def test_the_names_in_recipes_are_those_of_the_functions() -> None:
+    assert set(get_args(WithinGroup)) == set(GROUP_LEVEL)
+    assert set(get_args(OverStep)) == {*BATCH_LEVEL, "gae"}
 
 
 def test_grpo_by_hand() -> None:

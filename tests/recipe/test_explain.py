@@ -18,7 +18,7 @@ from hone.learn.kl import kl_estimate
 from hone.learn.losses import LOSSES, Clip, value_loss
 from hone.learn.objective import objective
 from hone.learn.reduce import token_weights
-from hone.recipe import explain
+from hone.recipe import explain, explain_formulas
 from hone.recipe.load import load
 from hone.recipe.recipe import Pipeline, Recipe
 from hone.recipe.sections.algo import AlgoConfig, CorrectionConfig, KLConfig
@@ -69,13 +69,11 @@ def symbols(lines: list[str]) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("table", "choices"),
     [
-        (explain.ADVANTAGES, CHOICES["advantage"]),
-        (explain.SYMBOLS, CHOICES["advantage"]),
-        (explain.LOSSES, CHOICES["loss"]),
-        (explain.RATIOS, CHOICES["loss"]),
-        (explain.REDUCTIONS, CHOICES["reduction"]),
-        (explain.ESTIMATORS, ESTIMATORS),
-        (explain.CORRECTIONS, CORRECTIONS),
+        (explain_formulas.ADVANTAGES, CHOICES["advantage"]),
+        (explain_formulas.LOSSES, CHOICES["loss"]),
+        (explain_formulas.REDUCTIONS, CHOICES["reduction"]),
+        (explain_formulas.ESTIMATORS, ESTIMATORS),
+        (explain_formulas.CORRECTIONS, CORRECTIONS),
     ],
 )
 def test_every_choice_has_its_formula(table: dict[str, Any], choices: tuple[str, ...]) -> None:
@@ -222,7 +220,7 @@ def test_the_value_loss_printed_is_the_one_computed(clip: float | None) -> None:
 def test_the_estimators_printed_are_those_computed(name: str) -> None:
     p, ref = np.array([0.3, 0.9]), np.array([0.6, 0.2])
     computed = kl_estimate(torch.as_tensor(p).log(), torch.as_tensor(ref).log(), name)
-    np.testing.assert_allclose(evaluated(explain.ESTIMATORS[name], p_t=p, ref_t=ref), computed.numpy())
+    np.testing.assert_allclose(evaluated(explain_formulas.ESTIMATORS[name], p_t=p, ref_t=ref), computed.numpy())
 
 
 # --- the clip ---------------------------------------------------------------------------------

@@ -5,6 +5,8 @@ import pytest
 from hone.recipe.load import load, presets
 from hone.recipe.notes import notices
 from hone.recipe.recipe import Recipe
+from hone.rewards import REWARDS
+from hone.rewards.config import RewardConfig
 
 ON_POLICY = {"updates_per_rollout": 1}
 OFF_POLICY = {"updates_per_rollout": 2}
@@ -99,6 +101,7 @@ def test_with_one_update_per_rollout(settings, expected):
             "reward.parts.overlong has no effect: it begins above 256 tokens",
         ),
         ({"countdown": {"wrong": 0.2}}, "reward.countdown has no effect: reward.parts does not name countdown"),
+        ({"thinking": {"dummy": 2.0}}, "reward.thinking has no effect: reward.parts does not name thinking"),
         (
             {"perplexity": {"kind": "absolute"}},
             "reward.perplexity has no effect: reward.parts does not name perplexity",
@@ -126,6 +129,11 @@ def test_with_one_update_per_rollout(settings, expected):
 def test_settings_of_rewards(reward, expected):
     lines = notices(recipe(reward=reward))
     assert [line.startswith(expected) for line in lines] == [True] if expected else lines == []
+
+
+def test_settings_of_a_reward_have_its_name():
+    """So that the note above is made for every reward with settings."""
+    assert set(RewardConfig.model_fields) - {"parts", "functions"} <= set(REWARDS)
 
 
 def test_settings_of_the_linear_algebra_reward():

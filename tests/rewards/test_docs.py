@@ -6,19 +6,25 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import hone.rewards.config
 from hone.recipe.load import load
 from hone.rewards import REWARDS, make_reward
 from hone.tasks.countdown.task import CountdownConfig, CountdownTask
 from hone.types import Rollout, Turn
 
-TEXT = (Path(__file__).resolve().parents[2] / "docs" / "rewards.md").read_text()
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+TEXT = (DOCS / "rewards.md").read_text()
 TASK = CountdownTask(CountdownConfig())
 PROBLEM = TASK.problems("train")[0]
 
 
-def block(heading: str, kind: str) -> str:
+def blocks(heading: str, kind: str) -> list[str]:
     section = TEXT.split(f"## {heading}\n")[1].split("\n## ")[0]
-    return re.search(rf"```{kind}\n(.*?)```", section, re.DOTALL)[1]
+    return re.findall(rf"```{kind}\n(.*?)```", section, re.DOTALL)
+
+
+def block(heading: str, kind: str) -> str:
+    return blocks(heading, kind)[0]
 
 
 def rollout(text: str, tokens: int) -> Rollout:
@@ -39,7 +45,7 @@ def recipe(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("heading", ["Your own function", "Add a reward"])
 def test_twenty_lines_are_enough(heading):
-    assert len(block(heading, "python").splitlines()) <= 20
+    assert all(len(code.splitlines()) <= 20 for code in blocks(heading, "python"))
 
 
 def test_your_own_function(recipe, tmp_path):
@@ -58,16 +64,24 @@ def test_your_own_function(recipe, tmp_path):
     assert none.verdict == "malformed"
 
 
-def test_add_a_reward(recipe, monkeypatch):
-    space = {}
-    exec(block("Add a reward", "python"), space)
+@pytest.mark.parametrize("name", REWARDS)
+def test_the_table_names_every_reward(name):
+    assert f"\n| `{name}` |" in (DOCS / "rewards-reference.md").read_text()
+
+
+def test_add_a_reward(monkeypatch):
+    settings, part = blocks("Add a reward", "python")
+    settings = settings.replace("class RewardConfig(Section)", "class WithBrief(RewardConfig)")
+    space = dict(vars(hone.rewards.config))
+    exec(settings, space)
+    exec(part, space)
     monkeypatch.setitem(REWARDS, "brief", space["Brief"])
     numbers, target = PROBLEM.extra.get("nums"), PROBLEM.answer
     right = TASK.trace(PROBLEM, TASK.trace_styles[0], 0).text if hasattr(TASK, "trace") else f"{numbers} {target}"
-    reward = make_reward(recipe("reward: {parts: {brief: 1.0}}\n").reward, TASK)
-    short, long = reward(PROBLEM, [rollout(right, 100), rollout(right, 101)])
-    assert (short.total, long.total) == (1.0, 0.0)
-    assert long.parts["tokens_used"] == 101.0
+    reward = make_reward(space["WithBrief"](parts={"brief": 1.0}, brief={"max_tokens": 50}), TASK)
+    short, long, wrong = reward(PROBLEM, [rollout(right, 50), rollout(right, 51), rollout("", 1)])
+    assert (short.total, long.total, wrong.total) == (1.0, 0.0, 0.0)
+    assert long.parts["tokens_used"] == 51.0
 
 
 def test_the_judge(recipe):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from pydantic import ValidationError
 
@@ -23,6 +25,21 @@ def test_the_settings_of_another_engine_are_said_to_have_no_effect() -> None:
     idle = Recipe(name="x", task=TASK, rollout={"vllm": {"port": 8000}})
     assert "rollout.vllm has no effect while rollout.engine is native" in notices(idle)
     assert not [n for n in notices(Recipe(name="x", task=TASK, rollout={"engine": "vllm"})) if n.startswith("rollout.")]
+
+
+@pytest.mark.parametrize(
+    ("settings", "port", "starts"),
+    [
+        ({}, None, False),
+        ({"engine": "vllm", "vllm": {"port": 1}, "sglang": {"port": 2}}, 1, True),
+        ({"engine": "sglang", "vllm": {"port": 1}, "sglang": {"port": 2}}, 2, True),
+        ({"engine": "sglang", "sglang": {"port": 2, "url": "http://127.0.0.1:2"}}, 2, False),
+        ({"engine": "vllm", "vllm": {"port": 1, "in_process": True}}, None, False),
+    ],
+)
+def test_the_server_is_that_of_the_engine(settings: dict[str, Any], port: int | None, starts: bool) -> None:
+    rollout = RolloutConfig.model_validate(settings)
+    assert (rollout.server and rollout.server.port, rollout.starts_server) == (port, starts)
 
 
 def test_sglangs_log_probs_of_a_cut_distribution_are_said_to_be_biased() -> None:

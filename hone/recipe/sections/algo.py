@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Literal, get_args
 
 from pydantic import Field, NonNegativeFloat, PositiveFloat, PositiveInt, model_validator
 
@@ -34,13 +34,17 @@ class ValueConfig(Section):
     clip: PositiveFloat | None = 0.2  # largest change of a value in one step that the loss counts; null: no limit
 
 
-#: Advantages computed within one group; advantages that compare the samples of a group at all.
-WITHIN_GROUP = ("grpo", "dr_grpo", "rloo")
+#: Advantages computed within one group: one number per sample.
+WithinGroup = Literal["grpo", "dr_grpo", "rloo"]
+#: Advantages whitened over the whole step: one number per token, with the KL penalty of `kl.place: reward` at each.
+OverStep = Literal["reinforce_pp", "reinforce_pp_baseline", "gae"]
+WITHIN_GROUP: tuple[str, ...] = get_args(WithinGroup)
+#: Advantages that compare the samples of a group.
 NEEDS_GROUP = (*WITHIN_GROUP, "reinforce_pp_baseline")
 
 
 class AlgoConfig(Section):
-    advantage: Literal["grpo", "dr_grpo", "rloo", "reinforce_pp", "reinforce_pp_baseline", "gae"] = "grpo"
+    advantage: Literal[WithinGroup, OverStep] = "grpo"
     loss: Literal["clipped", "gspo", "cispo"] = "clipped"
     clip_low: NonNegativeFloat = 0.2
     clip_high: NonNegativeFloat = 0.2
@@ -70,6 +74,11 @@ class AlgoConfig(Section):
                 f"learns from them too; set it to 0, or advantage to {' or '.join(WITHIN_GROUP)}"
             )
         return self
+
+    @property
+    def divides_by_spread(self) -> bool:
+        """Whether advantages are divided by the standard deviation of the group's rewards."""
+        return self.advantage == "grpo"
 
     @property
     def needs_every_sample(self) -> bool:

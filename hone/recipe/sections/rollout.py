@@ -115,8 +115,14 @@ class RolloutConfig(Section):
     identity: IdentityConfig = IdentityConfig()
 
     @property
+    def server(self) -> ServerConfig | None:
+        """The settings of the engine's server; None for an engine in the training process."""
+        if self.engine == "native" or (self.engine == "vllm" and self.vllm.in_process):
+            return None
+        settings: ServerConfig = getattr(self, self.engine)
+        return settings
+
+    @property
     def starts_server(self) -> bool:
         """Whether a server is started for the run."""
-        if self.engine == "vllm":
-            return self.vllm.url is None and not self.vllm.in_process
-        return self.engine == "sglang" and self.sglang.url is None
+        return self.server is not None and self.server.url is None

@@ -51,7 +51,8 @@ class ServerLifecycle(ABC):
         """The command line of a server for these weights, listening on this port of the host's address."""
 
     @abstractmethod
-    def _environment(self) -> dict[str, str]: ...
+    def _environment(self) -> dict[str, str]:
+        """Variables for the server's process; those of the settings come over them."""
 
     @abstractmethod
     def _healthy(self, http: Http) -> bool:

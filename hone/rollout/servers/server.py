@@ -189,7 +189,8 @@ class ServerEngine(ServerLifecycle):
         """Token ids, log-probs under the sampling settings, and finish of each sample. Raises Aborted."""
 
     @abstractmethod
-    def _score(self, ids: list[int]) -> list[float]: ...
+    def _score(self, ids: list[int]) -> list[float]:
+        """Log-probs [L - 1] at temperature 1 of all tokens but the first, by the newest weights."""
 
     # --- requests -----------------------------------------------------------------------------
 
