@@ -281,6 +281,8 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
             elif is_model and not any((target / name).is_file() for name in ("config.json", "adapter_config.json")):
                 what = "has no config.json" if target.is_dir() else "is not a folder here"
                 remedy = "give `tiny`, the folder of a Hugging Face checkpoint, or a hub id such as Qwen/Qwen3-0.6B"
+                if (target / "model" / "config.json").is_file():  # the folder of a stage
+                    remedy = f"give {value.rstrip('/')}/model, the model inside of it"
                 yield f"{place}: {'.'.join(path)}: {value} {what}; {remedy}"
             elif not is_model and not is_adapter and not target.is_file():
                 yield f"{place}: {'.'.join(path)}: no file {value}; paths are relative to {Path.cwd()}"

@@ -246,6 +246,15 @@ def test_one_line_says_where_what_and_how(write, line, message):
     assert actual[0] == expected or message.endswith("valid here: ")
 
 
+def test_the_folder_of_a_stage_is_not_that_of_its_model(write):
+    folder = Path("runs/x/warmup/model")
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    assert problems(write(MINIMAL + "model: runs/x/warmup/")) == [
+        "r.yaml:3: model.path: runs/x/warmup/ has no config.json; give runs/x/warmup/model, the model inside of it"
+    ]
+
+
 def test_a_task_without_worked_answers_cannot_be_learned_from_them(write):
     assert problems(write("name: x\nstage: sft\ntask: reasoning_gym:chain_sum\nsft: {styles: {careful: 1}}")) == [
         "r.yaml:3: task: reasoning_gym:chain_sum has no worked answers to learn from (it has no `trace`); give rows "

@@ -242,7 +242,7 @@ def test_a_grader_that_fails_is_a_verdict_and_no_score():
 
 
 def test_unknown_and_unfit_rewards_are_named():
-    with pytest.raises(ValidationError, match="no reward 'outcom'; there are boxed_numeric, countdown, environment"):
+    with pytest.raises(ValidationError, match=f"no reward 'outcom'; there are {', '.join(sorted(REWARDS))}"):
         RewardConfig(parts={"outcom": 1.0})
     with pytest.raises(ValidationError, match="give at least one"):
         RewardConfig(parts={})
