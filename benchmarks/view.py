@@ -2,10 +2,18 @@
 
     .venv/bin/python benchmarks/view.py                       # 100,000 rollouts of 300 tokens, in a temporary folder
     .venv/bin/python benchmarks/view.py --rollouts 2000 --folder /tmp/run    # keeps the generated run
+    .venv/bin/python benchmarks/view.py --scroll              # frames while the table is scrolled; needs Playwright
+    .venv/bin/python benchmarks/view.py --training            # how much a page that watches slows training
 
 The run is generated: texts, rewards and tokens are made up, the files are those of a real run. Printed are the time of
 the first page and of the first 100 rows with an index built from nothing and with its cache, the time of a token view
 (median and slowest of 30), of a search through all texts, and the memory of the server process.
+
+`--scroll` opens the table in a Chromium (`CHROMIUM` names it) and scrolls through it; printed are the times between
+frames, and those of the same page at rest, which show what the machine itself does. `--training` trains the same small
+recipe in pairs, with and without a page, in alternating order. The page is a client that asks for what an open browser
+asks for, as often. A pair has the same seed, so that step k does the same work in both: printed is the median ratio of
+the times of a step, with its bootstrap interval, and the processor time of the server by second of training.
 """
 
 from __future__ import annotations
@@ -13,11 +21,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
+import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -74,19 +87,25 @@ def write_step(folder: Path, step: int, count: int, tokens: int, rng: np.random.
     save_file(arrays, folder / layout.tokens_name(step), metadata={"pieces": pieces})
 
 
-def measure(run: Path, cache: Path) -> dict[str, Any]:
-    """Starts `hone view` and asks it what a browser asks."""
+@contextmanager
+def served(run: Path, cache: Path) -> Iterator[tuple[str, psutil.Process]]:
+    """`hone view` on a run: its address and its process."""
     environment = os.environ | {"XDG_CACHE_HOME": str(cache)}
     command = [sys.executable, "-m", "hone", "view", str(run), "--port", "0"]
     server = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         assert server.stderr is not None
         address = next(word for line in server.stderr for word in line.split() if word.startswith("http://"))
-        with httpx.Client(base_url=address.rstrip("/"), timeout=120) as client:
-            return _measured(client, f"/api/run/{run.name}/-", psutil.Process(server.pid))
+        yield address.rstrip("/"), psutil.Process(server.pid)
     finally:
         server.terminate()
         server.wait(10)
+
+
+def measure(run: Path, cache: Path) -> dict[str, Any]:
+    """Asks `hone view` what a browser asks."""
+    with served(run, cache) as (address, server), httpx.Client(base_url=address, timeout=120) as client:
+        return _measured(client, f"/api/run/{run.name}/-", server)
 
 
 def _measured(client: httpx.Client, stage: str, server: psutil.Process) -> dict[str, Any]:
@@ -118,16 +137,148 @@ def _measured(client: httpx.Client, stage: str, server: psutil.Process) -> dict[
     return {"rollouts": state["total"], "seconds": rounded, "server MiB": round(memory)}
 
 
+# --- scrolling ----------------------------------------------------------------------------------------------------
+
+#: Times between the frames of `seconds`, in ms, while `move` is called in each.
+FRAMES = """async ([seconds, kind]) => {
+  const table = document.querySelector('.vtable');
+  const moves = {rest: () => {}, steady: () => { table.scrollTop += 120; }, fast: () => { table.scrollTop += 2500; },
+                 jumps: () => { if (Math.random() < 0.1) table.scrollTop = Math.random() * table.scrollHeight; }};
+  const times = [];
+  let before = await new Promise(requestAnimationFrame);
+  const end = before + 1000 * seconds;
+  while (before < end) {
+    moves[kind]();
+    const now = await new Promise(requestAnimationFrame);
+    times.push(now - before);
+    before = now;
+  }
+  return times;
+}"""
+
+
+def scroll(run: Path, cache: Path, seconds: float = 6.0) -> list[dict[str, Any]]:
+    """Times between frames, at rest and scrolled in three ways."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+    with served(run, cache) as (address, _), sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        page = browser.new_page(viewport={"width": 1440, "height": 900})
+        page.goto(f"{address}/#/{run.name}/-/rollouts")
+        page.wait_for_selector(".vrow")
+        page.wait_for_function("!document.querySelector('.title p').textContent.includes('Reading')", timeout=180_000)
+        rows = int(page.locator(".vtable").get_attribute("aria-rowcount") or 0) - 1
+        results = []
+        for kind in ("rest", "steady", "fast", "jumps"):
+            times = sorted(page.evaluate(FRAMES, [seconds, kind]))
+            shares = {f"p{p}": round(times[min(len(times) - 1, p * len(times) // 100)], 1) for p in (50, 99)}
+            slow = sum(one > 50 for one in times)
+            results.append({"scroll": kind, "rows": rows, "frames": len(times), **shares,
+                            "slowest ms": round(times[-1], 1), "above 50 ms": slow})  # fmt: skip
+        browser.close()
+    return results
+
+
+# --- training while a page watches --------------------------------------------------------------------------------
+
+RECIPE = """
+name: {name}
+runs: {runs}
+seed: {seed}
+model: {{path: tiny, tiny: {{phrases: 24}}}}
+task: {{name: knights, people: [2], quiz: brief, names: 2, train: 400, validation: 10, test: 10, repeats: true}}
+prompt: {{style: raw, system: "", template: "Puzzle: {{user}}\\n"}}
+tokens_per_microbatch: 4096
+steps: {steps}
+prompts_per_step: 16
+samples_per_prompt: 8
+sampling: {{max_tokens: 96}}
+"""
+FIRST = 3  # steps that are left out: the first ones compile and allocate
+
+
+def training(folder: Path, pairs: int, steps: int) -> dict[str, Any]:
+    """The ratio of the times of a step, watched by not watched."""
+    ratios: list[float] = []
+    used = trained = 0.0
+    for pair in range(pairs):
+        seconds = {}
+        for watched in (True, False) if pair % 2 else (False, True):
+            seconds[watched], processor = _train(folder, f"pair{pair}-{'with' if watched else 'without'}", pair, steps)
+            used, trained = (used + processor, trained + sum(seconds[watched])) if watched else (used, trained)
+        ratios += [a / b for a, b in zip(seconds[True][FIRST:], seconds[False][FIRST:], strict=True)]
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(ratios, k=len(ratios))) for _ in range(2000))
+    slower = {name: round(100 * (value - 1), 2) for name, value in
+              (("median", statistics.median(ratios)), ("low", medians[50]), ("high", medians[-51]))}  # fmt: skip
+    return {"pairs": pairs, "steps compared": len(ratios), "slower by %": slower,
+            "server, % of one core": round(100 * used / trained, 2)}  # fmt: skip
+
+
+def _train(folder: Path, name: str, seed: int, steps: int) -> tuple[list[float], float]:
+    """Seconds of each step, and the processor time of the server, 0 without one. A name with `with` is watched."""
+    recipe = folder / f"{name}.yaml"
+    recipe.write_text(RECIPE.format(name=name, runs=folder / "runs", seed=seed, steps=steps))
+    command = [sys.executable, "-m", "hone", "train", str(recipe)]
+    used = 0.0
+    if name.endswith("-with"):
+        with served(folder / "runs" / name, folder / "cache") as (address, server):
+            over = threading.Event()
+            page = threading.Thread(target=_watch, args=(address, f"/api/run/{name}", over))
+            page.start()
+            try:
+                subprocess.run(command, check=True, capture_output=True)
+                used = sum(server.cpu_times()[:2])
+            finally:
+                over.set()
+                page.join()
+    else:
+        subprocess.run(command, check=True, capture_output=True)
+    rows = (folder / "runs" / name / "timings.jsonl").read_text().splitlines()
+    return [json.loads(row)["seconds"] for row in rows], used
+
+
+def _watch(address: str, run: str, over: threading.Event) -> None:
+    """Asks what a browser on the answers of a run asks, and what one on its overview asks."""
+    place: dict[str, dict[str, int]] = {
+        name: {"from": 0, "mark": 0} for name in ("metrics", "timings", "evals", "events")
+    }
+    with httpx.Client(base_url=address, timeout=60) as client:
+        for second in range(100_000):
+            if over.wait(1.0):
+                return
+            client.get(f"{run}/-/rollouts?start=0&count=1")
+            if second % 3 == 0:
+                client.get(f"{run}/-/rollouts?start=0&count=100")
+                for name, where in place.items():
+                    answer = client.get(f"{run}/-/rows/{name}", params=where).json()
+                    place[name] = {"from": answer.get("offset", 0), "mark": answer.get("mark", 0)}
+            if second % 5 == 0:
+                client.get(run)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=100_000)
     parser.add_argument("--tokens", type=int, default=300)
     parser.add_argument("--folder", type=Path, help="keep the generated run here, or use the one that is there")
+    parser.add_argument("--scroll", action="store_true", help="only the frames while the table is scrolled")
+    parser.add_argument("--training", action="store_true", help="only how much a page slows training")
+    parser.add_argument("--pairs", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
+        if arguments.training:
+            print(json.dumps(training(Path(temporary), arguments.pairs, arguments.steps)))
+            return
         run = arguments.folder or Path(temporary) / "large"
         if not (run / "manifest.json").exists():
             write_run(run, arguments.rollouts, arguments.tokens)
+        if arguments.scroll:
+            for result in scroll(run, Path(temporary) / "cache"):
+                print(json.dumps(result))
+            return
         for start in ("without a cache", "with a cache"):
             print(json.dumps({"start": start, **measure(run, Path(temporary) / "cache")}))
 

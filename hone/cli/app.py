@@ -258,11 +258,25 @@ def view(
     host: Annotated[
         str, typer.Option(help="The default is reachable from this machine only; others need the printed token.")
     ] = "127.0.0.1",
+    allow_rescore: Annotated[
+        bool, typer.Option("--allow-rescore", help="The page may score past answers again, and sample them again.")
+    ] = False,
+    reward: Annotated[
+        list[Path] | None,
+        typer.Option("--reward", metavar="RECIPE", help="With --allow-rescore: a recipe whose reward can be tried."),
+    ] = None,
 ) -> None:
     """Show runs in a browser, before, during and after training: charts, every answer, and why it got its reward."""
+    from hone.base.settings import UserError
+    from hone.recipe.load import load
     from hone.report.live.server import view as serve_page
+    from hone.report.live.travel import Travel
 
-    serve_page(path, host, port)
+    if reward and not allow_rescore:
+        raise UserError("--reward names what can be tried: add --allow-rescore")
+    for recipe in reward or ():
+        load(recipe)  # errors show here, not in the page
+    serve_page(path, host, port, Travel(reward or ()) if allow_rescore else None)
 
 
 @app.command()

@@ -16,8 +16,12 @@ from hone.learn.losses import LOSSES, Clip, sampler_correction
 from hone.recipe.sections.algo import AlgoConfig
 from hone.types import MicroBatch
 
-#: Metrics of a step, each summed over tokens, in this order.
-METRICS = ("entropy", "clip_fraction", "mismatch/mean_abs", "mismatch/k3", "kl", "ratio/mean")
+#: Metrics of a step, each summed over tokens, in this order. `clip_fraction/high` counts the clipped tokens that have
+#: become more likely, `clip_fraction/low` those that have become less likely.
+METRICS = (
+    *("entropy", "clip_fraction", "clip_fraction/low", "clip_fraction/high"),
+    *("mismatch/mean_abs", "mismatch/k3", "kl", "ratio/mean"),
+)
 
 
 class Objective(NamedTuple):
@@ -55,6 +59,8 @@ def objective(
             [
                 entropy.detach().sum(),
                 policy_loss.clipped.sum(),
+                (policy_loss.clipped & (logprobs < old)).sum(),
+                (policy_loss.clipped & (logprobs > old)).sum(),
                 log_ratio.abs().sum(),
                 (torch.expm1(log_ratio) - log_ratio).sum(),  # k3 of KL(sampler || trainer)
                 kl.detach().sum(),

@@ -70,6 +70,9 @@ class _Report:
         self.run, self.sheet = run, sheet
         self.story = story.tell(run)
         self.line = curves.timeline(run.reinforced() or [s for s in run.line() if s.kind == "rl" and s.evals])
+        self.reflects = curves.reflects(self.line)
+        if not self.reflects:
+            self.story = story.without_reflection(self.story)
 
     def html(self) -> str:
         sections = [
@@ -188,9 +191,10 @@ class _Report:
 
     def samples(self) -> str:
         shown = page.samples(self.story)
+        marked = "Reflection phrases are marked. " if self.reflects else ""
         note = (
-            "Reflection phrases are marked. The problems were chosen by rule, not by hand: up to three that were wrong "
-            "before and right after, and one each that stayed wrong, became wrong, and was right both times."
+            f"{marked}The problems were chosen by rule, not by hand: up to three that were wrong before and right after, "
+            "and one each that stayed wrong, became wrong, and was right both times."
         )
         return page.paragraph(note, "quiet") + shown if shown else ""
 
@@ -202,6 +206,8 @@ class _Report:
         return page.paragraph(note, "quiet") + shown if shown else ""
 
     def first_seen(self) -> str:
+        if not self.reflects:
+            return ""
         files = next((files for stage in self.line.stages if (files := stage.rollout_files())), [])
         occurrences = reflection.first_occurrences(stream(files, FIRST_SEEN_BYTES))
         kinds = f"{len(occurrences)} of {len(reflection.KINDS)} kinds of phrase were found"

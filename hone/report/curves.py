@@ -19,6 +19,8 @@ SAMPLED_PER_STEP = 256
 #: Points of a smoothed curve that is drawn over others.
 OVERLAY_POINTS = 200
 
+#: Share of answers with reflection phrases from which on the report speaks of reflection.
+REFLECTING = 0.02
 _VERDICT_COLOURS = {"correct": "train", "wrong": "before", "malformed": "extra", "truncated": "valid"}
 
 
@@ -99,15 +101,24 @@ def _validation(line: Timeline) -> list[Curve]:
     return [Curve(x, y, "validation", "valid", "band", low, high)]
 
 
+def reflects(line: Timeline) -> bool:
+    """Whether a task gives occasion for reflection: its phrases are in enough answers of training or an evaluation."""
+    rates = [row.get("reflection_rate") for label in ("before", "validation", "after") for _, row in line.evals(label)]
+    known = [rate for rate in rates if isinstance(rate, (int, float))]
+    trained = line.column("reflection_rate") if line.has("reflection_rate") else np.zeros(0)
+    known += [float(np.nanmean(trained))] if np.isfinite(trained).any() else []
+    return max(known, default=0.0) >= REFLECTING
+
+
 def key_panels(line: Timeline) -> list[Panel]:
-    """Accuracy, response length and reflection over RL steps: the main panels of a run."""
+    """Accuracy, response length and reflection, where there is any, over RL steps: the main panels of a run."""
     wanted = (
         ("accuracy", "Accuracy", "accuracy", "accuracy", True),
         ("length", "Response length (tokens)", "length/mean", "response_tokens", False),
         ("reflection", "Responses that reflect", "reflection_rate", "reflection_rate", True),
     )
     panels = []
-    for key, title, column, field, share in wanted:
+    for key, title, column, field, share in wanted if reflects(line) else wanted[:-1]:
         curves = [Curve(line.steps, line.column(column), "training")] if line.has(column) else []
         if key == "accuracy":
             curves += _validation(line)
@@ -145,7 +156,7 @@ def training_panels(line: Timeline) -> list[Panel]:
         _single(line, "episode/turns", "turns", "Turns per episode", "Mean of each step."),
         _single(line, "episode/tool_calls", "tool-calls", "Tool calls per episode", "Mean of each step."),
         _verdicts(line),
-        reflection_kinds(line),
+        reflection_kinds(line) if reflects(line) else None,
     ]  # fmt: skip
     return [panel for panel in panels if panel is not None]
 
@@ -165,10 +176,10 @@ def _lengths(line: Timeline) -> Panel | None:
         if line.has(f"length/{name}"):
             curves.append(Curve(line.steps, line.column(f"length/{name}"), name, "muted", "thin"))
     note = "Shortest, mean and longest response of each step."
-    return Panel("lengths", "Response length (tokens)", "RL step", tuple(curves), marks(line), note=note)
+    return Panel("lengths", "Shortest and longest response (tokens)", "RL step", tuple(curves), marks(line), note=note)
 
 
-def _grad_norm(line: Timeline, key: str, x_label: str = "RL step") -> Panel | None:
+def _grad_norm(line: Timeline, key: str, x_label: str = "RL step", title: str = "Gradient norm") -> Panel | None:
     if not line.has("grad_norm"):
         return None
     y = line.column("grad_norm")
@@ -176,7 +187,7 @@ def _grad_norm(line: Timeline, key: str, x_label: str = "RL step") -> Panel | No
     if not np.isfinite(y).any():
         return None
     log = bool(np.nanmax(y) > 30 * np.nanmin(y))
-    return Panel(key, "Gradient norm", x_label, (Curve(line.steps, y),), marks(line), log=log, note="Before clipping.")
+    return Panel(key, title, x_label, (Curve(line.steps, y),), marks(line), log=log, note="Before clipping.")
 
 
 def _verdicts(line: Timeline) -> Panel | None:
@@ -234,15 +245,15 @@ def reflection_kinds(line: Timeline) -> Panel | None:
 
 
 def sft_panels(stage: StageRecord, key: str) -> list[Panel]:
-    """Loss and gradient norm of one supervised stage."""
+    """Loss and gradient norm of one supervised stage, which the titles name."""
     line = timeline([stage])
     panels = []
     if line.has("loss"):
         curves = [Curve(line.steps, line.column("loss"), "training" if line.has("validation_loss") else "")]
         if line.has("validation_loss"):
             curves.append(Curve(line.steps, line.column("validation_loss"), "validation", "valid", "band"))
-        panels.append(Panel(f"{key}-loss", "Supervised loss (nats per token)", "SFT step", tuple(curves)))
-    norm = _grad_norm(line, f"{key}-grad-norm", "SFT step")
+        panels.append(Panel(f"{key}-loss", f"Loss of {stage.name} (nats per token)", "SFT step", tuple(curves)))
+    norm = _grad_norm(line, f"{key}-grad-norm", "SFT step", f"Gradient norm of {stage.name}")
     return [*panels, norm] if norm else panels
 
 

@@ -229,7 +229,8 @@ def _event_list(title: str, lines: list[str]) -> str:
 def _event(run: RunRecord, stage: StageRecord, event: Row) -> str:
     where = f"{stage.name}, " if run.pipeline else ""
     message = str(event.get("message") or "")[:500]
-    return f"{event.get('kind', '?')} ({where}step {event.get('step', '?')})" + (f": {message}" if message else "")
+    kind = str(event.get("kind", "?")).replace("_", " ")
+    return f"{kind} ({where}step {event.get('step', '?')})" + (f": {message}" if message else "")
 
 
 def unfinished(run: RunRecord) -> str:

@@ -7,7 +7,7 @@ rise.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hone.base import stats
@@ -64,6 +64,12 @@ def tell(run: RunRecord) -> Story:
             first, second = ([sum(s.outcomes[i]) / len(s.outcomes[i]) for i in shared] for s in (before, after))
             comparison = stats.compare(first, second)
     return Story(before, after, comparison)
+
+
+def without_reflection(story: Story) -> Story:
+    """For a task that gives no occasion to reflect."""
+    before, after = (side and replace(side, reflects=None) for side in (story.before, story.after))
+    return replace(story, before=before, after=after)
 
 
 def _find(run: RunRecord, label: str) -> Side | None:

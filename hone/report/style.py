@@ -55,7 +55,8 @@ h1{font-size:clamp(1.7rem,1.2rem + 2.4vw,2.75rem);margin:.4rem 0 1rem;max-width:
 h2{font-size:1.4rem;margin:0 0 .35rem}
 h3{font-size:1.05rem;margin:1.75rem 0 .5rem}
 section{margin-top:3.25rem;padding-top:1.6rem;border-top:1px solid var(--line)}
-p{margin:.5rem 0;max-width:68ch}
+p,.events li,figcaption{max-width:43rem}
+p{margin:.5rem 0}
 a{color:var(--train);text-underline-offset:.15em}
 a:focus-visible,summary:focus-visible,.scroll:focus-visible{outline:2px solid var(--train);outline-offset:3px;
 border-radius:2px}
@@ -67,7 +68,7 @@ nav ul{list-style:none;display:flex;flex-wrap:wrap;gap:.2rem 1.3rem;margin:1.6re
 nav a{display:inline-block;padding:.2rem 0}
 .banner{border-left:4px solid var(--before);background:var(--code);padding:.7rem 1rem;margin:1.2rem 0;
 border-radius:0 6px 6px 0}
-.banner p{margin:0;max-width:none}
+.banner p{margin:0}
 .tiles{display:grid;grid-template-columns:repeat(auto-fit,minmax(min(100%,17rem),1fr));gap:1rem;
 margin:1.8rem 0 .5rem;padding:0}
 .tile{background:var(--card);border:1px solid var(--line);border-radius:10px;padding:1rem 1.15rem 1.05rem}
@@ -96,7 +97,7 @@ border-radius:2px;background:currentColor}
 .scroll{container-type:inline-size;overflow-x:auto;margin:1.2rem 0;-webkit-overflow-scrolling:touch}
 table{border-collapse:collapse;font-size:.93rem;line-height:1.4}
 caption{text-align:left;padding-bottom:.5rem}
-caption span{display:block;max-width:min(62ch,100cqw)}
+caption span{display:block;max-width:min(43rem,100cqw)}
 th,td{padding:.5rem .9rem .5rem 0;text-align:right;vertical-align:top;border-bottom:1px solid var(--line);
 white-space:nowrap}
 th:first-child,td:first-child{text-align:left}
@@ -130,6 +131,12 @@ body{font-size:.97rem}
 .facts dd{margin-bottom:.55rem}
 section{margin-top:2.4rem}
 tbody th{white-space:normal;min-width:7.5rem}
+#table-first-seen,#table-first-seen tbody{display:block}
+#table-first-seen thead{position:absolute;clip-path:inset(50%)}
+#table-first-seen tr{display:grid;grid-template-columns:1fr auto;border-bottom:1px solid var(--line);padding:.5rem 0}
+#table-first-seen :is(td,th){border:0;padding:.1rem .4rem .1rem 0;text-align:left;white-space:normal;min-width:0}
+#table-first-seen td:nth-child(2)::before{content:"step "}
+#table-first-seen :is(td:nth-child(3),td.text){grid-column:1/-1}
 }
 @media print{
 @page{margin:16mm 15mm}

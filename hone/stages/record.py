@@ -108,6 +108,7 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
         **{f"verdict/{v}": float(np.mean([r.verdict == v for r in rewards])) for v in verdicts},
         "length/min": float(lengths.min()),
         "length/mean": float(lengths.mean()),
+        "length/p95": float(np.percentile(lengths, 95)),
         "length/max": float(lengths.max()),
         "length/truncated": float(np.mean([r.finish == "length" for r in rollouts])),
         **_episodes(rollouts),

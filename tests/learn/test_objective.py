@@ -52,8 +52,9 @@ def test_the_policy_term_alone() -> None:
     assert gradient == pytest.approx([-0.5, 0.5])
     assert entropy == [0.0, 0.0]
     assert metrics == pytest.approx(
-        {"entropy": 4, "clip_fraction": 0, "mismatch/mean_abs": 0, "mismatch/k3": 0, "kl": 0, "ratio/mean": 2}, abs=1e-6
-    )
+        {"entropy": 4, "clip_fraction": 0, "clip_fraction/low": 0, "clip_fraction/high": 0, "mismatch/mean_abs": 0,
+         "mismatch/k3": 0, "kl": 0, "ratio/mean": 2}, abs=1e-6
+    )  # fmt: skip
 
 
 def test_entropy_is_rewarded() -> None:
@@ -82,8 +83,16 @@ def test_the_correction_compares_with_the_log_probs_at_sampling() -> None:
     loss, gradient, _, metrics = _run(batch, algo)
     assert loss == pytest.approx(0.2, abs=1e-6)
     assert gradient == pytest.approx([0.0, 0.5])
-    assert metrics["clip_fraction"] == 1.0
+    assert metrics["clip_fraction"] == metrics["clip_fraction/high"] == 1.0  # the first, with A = 1 and rho = 2
+    assert metrics["clip_fraction/low"] == 0.0
     assert metrics["ratio/mean"] == pytest.approx(3.0)
+
+
+def test_tokens_clipped_at_the_lower_bound() -> None:
+    # old p = [0.2, 0.8]: rho = [1, 0.5], and A = [1, -2]: the second is clipped at 0.8
+    batch = _batch(old_logprobs=torch.tensor([0.2, 0.8]).log())
+    metrics = _run(batch, _algo(clip_low=0.2, clip_high=0.2))[3]
+    assert [metrics[f"clip_fraction{side}"] for side in ("", "/low", "/high")] == [1.0, 1.0, 0.0]
 
 
 def test_kl_is_a_cost() -> None:

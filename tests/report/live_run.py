@@ -52,8 +52,9 @@ def append(path: Path, *rows: dict[str, Any]) -> None:
         file.writelines(json.dumps(row, ensure_ascii=False) + "\n" for row in rows)
 
 
-def write_metrics(stage: Path, step: int) -> None:
-    row = {"step": step, "phase": "rl", "reward/mean": 0.3 + step / 10, "reward/std": 0.4, "reward/outcome": 0.3,
+def write_metrics(stage: Path, step: int, reward: float | None = None) -> None:
+    mean = 0.3 + step / 10 if reward is None else reward
+    row = {"step": step, "phase": "rl", "reward/mean": mean, "reward/std": 0.4, "reward/outcome": 0.3,
            "length/mean": 16.0 + step, "length/min": 10, "length/max": 21 + step, "length/truncated": 0.0,
            "entropy": 1.0 - step / 20, "zero_variance": float(step == 2), "verdict/correct": 0.33,
            "verdict/wrong": 0.67, "loss": 0.1, "grad_norm": 0.5, "trained_tokens": 200, "kl": 0.01}  # fmt: skip

@@ -20,9 +20,12 @@ from typing import Any
 import pytest
 import uvicorn
 
+from hone.base.settings import UserError
 from hone.report.live.app import make_app
-from hone.report.live.library import Library
+from hone.report.live.library import Library, StageFolder
+from hone.report.live.travel import Travel
 from hone.serve.server import listen, settings
+from tests.report.hostile import EVIL
 from tests.report.live_run import GROUP, answer, append, evaluation, make_run, write_metrics, write_step
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="pip install -e '.[browser]' to look at the live page")
@@ -34,105 +37,18 @@ pytestmark = [
 #: No sandbox: tests may run as root in a container. The others keep the browser from looking for its maker.
 FLAGS = ["--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
          "--disable-component-update", "--disable-sync"]  # fmt: skip
-PAGES = ("overview", "rollouts", "group/1/0", "sample/1/0", "sample/1/0?overlay=entropy", "distributions",
-         "evaluations", "settings", "log")  # fmt: skip
+PAGES = ("overview", "rollouts", "read?preset=worst", "group/1/0", "sample/1/0", "sample/1/0?overlay=entropy",
+         "distributions", "evaluations", "travel?step=1", "settings", "log")  # fmt: skip
 AXE = Path(__file__).parent / "axe" / "axe.min.js"
-
-_CODE = "window.hacked=1"
-#: Each would run code, load something or hide something, if text were ever taken for markup, an address or a pattern.
-EVIL: tuple[str, ...] = (
-    f"<script>{_CODE}</script>",
-    f"</script><script>{_CODE}</script>",
-    f"<ScRiPt>{_CODE}</sCrIpT>",
-    f"<scr<script>ipt>{_CODE}</scr</script>ipt>",
-    f"<script src=data:text/javascript,{_CODE}></script>",
-    "<script src=//evil.example/x.js></script>",
-    f"<script type=module>{_CODE}</script>",
-    *(
-        f"<{tag} {event}={_CODE}>"
-        for tag, event in (
-            ("img src=x", "onerror"),
-            ("img src=/static/icon.svg", "onload"),
-            ("svg", "onload"),
-            ("body", "onload"),
-            ("body", "onpageshow"),
-            ("video src=x", "onerror"),
-            ("audio src=x", "onerror"),
-            ("input autofocus", "onfocus"),
-            ("details open", "ontoggle"),
-            ("select autofocus", "onfocus"),
-            ("textarea autofocus", "onfocus"),
-            ("marquee", "onstart"),
-            ("div contenteditable autofocus", "onfocus"),
-            ("object data=x", "onerror"),
-            ("iframe src=/", "onload"),
-            ("embed src=x", "onerror"),
-            ("link rel=stylesheet href=x", "onerror"),
-            ("style", "onload"),
-            ("source", "onerror"),
-            ("p onmouseover", "onmouseenter"),
-            ("a href=# autofocus", "onfocus"),
-        )
-    ),
-    f"<iframe srcdoc='<script>parent.{_CODE[7:]}</script>'></iframe>",
-    f"<iframe src='javascript:parent.{_CODE}'></iframe>",
-    f"<a href='javascript:{_CODE}'>x</a>",
-    f"<a href='java\tscript:{_CODE}'>x</a>",
-    f"<form action='javascript:{_CODE}'><button>x</button></form>",
-    f"<button formaction='javascript:{_CODE}'>x</button>",
-    f"<svg><script>{_CODE}</script></svg>",
-    f"<svg><animate onbegin={_CODE} attributeName=x></svg>",
-    f"<svg><a xlink:href='javascript:{_CODE}'><text>x</text></a></svg>",
-    f"<math><mtext><table><mglyph><style><img src=x onerror={_CODE}>",
-    f"<noscript><p title='</noscript><img src=x onerror={_CODE}>'>",
-    f"<template><script>{_CODE}</script></template>",
-    f"<!--><img src=x onerror={_CODE}>-->",
-    f"--><script>{_CODE}</script><!--",
-    f"]]><script>{_CODE}</script>",
-    f"'\"><img src=x onerror={_CODE}>",
-    f"' onmouseover='{_CODE}",
-    f'" autofocus onfocus="{_CODE}',
-    f"`${{{_CODE}}}`",
-    f"{{{{constructor.constructor('{_CODE}')()}}}}",
-    f"${{{_CODE}}}",
-    f"javascript:{_CODE}",
-    f"data:text/html,<script>{_CODE}</script>",
-    f"&lt;script&gt;{_CODE}&lt;/script&gt;",
-    f"&#60;img src=x onerror={_CODE}&#62;",
-    f"\\u003cimg src=x onerror={_CODE}\\u003e",
-    f"%3Cimg%20src=x%20onerror={_CODE}%3E",
-    "<base href=//evil.example/>",
-    "<meta http-equiv=refresh content='0;url=//evil.example/'>",
-    "<link rel=stylesheet href=//evil.example/x.css>",
-    "<style>body{display:none}</style>",
-    "<style>@import url(//evil.example/x.css)</style>",
-    "<div style='position:fixed;inset:0;background:url(//evil.example/x)'>",
-    "<img src=//evil.example/pixel>",
-    "<plaintext>",
-    "<xmp>",
-    "<title></title><h1 id=hacked>",
-    "<form><input name=innerHTML>",
-    "safe\u202egnp.exe",
-    "\u2066\u2067hidden\u2069",
-    "zero\u200bwidth\ufeff",
-    "\x1b[2J\x1b]0;owned\x07",
-    "\x00\x08\x7f",
-    "__proto__",
-    "constructor",
-    "../../../../etc/passwd",
-    "#/other/-/log",
-    "😀" * 40 + "<b>",
-    "ᚠ" * 300,
-)
 
 
 class Shown:
     """A server on some runs, and a browser on it."""
 
-    def __init__(self, root: Path, browser: Any, pictures: Path) -> None:
+    def __init__(self, root: Path, browser: Any, pictures: Path, travel: Travel | None = None) -> None:
         self.root, self.browser, self.pictures = root, browser, pictures
         self.listener = listen("127.0.0.1", 0)
-        app = make_app(Library.at(root), ("127.0.0.1",), None)
+        app = make_app(Library.at(root), ("127.0.0.1",), None, travel)
         self.server = uvicorn.Server(settings(app))
         self.thread = threading.Thread(target=self.server.run, kwargs={"sockets": [self.listener]})
         self.thread.start()
@@ -286,21 +202,104 @@ def test_the_page_follows_a_run(shown: Shown) -> None:
     assert shown.trouble == []
 
 
-def test_from_a_dip_to_the_worst_answers_and_why_in_four_clicks(shown: Shown) -> None:
-    page = shown.page()
-    shown.open(page, "one/-/overview")
+def test_from_a_dip_to_the_three_worst_answers_and_why_in_four_clicks(shown: Shown) -> None:
+    run = shown.root / "long"
+    make_run(run, steps=0)
+    for step in range(40):  # the reward falls at step 30, in which problem 1 is answered wrong once more
+        rows = [answer(1, place) | {"policy_version": step} for place in range(3 * GROUP)]
+        if step == 30:
+            rows[6] |= {"total": 0.0, "advantage": -1.5, "verdict": "wrong", "parts": {"outcome": 0.0}}
+        write_step(run, step, rows)
+        write_metrics(run, step, reward=0.1 if step == 30 else 0.5)
+    page, clicks = shown.page(), 0
+    shown.open(page, "")
+    page.get_by_role("link", name="long").click()
+    clicks += 1
     plot = page.locator("[data-key=reward] .u-over")
     box = plot.bounding_box()
-    plot.click(position={"x": box["width"] * 2 / 3, "y": 40})  # 1: the step with the dip, the third of four
+    plot.click(position={"x": box["width"] * 30 / 39, "y": 40})
+    clicks += 1
     page.wait_for_selector(".vrow")
-    assert "from=2&to=2" in page.url
-    page.get_by_role("button", name="Lowest advantage").or_(
-        page.get_by_role("button", name="Longest")
-    ).first.click()  # 2
-    page.locator(".vrow").first.click()  # 3: its group, three answers beside each other
+    assert "from=30&to=30" in page.url
+    page.get_by_role("button", name="Lowest advantage").click()
+    clicks += 1
+    page.wait_for_function("document.querySelector('.vrow')?.textContent.includes('−1.5')")
+    page.get_by_role("link", name="Read the first three").click()
+    clicks += 1
+    page.wait_for_selector(".card")
+    cards = page.locator(".card")
+    assert cards.count() == 3
+    assert "Step 30, sample 6" in cards.nth(0).inner_text()  # the lowest advantage
+    for one in cards.all():
+        assert "An answer was read and graded as wrong." in one.locator(".why").inner_text()
+        assert "the update makes this answer less likely" in one.locator(".why").inner_text()
+    assert clicks <= 4
+    assert shown.trouble == []
+
+
+def test_a_click_on_an_answer_opens_its_group_with_the_reasons(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/rollouts?from=2&to=2")
+    page.locator(".vrow").first.click()
     page.wait_for_selector(".card.active")
-    page.locator(".card.active summary").click()  # 4
     assert "graded as wrong" in page.locator(".card.active .why").inner_text()
+    assert shown.trouble == []
+
+
+def test_time_travel_shows_both_rewards(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/travel?step=1")
+    assert "it has to be allowed" in page.locator("main").inner_text()
+    row = page.locator("main table tbody tr").first.inner_text()
+    assert row.split()[:2] == ["sample", "9"]  # advantage 0.75 times 19 tokens, the largest
+
+    def work(self: Travel, name: str, stage: StageFolder, *arguments: Any) -> dict[str, Any]:
+        if name == "replayed":
+            raise UserError("the checkpoint of step 1 was not kept")
+        first = {"place": 0, "problem": "p", "index": 0, "old": 1.0, "new": 0.25, "old_verdict": "correct",
+                 "new_verdict": "wrong", "note": EVIL[0]}  # fmt: skip
+        rest = first | {"place": 1, "new": 1.0, "new_verdict": "correct", "note": None}
+        return {"step": 1, "parts": {}, "left_out": ["judge"], "unknown": 0, "tokens": True, "groups": 1,
+                "answers": [first, rest], "differences": [0, 1]}  # fmt: skip
+
+    monkeypatch.setattr(Travel, "_run", work)
+    allowed = Shown(shown.root, shown.browser, shown.pictures, Travel([Path("other.yaml")]))
+    try:
+        page = allowed.page()
+        allowed.open(page, "one/-/travel?step=1")
+        page.get_by_label("Reward").select_option("other.yaml")
+        page.get_by_role("button", name="Score again").click()
+        page.wait_for_selector("text=1 with another reward or verdict")
+        text = page.locator(".results").first.inner_text()
+        assert "Mean reward 1 → 0.625" in text
+        assert "Groups with a difference: 0 → 1 of 1" in text
+        assert "judge" in text
+        assert "−0.75" in text
+        page.get_by_role("button", name="Sample again").click()
+        page.wait_for_selector("text=the checkpoint of step 1 was not kept")
+        assert page.evaluate("window.hacked === undefined")
+        assert [one for one in allowed.trouble if "404" not in one] == []
+    finally:
+        allowed.close()
+
+
+def test_an_episode_is_folded_by_turn(shown: Shown) -> None:
+    call = {"role": "assistant", "content": "Let me compute.", "tool_calls": [
+        {"id": "1", "function": {"name": "python", "arguments": '{"code": "1 / 0"}'}}]}  # fmt: skip
+    replies = [{"role": "tool", "name": "python", "content": "Traceback (most recent call last): ZeroDivisionError"}]
+    steps = [{"message": call, "replies": replies, "seconds": 1.5}, {"message": {"content": EVIL[0]}, "replies": []}]
+    rows = [answer(7, place) | {"turns": 2, "end": "done", "steps": steps} for place in range(GROUP)]
+    write_step(shown.root / "one", 7, rows)
+    page = shown.page()
+    shown.open(page, "one/-/sample/7/0")
+    assert page.locator(".turns > li").count() == 2
+    first = page.locator(".turns > li").first
+    assert "calls python · an error came back · 1.5 s" in first.locator("summary").inner_text()
+    assert page.locator(".turns details[open]").count() == 1  # the last, which holds the answer
+    first.locator("summary").click()
+    assert '{"code": "1 / 0"}' in first.inner_text()
+    shown.open(page, "one/-/rollouts?preset=tools")
+    assert page.locator(".vrow").count() == GROUP
     assert shown.trouble == []
 
 
@@ -335,6 +334,7 @@ DOCUMENTED = (
     ("rollouts", "rollouts?preset=wrong", 1280),
     ("group", "group/{step}/0", 1280),
     ("sample", "sample/{step}/0?overlay=entropy", 1280),
+    ("travel", "travel?step={step}", 1280),
     ("phone", "group/{step}/0", 390),
 )
 

@@ -11,6 +11,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -117,6 +118,22 @@ def test_warnings_stand_apart_from_what_happens_in_every_run(built: Path) -> Non
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_no_two_figures_have_the_same_title(built: Path) -> None:
+    titles = re.findall(r'<title id="[^"]*">([^<]*)<', built.read_text())
+    assert len(titles) > 10
+    assert [title for title, n in Counter(titles).items() if n > 1] == []
+
+
+def test_reflection_is_left_out_where_answers_hold_none(rl_run: Callable[..., Path], tmp_path: Path) -> None:
+    run = rl_run(tmp_path / "plain", steps=30)
+    for name in ("metrics.jsonl", "evals.jsonl"):
+        path = run / name
+        path.write_text(re.sub(r'"reflection_rate": [0-9.e-]+', '"reflection_rate": 0.01', path.read_text()))
+    text = build([run]).read_text()
+    assert "Accuracy" in text
+    assert "reflect" not in text.lower().replace("reflection_rate", "")
+
+
 def test_groups_show_the_best_and_the_worst_answer_and_why(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "one")
     page = Page(build(folder).read_text(encoding="utf-8"))

@@ -1,11 +1,12 @@
-"""The live page's server: pages and JSON about run folders, for GET requests only.
+"""The live page's server: pages and JSON about run folders, for GET requests only, except those of time travel.
 
     app = make_app(Library.at(Path("runs")), hosts=("127.0.0.1", "localhost"), token=None)
 
 Every response is built from files, so a finished or crashed run is shown like a running one. Text from a run is
 untrusted: invisible characters are made visible here, the page inserts it as text only, and the content security policy
 forbids everything that does not come from this server. If a token is set, the first request carries it in its address;
-a cookie then carries it.
+a cookie then carries it. Time travel starts work: a POST, which exists only if `travel` is given, and must name this
+page as its origin.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from hone.report.live import evaluations, settings, views
 from hone.report.live.library import ROW_FILES, Library, StageFolder
 from hone.report.live.query import Query, whole
 from hone.report.live.tail import read_from
+from hone.report.live.travel import Travel
 from hone.serve.guard import refusal
 
 STATIC = Path(__file__).parent / "static"
@@ -51,10 +53,10 @@ HEADERS = {
 }
 
 
-def make_app(library: Library, hosts: Sequence[str], token: str | None) -> Starlette:
+def make_app(library: Library, hosts: Sequence[str], token: str | None, travel: Travel | None = None) -> Starlette:
     """The page's application. `hosts`: names that requests may address; empty: any. `token`: required of requests, if
-    not None."""
-    pages = Pages(library)
+    not None. `travel`: what POST requests start; None: there are none."""
+    pages = Pages(library, travel)
     stage = "/api/run/{run}/{stage}"
     gets: dict[str, Callable[[Request], Response]] = {
         "/": _index,
@@ -75,10 +77,15 @@ def make_app(library: Library, hosts: Sequence[str], token: str | None) -> Starl
         f"{stage}/evaluations": pages.evaluations,
         f"{stage}/flips": pages.flips,
         f"{stage}/answers": pages.answers,
+        f"{stage}/travel": pages.travel,
     }
+    posts = {} if travel is None else {f"{stage}/rescore": pages.rescore, f"{stage}/replay": pages.replay}
     return Starlette(
-        routes=[Route(path, page, methods=["GET"]) for path, page in gets.items()],
-        middleware=[Middleware(Door, hosts=hosts, token=token)],
+        routes=[
+            *(Route(path, page, methods=["GET"]) for path, page in gets.items()),
+            *(Route(path, page, methods=["POST"]) for path, page in posts.items()),
+        ],
+        middleware=[Middleware(Door, hosts=hosts, token=token, posts=bool(posts))],
         exception_handlers={UserError: _wrong, HTTPException: _http_error},
     )
 
@@ -86,8 +93,8 @@ def make_app(library: Library, hosts: Sequence[str], token: str | None) -> Starl
 class Pages:
     """One method for each address of the API."""
 
-    def __init__(self, library: Library) -> None:
-        self.library = library
+    def __init__(self, library: Library, travel: Travel | None) -> None:
+        self.library, self._travel = library, travel
 
     def _stage(self, request: Request) -> StageFolder:
         return self.library.stage(request.path_params["run"], request.path_params["stage"])
@@ -116,7 +123,7 @@ class Pages:
         return answer(request, {**body, "trouble": stage.trouble})
 
     def choices(self, request: Request) -> Response:
-        return answer(request, views.choices(self._stage(request).browser.index))
+        return answer(request, views.choices(self._stage(request).browser.index, Query.of(request.query_params)))
 
     def points(self, request: Request) -> Response:
         return answer(request, views.points(self._stage(request).browser, Query.of(request.query_params)))
@@ -143,6 +150,21 @@ class Pages:
     def settings(self, request: Request) -> Response:
         return answer(request, settings.of_stage(self._stage(request)))
 
+    def travel(self, request: Request) -> Response:
+        """Whether time travel is on, the rewards that can be tried, and the steps whose checkpoint was kept."""
+        rewards = [] if self._travel is None else self._travel.rewards
+        checkpoints = self._stage(request).checkpoints
+        return answer(request, {"allowed": self._travel is not None, "rewards": rewards, "checkpoints": checkpoints})
+
+    def rescore(self, request: Request) -> Response:
+        assert self._travel is not None  # else there is no such address
+        reward = request.query_params.get("reward", "")
+        return answer(request, self._travel.rescore(self._stage(request), _step(request), reward))
+
+    def replay(self, request: Request) -> Response:
+        assert self._travel is not None
+        return answer(request, self._travel.replay(self._stage(request), _step(request)))
+
     def compare(self, request: Request) -> Response:
         stages = []
         for side in ("a", "b"):
@@ -160,6 +182,13 @@ class Pages:
     def answers(self, request: Request) -> Response:
         a, b, problem = (request.query_params.get(name, "") for name in ("a", "b", "problem"))
         return answer(request, evaluations.answers(self._stage(request), a, b, problem))
+
+
+def _step(request: Request) -> int:
+    step = whole(request.query_params, "step")
+    if step is None:
+        raise UserError("step is missing: say which")
+    return step
 
 
 # --- answers ------------------------------------------------------------------------------------------------------
@@ -219,10 +248,13 @@ def _refused(status: int, message: str) -> Response:
 
 
 class Door:
-    """Refuses what is not a GET from this server's own page, or lacks the token; adds the security headers."""
+    """Refuses what is not a GET from this server's own page, or lacks the token; adds the security headers.
 
-    def __init__(self, app: ASGIApp, hosts: Sequence[str], token: str | None) -> None:
-        self.app, self.hosts, self.token = app, hosts, token
+    `posts`: a POST may pass if it names this server's page as its origin, as every browser does.
+    """
+
+    def __init__(self, app: ASGIApp, hosts: Sequence[str], token: str | None, posts: bool) -> None:
+        self.app, self.hosts, self.token, self.posts = app, hosts, token, posts
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -242,7 +274,10 @@ class Door:
 
     def _response(self, request: Request) -> Response | None:
         """None: the request may pass."""
-        if request.method not in ("GET", "HEAD"):
+        if request.method == "POST" and self.posts:
+            if "origin" not in request.headers:
+                return _refused(403, "a POST must come from this server's own page")
+        elif request.method not in ("GET", "HEAD"):
             return _refused(405, "this server only answers GET")
         # A link in a mail or a document may open the page itself, which contains no data of a run.
         if request.url.path != "/" or "origin" in request.headers:

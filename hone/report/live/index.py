@@ -25,6 +25,7 @@ import numpy.typing as npt
 
 from hone.grade.parse import parse
 from hone.report.live.tokens import token_means
+from hone.report.live.turns import tool_errors
 from hone.runs import layout
 from hone.types import Finish, Verdict
 
@@ -53,8 +54,9 @@ COLUMNS: dict[str, type] = {
     "repetition": np.float32,  # share of 4-grams of words that have occurred before in the text
     "mismatch": np.float32,  # mean |log-prob of the sampler - of the trainer| over tokens, nats
     "entropy": np.float32,  # mean over tokens, nats
+    "errors": np.int16,  # tool calls that could not be read or gave an error
 }
-FORMAT = 1  # of the cache
+FORMAT = 2  # of the cache
 SAVED_AFTER = 20  # new segments
 #: Characters of a text in which repetition is counted.
 LOOKED_AT = 20_000
@@ -205,7 +207,7 @@ class RolloutIndex:
                 ("total", _number(row.get("total"))), ("advantage", _number(row.get("advantage"))),
                 ("tokens", _whole(row.get("tokens"))), ("verdict", _code(VERDICTS, row.get("verdict"))),
                 ("finish", _code(FINISHES, row.get("finish"))), ("formed", parse(text).well_formed),
-                ("spread", 0.0), ("repetition", repetition(text)),
+                ("spread", 0.0), ("repetition", repetition(text)), ("errors", min(tool_errors(row), 32767)),
             ):  # fmt: skip
                 values[name].append(value)
             scores = row.get("parts")

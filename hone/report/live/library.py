@@ -10,6 +10,7 @@ Nothing is written to a run. Paths are resolved and must lie inside the run that
 from __future__ import annotations
 
 import json
+import re
 import threading
 import time
 from collections.abc import Mapping
@@ -63,8 +64,8 @@ class Series:
 class StageFolder:
     """One stage: its settings and rows, and its rollouts, which are indexed in a thread while it is viewed."""
 
-    def __init__(self, name: str, folder: Path, kind: str = "") -> None:
-        self.name, self.folder, self._kind = name, folder, kind
+    def __init__(self, name: str, folder: Path, run: Path, kind: str = "") -> None:
+        self.name, self.folder, self.run, self._kind = name, folder, run, kind
         self.metrics = Series(folder, "metrics.jsonl", ("step", "reward/mean", "accuracy", "loss"))
         self.timings = Series(folder, "timings.jsonl", ("seconds",))
         self.evals = Series(folder, "evals.jsonl", ("label", "step", "accuracy"))
@@ -85,6 +86,12 @@ class StageFolder:
         parts = reward.get("parts") if isinstance(reward, dict) else None
         numbers = parts.items() if isinstance(parts, dict) else ()
         return {str(name): float(value) for name, value in numbers if isinstance(value, (int, float))}
+
+    @property
+    def checkpoints(self) -> list[int]:
+        """Steps whose checkpoint is there."""
+        names = (re.fullmatch(r"step_(\d+)", path.name) for path in (self.folder / "checkpoints").glob("step_*"))
+        return sorted(int(name[1]) for name in names if name)
 
     @property
     def browser(self) -> Browser:
@@ -187,7 +194,7 @@ class Library:
         own = [one for one in stages if one[1].resolve().is_relative_to(folder.resolve())]
         with self._lock:
             for name, path, kind in own:
-                self._stages.setdefault(path, StageFolder(visible(name), path, kind))
+                self._stages.setdefault(path, StageFolder(visible(name), path, folder, kind))
             return [self._stages[path] for _, path, _ in own]
 
     def stage(self, run: str, stage: str) -> StageFolder:

@@ -48,6 +48,21 @@ def _known(name: str) -> Chosen:
     return chosen
 
 
+def pull(table: Table) -> Array:
+    """[N] |advantage| x tokens: roughly the share of each answer in the gradient of its step; NaN where unknown."""
+    return np.asarray(np.abs(table.columns["advantage"]) * table.columns["tokens"])
+
+
+def _pulls(table: Table) -> Array | None:
+    known = pull(table) > 0
+    return known if known.any() else None
+
+
+def _tool_errors(table: Table) -> Array | None:
+    failed = table.columns["errors"] > 0
+    return failed if failed.any() else None
+
+
 def _column(name: str, *values: int) -> Chosen:
     return lambda table: np.isin(table.columns[name], values)
 
@@ -84,6 +99,12 @@ PRESETS: dict[str, Preset] = {
     ),
     "best": Preset("Highest advantage", "What the update encourages most.", _known("advantage"), "-advantage"),
     "worst": Preset("Lowest advantage", "What the update discourages most.", _known("advantage"), "advantage"),
+    "pull": Preset(
+        "Pull hardest",
+        "Advantage times length, the largest first: what moved the weights most.",
+        _pulls,
+        "-pull",
+    ),
     "mismatch": Preset(
         "Highest mismatch", "Where sampler and trainer disagree most about the tokens.", _known("mismatch"), "-mismatch"
     ),
@@ -93,11 +114,14 @@ PRESETS: dict[str, Preset] = {
     "failed": Preset(
         "Verifier failures", "Left out of their groups: the verifier gave no verdict.", _column("verdict", *_FAILURES)
     ),
+    "tools": Preset(
+        "Tool errors", "A tool call that could not be read, or whose result is an error.", _tool_errors, "-errors"
+    ),
     "judge": Preset("Judge disagrees", "The judge and the verifier differ.", _judge_disagrees),
 }
 SORTS = (
     *("step", "total", "advantage", "tokens", "repetition", "mismatch", "entropy", "spread", "index", "group"),
-    "problem",
+    *("problem", "pull", "errors"),
 )
 
 
@@ -141,10 +165,15 @@ def whole(parameters: Mapping[str, str], name: str) -> int | None:
 
 def select(table: Table, query: Query) -> Array:
     """Row numbers in order, before the search for text: see `matches`, which reads files."""
-    columns = table.columns
     preset = PRESETS[query.preset]
     chosen = preset.chosen(table)
-    mask = np.zeros(len(table), bool) if chosen is None else np.array(chosen)
+    mask = np.zeros(len(table), bool) if chosen is None else chosen & filtered(table, query)
+    return _ordered(table, np.flatnonzero(mask), query.sort or preset.sort)
+
+
+def filtered(table: Table, query: Query) -> Array:
+    """[N] which rows the filters keep, whatever the preset; the search for text is not among them."""
+    columns, mask = table.columns, np.ones(len(table), bool)
     if query.verdict:
         mask &= columns["verdict"] == VERDICTS.index(query.verdict)
     if query.level:
@@ -156,7 +185,7 @@ def select(table: Table, query: Query) -> Array:
         mask &= columns["step"] <= query.last
     if query.problem is not None:
         mask &= columns["problem"] == query.problem
-    return _ordered(table, np.flatnonzero(mask), query.sort or preset.sort)
+    return mask
 
 
 def _ordered(table: Table, rows: Array, sort: str) -> Array:
@@ -164,7 +193,7 @@ def _ordered(table: Table, rows: Array, sort: str) -> Array:
     name = sort.removeprefix("-")
     if not name or (name == "step" and not sort.startswith("-")):
         return rows
-    values = table.columns[name][rows].astype(np.float64)
+    values = (pull(table) if name == "pull" else table.columns[name])[rows].astype(np.float64)
     if sort.startswith("-"):
         values = -values
     return rows[np.argsort(values, kind="stable")]

@@ -12,16 +12,18 @@ from pathlib import Path
 
 from hone.base.settings import UserError
 from hone.base.visible import visible
+from hone.report.live.travel import Travel
 
 #: The environment variable that holds the token, so that it does not appear in the list of processes.
 TOKEN = "HONE_VIEW_TOKEN"
 
 
-def view(path: Path, host: str, port: int) -> None:
+def view(path: Path, host: str, port: int, travel: Travel | None = None) -> None:
     """Serve the page about a run or a folder of runs until Ctrl-C.
 
-    Other machines need a token: the one in HONE_VIEW_TOKEN, or a new one, which is printed with the address. Raises
-    UserError if libraries are missing, the path is a file, or the port is taken.
+    `travel`: past answers may be scored again; None: the page only reads. Other machines need a token: the one in
+    HONE_VIEW_TOKEN, or a new one, which is printed with the address. Raises UserError if libraries are missing, the
+    path is a file, or the port is taken.
     """
     try:
         import uvicorn
@@ -44,7 +46,7 @@ def view(path: Path, host: str, port: int) -> None:
     if not hosts:
         print("note: the connection is not encrypted; an SSH tunnel to the default host is", file=sys.stderr)
     with contextlib.suppress(KeyboardInterrupt):
-        uvicorn.Server(settings(make_app(library, hosts, token))).run(sockets=[listener])
+        uvicorn.Server(settings(make_app(library, hosts, token, travel))).run(sockets=[listener])
 
 
 @contextlib.contextmanager

@@ -15,8 +15,9 @@ import numpy as np
 
 from hone.base.settings import UserError
 from hone.report.live.index import FINISHES, VERDICTS, Array, RolloutIndex, Row, Table, row_at
-from hone.report.live.query import PRESETS, Browser, Query
+from hone.report.live.query import PRESETS, Browser, Query, filtered
 from hone.report.live.tokens import read_tokens
+from hone.report.live.turns import turns_of
 from hone.report.why import why_of
 
 #: Most points of a scatter plot; of more rows, every n-th is drawn.
@@ -48,14 +49,17 @@ def listing(browser: Browser, query: Query, start: int, count: int) -> dict[str,
     }
 
 
-def choices(index: RolloutIndex) -> dict[str, Any]:
-    """The choices of the filters: presets with the number of their rows, verdicts, levels, the range of steps."""
+def choices(index: RolloutIndex, query: Query) -> dict[str, Any]:
+    """The choices of the filters: presets with the number of their rows among the filtered ones, verdicts, levels,
+    the range of steps. A preset is offered if the run has any of its rows, even if the filters keep none."""
     table = index.table()
+    kept = filtered(table, query)
     presets = []
     for name, preset in PRESETS.items():
         mask = preset.chosen(table)
         if mask is not None and (name == "all" or mask.any()):
-            presets.append({"name": name, "title": preset.title, "about": preset.about, "rows": int(mask.sum())})
+            rows = int((mask & kept).sum())
+            presets.append({"name": name, "title": preset.title, "about": preset.about, "rows": rows})
     counts = np.bincount(table.columns["verdict"], minlength=len(VERDICTS))
     steps = table.columns["step"]
     return {
@@ -84,7 +88,18 @@ def _line(index: RolloutIndex, table: Table, at: int) -> Row:
     """One row of the table: its columns, and the beginning and end of its text."""
     line: Row = {
         name: number(table.columns[name][at])
-        for name in ("step", "place", "group", "index", "total", "advantage", "tokens", "mismatch", "repetition")
+        for name in (
+            "step",
+            "place",
+            "group",
+            "index",
+            "total",
+            "advantage",
+            "tokens",
+            "mismatch",
+            "repetition",
+            "errors",
+        )
     }
     problem = int(table.columns["problem"][at])
     line |= {
@@ -174,6 +189,9 @@ def _answer(index: RolloutIndex, table: Table, at: int, weights: Weights) -> Row
         "note": row.get("note"),
         "repetition": number(table.columns["repetition"][at]),
         "mismatch": number(table.columns["mismatch"][at]),
+        "turns": turns_of(row),
+        "end": row.get("end"),
+        "seconds": row.get("seconds"),
         "pieces": why.pieces,
         "parts": [{"name": p.name, "value": p.value, "weight": p.weight, "points": p.points} for p in why.parts],
         "why": why.sentences,

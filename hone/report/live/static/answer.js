@@ -1,7 +1,7 @@
 // One answer as it is shown everywhere: its text with what the parser read, its verdict, why it got its reward.
 
 import { h } from "./dom.js";
-import { number, signed, whole, words } from "./format.js";
+import { duration, number, signed, whole, words } from "./format.js";
 
 const SIGNS = { correct: "✓", wrong: "✕", malformed: "≠", truncated: "…", ungraded: "·" };
 const LONG = 2400; // characters shown of the prompt before it is folded
@@ -13,6 +13,32 @@ export function verdict(name) {
 /** The text, cut where the parser cut it: [[text, kind], ...]. */
 export function text(pieces) {
   return h("pre.answer", null, pieces.map(([part, kind]) => (kind ? h(kind === "answer" ? "mark" : "span", { class: `p-${kind}` }, part) : part)));
+}
+
+/** An episode: every turn with its calls and what came back, folded but for the last, which holds the answer. */
+export function turns(answer) {
+  const last = answer.turns.length - 1;
+  return h("ol.turns", null, answer.turns.map((turn, i) => h("li", null, h("details", { open: i === last },
+    h("summary", null, `Turn ${i + 1}`, h("span.quiet", null, ` ${about(turn)}`)),
+    i === last && !turn.calls.length ? text(answer.pieces) : turn.text ? h("pre.answer", null, turn.text) : null,
+    turn.calls.map((call) => h("div.call", null, h("h4", null, `Calls ${call.name}`), h("pre", null, call.arguments))),
+    turn.error ? h("p.failed", null, `The call could not be read: ${turn.error}`) : null,
+    turn.replies.map((reply) => h("div.reply", { class: reply.failed ? "failed" : "" },
+      h("h4", null, reply.role === "tool" ? `Result${reply.name ? ` of ${reply.name}` : ""}` : `Reply (${reply.role})`), h("pre", null, reply.text)))))));
+}
+
+function about(turn) {
+  const failed = turn.replies.filter((reply) => reply.failed).length;
+  return [
+    turn.calls.length ? `calls ${turn.calls.map((call) => call.name).join(", ")}` : "",
+    turn.error ? "unreadable call" : "", failed ? `${failed === 1 ? "an error" : `${failed} errors`} came back` : "",
+    typeof turn.reward === "number" ? `reward ${number(turn.reward)}` : "", ...seconds(turn.seconds)].filter(Boolean).join(" · ");
+}
+
+/** Times of a turn, a number or numbers by name. */
+function seconds(value) {
+  if (typeof value === "number") return [duration(value)];
+  return Object.entries(value ?? {}).filter(([, one]) => typeof one === "number").map(([name, one]) => `${words(name)} ${duration(one)}`);
 }
 
 export function prompt(value) {
@@ -44,6 +70,8 @@ export function why(answer) {
 export function facts(answer) {
   return h("dl.facts", null,
     [["Reward", number(answer.total)], ["Advantage", signed(answer.advantage)], ["Tokens", whole(answer.tokens)],
+      answer.turns.length ? ["Turns", whole(answer.turns.length)] : null,
+      answer.end && answer.end !== "done" ? ["Ended by", words(answer.end)] : null,
       answer.finish === "length" ? ["Ended", "at the token limit"] : null,
       answer.repetition > 0.2 ? ["Repeated", `${Math.round(100 * answer.repetition)}%`] : null,
       answer.mismatch > 1e-3 ? ["Mismatch", number(answer.mismatch)] : null,

@@ -8,6 +8,14 @@ export async function get(path, signal) {
   return body;
 }
 
+/** The JSON that a POST without a body gives. Throws an Error with the server's message. */
+export async function post(path, signal) {
+  const response = await fetch(path, { method: "POST", signal });
+  const body = await response.json();
+  if (!response.ok) throw new Error(body.error ?? `${response.status}`);
+  return body;
+}
+
 export function base(run, stage) {
   return `/api/run/${encodeURIComponent(run)}/${encodeURIComponent(stage)}`;
 }

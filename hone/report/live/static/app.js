@@ -10,12 +10,14 @@ const PAGES = {
   rollouts: ["Rollouts", () => import("./rollouts.js")],
   distributions: ["Distributions", () => import("./distributions.js")],
   evaluations: ["Evaluations", () => import("./evaluations.js")],
+  travel: ["Time travel", () => import("./travel.js")],
   settings: ["Settings", () => import("./settings.js")],
   log: ["Log", () => import("./log.js")],
 };
 /** Reached from a table, not from the header. */
 const INNER = {
   group: ["Group", () => import("./group.js"), "rollouts"],
+  read: ["Answers", () => import("./read.js"), "rollouts"],
   sample: ["Sample", () => import("./sample.js"), "rollouts"],
 };
 const EVERY = 3000; // milliseconds between two looks at a running run

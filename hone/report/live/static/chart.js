@@ -31,8 +31,8 @@ export function smooth(values, width) {
 }
 
 /**
- * A chart in a card. `spec`: {key, title, about, unit, x: [..], lines: [{label, colour, values, raw, low, high, points}],
- * marks: [{x, text, strong}], shades: [{from, to}], xLabel, share, pick(index)}.
+ * A chart in a card. `spec`: {key, title, about, unit, x: [..], lines: [{label, colour, values, raw, low, high, points, dash}],
+ * log (the horizontal axis), marks: [{x, text, strong}], shades: [{from, to}], xLabel, share, pick(index)}.
  */
 export class Chart {
   constructor(spec, sync) {
@@ -43,7 +43,7 @@ export class Chart {
     this.legend = h("ul.legend");
     this.element = h("section.chart", { "data-key": spec.key },
       h("header", null, this.title, this.value), this.box, this.legend,
-      spec.about ? h("p.about", null, spec.about) : null);
+      (this.about = h("p.about")));
     this.update(spec);
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(this.box);
@@ -52,6 +52,7 @@ export class Chart {
   update(spec) {
     this.spec = spec;
     this.box.setAttribute("aria-label", describe(spec));
+    this.about.textContent = spec.about ?? "";
     this.caption();
     const shape = JSON.stringify([spec.lines.map((line) => [line.label, Boolean(line.low), Boolean(line.raw)]), spec.xLabel]);
     if (this.plot && shape === this.shape) return this.plot.setData(data(spec));
@@ -94,7 +95,7 @@ export class Chart {
 }
 
 function format(spec, value) {
-  return spec.share && value !== null ? `${number(100 * value)}%` : number(value) + (spec.unit ? ` ${spec.unit}` : "");
+  return spec.share && value !== null ? `${number(100 * value, value < 0.01 ? 2 : 3)}%` : number(value) + (spec.unit ? ` ${spec.unit}` : "");
 }
 
 function describe(spec) {
@@ -143,7 +144,7 @@ function options(chart, width) {
     ...series(spec),
     legend: { show: false },
     padding: [8, 8, 0, 0],
-    scales: { x: { time: false }, y: { range: (u, low, high) => span(chart.spec, low, high) } },
+    scales: { x: spec.log ? { time: false, distr: 3, log: 2 } : { time: false }, y: { range: (u, low, high) => span(chart.spec, low, high) } },
     axes: [
       { ...axis, grid: { show: false }, size: 26, values: (u, ticks) => ticks.map((tick) => number(tick, 4)) },
       { ...axis, size: 52, grid: { stroke: colour("grid"), width: 1 },
@@ -167,7 +168,8 @@ function options(chart, width) {
 function span(spec, low, high) {
   if (low === null || high === null) return [0, 1];
   if (spec.share) return [0, Math.max(0.02, Math.min(1, high * 1.08))];
-  const room = (high - low || Math.abs(high) || 1) * 0.08;
+  const differ = high - low > 1e-9 * Math.max(Math.abs(low), Math.abs(high)); // else it is rounding
+  const room = (differ ? high - low : Math.abs(high) || 1) * 0.08;
   return [low >= 0 && low - room < 0 ? 0 : low - room, high + room];
 }
 

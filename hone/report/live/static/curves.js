@@ -11,6 +11,13 @@ const numeric = (value) => (typeof value === "number" ? value : null);
 const column = (metrics, key) => metrics.map((row) => numeric(row[key]));
 const has = (metrics, key) => metrics.some((row) => typeof row[key] === "number");
 
+/** Charts whose absence of change is news. The others are named in a sentence while all their values are 0. */
+const ALWAYS = new Set(["reward", "validation", "verdicts", "length", "loss"]);
+
+export function isIdle(spec) {
+  return !ALWAYS.has(spec.key) && spec.lines.every((line) => line.values.every((value) => value === null || value === 0));
+}
+
 function chart(key, title, { metrics }, x, lines, more = {}) {
   const there = lines.filter((line) => has(metrics, line.key)).map((line) => ({ ...line, values: column(metrics, line.key) }));
   return there.length ? { key, title, x, steps: metrics.map((row) => row.step), lines: there, ...more } : null;
@@ -33,7 +40,8 @@ function parts(known, x) {
   const last = known.metrics.at(-1) ?? {};
   const names = Object.keys(last).filter((key) => key.startsWith("reward/") && !NOT_PARTS.has(key));
   if (names.length < 2) return null;
-  return chart("parts", "Parts of the reward", known, x, names.slice(0, 6).map((key, i) => ({ key, label: words(key.slice(7)), colour: PART_COLOURS[i] })));
+  return chart("parts", "Parts of the reward", known, x, names.slice(0, 6).map((key, i) => ({ key, label: words(key.slice(7)), colour: PART_COLOURS[i] })),
+    { about: "Mean score of each part, before its weight." });
 }
 
 function validation(known) {
@@ -49,18 +57,35 @@ function verdicts(known, x) {
   const colours = { correct: "valid", wrong: "before", malformed: "extra", truncated: "after", ungraded: "train" };
   const lines = Object.entries(colours).map(([name, colour]) => ({ key: `verdict/${name}`, label: name, colour }))
     .filter((line) => known.metrics.some((row) => row[line.key] > 0));
-  return chart("verdicts", "Verdicts", known, x, lines, { share: true });
+  return chart("verdicts", "Verdicts", known, x, lines, { share: true, about: "What the grader made of the answers of a step." });
 }
 
 function lengths(known, x) {
-  const spec = chart("length", "Length of answers", known, x, [
-    { key: "length/mean", label: "mean", colour: "train" }], { unit: "tokens" });
+  const spec = chart("length", "Length of answers, tokens", known, x, [
+    { key: "length/p95", label: "95th percentile", colour: "before", dash: [6, 4] },
+    { key: "length/mean", label: "mean", colour: "train" }]);
   if (spec && has(known.metrics, "length/min")) {
-    spec.lines[0].low = column(known.metrics, "length/min");
-    spec.lines[0].high = column(known.metrics, "length/max");
-    spec.about = "The band is from the shortest to the longest answer.";
+    const mean = spec.lines.at(-1);
+    mean.low = column(known.metrics, "length/min");
+    mean.high = column(known.metrics, "length/max");
+    spec.about = `The band is from the shortest to the longest answer.${spec.lines.length > 1 ? " Of 100 answers, 95 are shorter than the dashed line." : ""}`;
   }
   return spec;
+}
+
+function clipped(known, x) {
+  const about = "Tokens that the clip range kept from moving further. High: they had become more likely; low: less likely.";
+  return has(known.metrics, "clip_fraction/high") ?
+    chart("clip_fraction", "Clipped tokens", known, x, [
+      { key: "clip_fraction/high", label: "high", colour: "train" }, { key: "clip_fraction/low", label: "low", colour: "before" }], { share: true, about }) :
+    chart("clip_fraction", "Clipped tokens", known, x, [{ key: "clip_fraction", label: "clipped", colour: "train" }], { share: true, about: "Tokens that the clip range kept from moving further." });
+}
+
+/** Environments: turns, tool calls and messages that could not be read, means over the episodes of a step. */
+function episodes(known, x) {
+  return chart("episodes", "Turns and tool calls", known, x, [
+    { key: "episode/turns", label: "turns", colour: "train" }, { key: "episode/tool_calls", label: "tool calls", colour: "valid" },
+    { key: "episode/malformed", label: "unreadable calls", colour: "before" }], { about: "Per episode, mean of the step." });
 }
 
 function phases(known, x) {
@@ -69,13 +94,13 @@ function phases(known, x) {
   const at = new Map(known.timings.map((row) => [row.step, row]));
   const lines = names.map((key, i) => ({ label: words(key), colour: PART_COLOURS[i % PART_COLOURS.length], values: known.metrics.map((row) => numeric(at.get(row.step)?.[key])) }))
     .filter((line) => line.values.some((value) => value > 0.005)).slice(0, 6);
-  return lines.length ? { key: "time", title: "Time of a step", unit: "s", x, steps: known.metrics.map((row) => row.step), lines } : null;
+  return lines.length ? { key: "time", title: "Time of a step, seconds", about: "Where the time of a step goes.", x, steps: known.metrics.map((row) => row.step), lines } : null;
 }
 
 function rate(known, x) {
   const at = new Map(known.timings.map((row) => [row.step, row.seconds]));
   const values = known.metrics.map((row) => (at.get(row.step) > 0 && typeof row.trained_tokens === "number" ? row.trained_tokens / at.get(row.step) : null));
-  return values.some((value) => value !== null) ? { key: "rate", title: "Trained tokens a second", x, steps: known.metrics.map((row) => row.step), lines: [{ label: "tokens/s", colour: "muted", values }] } : null;
+  return values.some((value) => value !== null) ? { key: "rate", title: "Trained tokens a second", about: "Over the whole step, sampling included.", x, steps: known.metrics.map((row) => row.step), lines: [{ label: "tokens/s", colour: "muted", values }] } : null;
 }
 
 /** In this order on the page. */
@@ -87,14 +112,16 @@ export const SPECS = [
   lengths,
   single("length/truncated", "Answers cut off", "before", { share: true, about: "At the token limit." }),
   single("zero_variance", "Groups without a difference", "extra", { share: true, about: "All answers have the same reward: nothing is learned from them." }),
-  single("entropy", "Entropy", "valid", { unit: "nats" }),
-  single("kl", "KL to the reference", "train", { unit: "nats" }),
+  episodes,
+  single("entropy", "Entropy", "valid", { unit: "nats", about: "Per token. Falling to 0: the policy stops exploring." }),
+  single("kl", "KL to the reference", "train", { unit: "nats", about: "Per token: how far the policy has moved away." }),
   single("mismatch/mean_abs", "Mismatch of sampler and trainer", "before", { unit: "nats", about: "Mean difference of the log-probs of the same tokens." }),
-  single("clip_fraction", "Clipped tokens", "train", { share: true }),
-  single("grad_norm", "Gradient norm", "after"),
-  single("loss", "Loss", "train"),
-  single("reflection_rate", "Answers that reflect", "extra", { share: true }),
-  single("lr", "Learning rate", "muted"),
+  clipped,
+  single("grad_norm", "Gradient norm", "after", { about: "Before clipping. A spike: see Time travel." }),
+  (known, x) => chart("loss", "Loss", known, x, [{ key: "loss", label: "Loss", colour: "train" }],
+    { about: has(known.metrics, "reward/mean") ? "Of the policy: it says little about progress." : "Nats per trained token." }),
+  single("reflection_rate", "Answers that reflect", "extra", { share: true, about: "Answers with words such as “wait” or “check”." }),
+  single("lr", "Learning rate", "muted", { about: "After warm-up and decay." }),
   phases,
   rate,
 ];
@@ -103,6 +130,6 @@ export const SPECS = [
 export function others(known, x, specs) {
   const shown = new Set(specs.flatMap((spec) => spec.lines.map((line) => line.key)));
   const names = [...new Set(known.metrics.flatMap((row) => Object.keys(row)))].sort();
-  return names.filter((key) => !shown.has(key) && !LEFT_OUT.has(key) && key !== "reward/std" && !/^length\/(min|max)$/.test(key) && has(known.metrics, key))
+  return names.filter((key) => !shown.has(key) && !LEFT_OUT.has(key) && key !== "reward/std" && key !== "clip_fraction" && !/^length\/(min|max)$/.test(key) && has(known.metrics, key))
     .map((key) => ({ key: `other ${key}`, title: key, x, steps: known.metrics.map((row) => row.step), lines: [{ key, label: key, colour: "muted", values: column(known.metrics, key) }] }));
 }

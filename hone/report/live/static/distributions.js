@@ -44,7 +44,7 @@ export async function page(context) {
 function quantiles(data, key, title, colour, unit) {
   const [low, , q1, median, q3, , high] = data.columns[key];
   if (!median.some((value) => value !== null)) return [];
-  return [{ key, title, unit, x: data.steps, about: "Line: median. Bands: the middle half, and everything.",
+  return [{ key, title, unit, x: data.steps, about: "Line: median. Dark band: the middle half. Light band: from the smallest to the largest.",
     lines: [{ label: "everything", quiet: true, colour: "muted", values: median, low, high }, { label: "median", colour, values: median, low: q1, high: q3 }] }];
 }
 
@@ -52,7 +52,7 @@ function heat(context, data) {
   const { solved } = data;
   if (solved.names.length < 1 || !data.steps.length) return null;
   const rows = solved.names.map((name, i) => h("tr", null,
-    h("th", { scope: "row" }, solved.problems.length ? link(name, address(context.run, context.stage, "rollouts", [], { problem: solved.problems[i] })) : name || "all"),
+    h("th", { scope: "row" }, solved.problems.length ? link(name, address(context.run, context.stage, "rollouts", [], { problem: solved.problems[i] })) : name ? `level ${name}` : "all"),
     solved.shares[i].map((share, at) => h("td", { class: share === null ? "none" : `h${Math.round(share * 8)}`, title: share === null ? null : `${name}, step ${data.steps[at]}: ${percent(share)} correct` }))));
   const of = solved.of > solved.names.length ? `, ${solved.names.length} of ${plural(solved.of, solved.by)}, spread evenly from hard to easy` : "";
   return [h("h2", null, solved.by === "problem" ? "Problems over time" : "Levels over time"),

@@ -2,6 +2,7 @@
 
 import { base, get } from "./api.js";
 import { verdict } from "./answer.js";
+import { Chart } from "./chart.js";
 import { choice, fill, h } from "./dom.js";
 import { interval, number, percent, plural, whole, words } from "./format.js";
 
@@ -16,6 +17,7 @@ export async function page(context) {
   }
   const table = h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Evaluations" }, overview(rows));
   const flips = h("div.flips");
+  const curve = passes(rows);
   const named = rows.map((row) => [row.key, `${words(row.label)}, step ${row.step}`]);
   const [first, second] = pair(rows);
   const sides = { a: first.key, b: second.key };
@@ -29,6 +31,7 @@ export async function page(context) {
     }
   };
   fill(context.main, h("section.page", null, h("div.title", null, h("h1", null, "Evaluations")), table,
+    curve ? h("div.charts", null, curve.element) : null,
     rows.length > 1 ? [h("h2", null, "What changed"), h("div.controls", null,
       choice("From", named, sides.a, (value) => { sides.a = value; load(); }), choice("to", named, sides.b, (value) => { sides.b = value; load(); })), flips] : null));
   if (rows.length > 1) await load();
@@ -49,10 +52,25 @@ function overview(rows) {
   const head = ["Evaluation", "Step", "Accuracy", ...ks.map((k) => `pass@${k}`), "Cut off", "Tokens", ...(levels.length > 1 ? levels.map((level) => `Level ${level}`) : [])];
   return h("table", null, h("thead", null, h("tr", null, head.map((title, i) => h("th", { scope: "col", class: i ? "num" : null }, title)))),
     h("tbody", null, rows.map((row) => h("tr", null,
-      h("th", { scope: "row" }, words(row.label)), h("td.num", null, whole(row.step)), h("td.num", null, bar(row.accuracy), interval(row.accuracy)),
+      h("th", { scope: "row" }, words(row.label)), h("td.num", null, whole(row.step)), h("td.num", null, interval(row.accuracy), bar(row.accuracy)),
       ks.map((k) => h("td.num", null, interval(row.pass_at_k?.[k]))),
       h("td.num", null, percent(row.truncation_rate)), h("td.num", null, number(row.response_tokens)),
       levels.length > 1 ? levels.map((level) => h("td.num", null, interval(row.by_level?.[level]))) : null))));
+}
+
+/** pass@k against k with its bands: before, after, and else the first and last evaluations that drew several samples. */
+function passes(rows) {
+  const drawn = rows.filter((row) => Object.keys(row.pass_at_k ?? {}).length > 1);
+  const ends = drawn.filter((row) => row.label === "before" || row.label === "after");
+  const shown = ends.length ? ends.slice(-4) : [...new Set([drawn[0], drawn.at(-1)])].filter(Boolean);
+  if (!shown.length) return null;
+  const ks = [...new Set(shown.flatMap((row) => Object.keys(row.pass_at_k)))].map(Number).sort((a, b) => a - b);
+  const colours = ["before", "after", "valid", "extra"];
+  const pick = (row, name) => ks.map((k) => row.pass_at_k[k]?.[name] ?? null);
+  return new Chart({ key: "pass", title: "pass@k against k", share: true, log: true, x: ks,
+    about: "The chance that at least one of k answers is right; bands: 95% intervals.",
+    lines: shown.map((row, i) => ({ label: `${words(row.label)}, step ${row.step}`, colour: colours[i], points: true,
+      values: pick(row, "value"), low: pick(row, "low"), high: pick(row, "high") })) }, "passes");
 }
 
 /** The interval as a line, the value as a dot. */

@@ -1,7 +1,7 @@
 // The answers to one prompt: their rewards and why, two of them pinned and compared word by word.
 
 import { base, get } from "./api.js";
-import { advantageBar, facts, plain, prompt, text, verdict, why } from "./answer.js";
+import { advantageBar, facts, plain, prompt, text, turns, verdict, why } from "./answer.js";
 import { sideBySide } from "./diff.js";
 import { fill, h, link, segments, toast } from "./dom.js";
 import { address, number, plural } from "./format.js";
@@ -13,7 +13,7 @@ export async function page(context) {
   const compared = h("section.compared", { "aria-live": "polite" });
   const answers = h("div.answers");
   const most = Math.max(...group.answers.map((one) => Math.abs(one.advantage ?? 0)));
-  const cards = group.answers.map((answer, i) => card(context, answer, most, () => pin(i)));
+  const cards = group.answers.map((answer, i) => card(context, answer, most, () => pin(i), context.params.get("answer") === String(answer.index)));
   fill(answers, cards);
 
   function pin(i) {
@@ -70,13 +70,13 @@ export async function page(context) {
 
 const sample = (context, answer) => address(context.run, context.stage, "sample", [answer.step, answer.place]);
 
-function card(context, answer, most, pin) {
+function card(context, answer, most, pin, open) {
   return h("article.card", { tabindex: 0, "aria-label": `Answer ${answer.index}` },
     h("header", null,
       h("h2", null, link(`Answer ${answer.index}`, sample(context, answer))), verdict(answer.verdict),
       h("span.grow"), h("button.pin", { type: "button", "aria-pressed": "false", onclick: pin }, "Pin")),
     advantageBar(answer.advantage, most),
     facts(answer),
-    text(answer.pieces),
-    h("details", null, h("summary", null, "Why this reward"), why(answer)));
+    answer.turns.length ? turns(answer) : text(answer.pieces),
+    h("details", { open }, h("summary", null, "Why this reward"), why(answer)));
 }

@@ -4,7 +4,7 @@ import { Rows } from "./api.js";
 import { Chart, smooth, syncKey } from "./chart.js";
 import { choice, fill, h, link } from "./dom.js";
 import { address, duration, interval, number, percent, whole, words } from "./format.js";
-import { SPECS, others } from "./curves.js";
+import { SPECS, isIdle, others } from "./curves.js";
 
 const WIDTHS = [["1", "none"], ["5", "5 steps"], ["15", "15 steps"], ["51", "51 steps"]];
 const AXES = [["step", "step"], ["tokens", "trained tokens"], ["minutes", "minutes"]];
@@ -18,11 +18,13 @@ export async function page(context) {
   const notes = h("div.notes");
   const grid = h("div.charts");
   const more = h("div.charts");
+  const idle = h("p.quiet");
+  const marks = h("p.quiet.marks");
   const rest = h("details.more", null, h("summary", null, "Every other column"), more);
   const controls = h("div.controls", null,
     choice("Horizontal", AXES, view.axis, (value) => { view.axis = value; draw(); }),
     choice("Smoothing", WIDTHS, String(view.width), (value) => { view.width = Number(value); draw(); }));
-  fill(context.main, h("section.page", null, h("div.title", null, h("h1", null, "Overview"), controls), tiles, notes, grid, rest));
+  fill(context.main, h("section.page", null, h("div.title", null, h("h1", null, "Overview"), controls), tiles, notes, marks, grid, idle, rest));
 
   const charts = new Map();
   const draw = () => {
@@ -31,8 +33,12 @@ export async function page(context) {
     const x = axisOf(view.axis, known);
     const marked = marksOf(context.state, known.events, known.metrics, x);
     const build = (spec) => spec(known, x);
-    const specs = SPECS.map(build).filter(Boolean);
-    const extra = others(known, x, specs);
+    const all = SPECS.map(build).filter(Boolean);
+    const specs = all.filter((spec) => !isIdle(spec));
+    const zeros = all.filter(isIdle);
+    const extra = others(known, x, all);
+    fill(idle, zeros.length ? `0 in every step so far: ${zeros.map((spec) => spec.title.toLowerCase().replace(/^kl/, "KL")).join(", ")}.` : null);
+    fill(marks, legend(marked));
     place(context, charts, grid, specs, marked, view, x);
     place(context, charts, more, rest.open ? extra : [], marked, view, x);
     rest.hidden = extra.length === 0;
@@ -95,6 +101,15 @@ function marksOf(state, events, metrics, x) {
   return { marks, shades };
 }
 
+/** What the lines and shades in the charts mean, as far as there are any. */
+function legend({ marks, shades }) {
+  const items = [
+    marks.some((one) => one.strong) ? [h("i.solid"), "an event that needs a look"] : null,
+    marks.some((one) => !one.strong) ? [h("i.dotted"), "another event"] : null,
+    shades.length ? [h("i.shade"), "every other phase between hard resets or schedule lines"] : null].filter(Boolean);
+  return [h("span", null, "Click a step to open its answers."), items.map((item) => h("span", null, item))];
+}
+
 function summary(context, { metrics, evals }) {
   const stage = context.state.stages.find((one) => one.name === context.stage);
   const last = metrics.at(-1);
@@ -105,7 +120,7 @@ function summary(context, { metrics, evals }) {
   return [
     tile("Step", whole(last.step + 1), steps),
     "reward/mean" in last ? tile("Reward", number(last["reward/mean"]), `± ${number(last["reward/std"])}`) : tile("Loss", number(last.loss), ""),
-    validation ? tile(validation.label === "validation" ? "Validation" : `Test, ${validation.label}`, percent(validation.accuracy.value, 1), `${interval(validation.accuracy).replace(/^[^(]*/, "")}, step ${validation.step}`) : null,
+    validation ? tile(validation.label === "validation" ? "Validation" : `Test, ${validation.label}`, percent(validation.accuracy.value, 1), `${interval(validation.accuracy).replace(/^[^(]*/, "")} at step ${validation.step}`) : null,
     "length/mean" in last ? tile("Length", number(last["length/mean"]), "tokens") : null,
     "zero_variance" in last ? tile("Groups without a difference", percent(last.zero_variance), "") : null,
     stage?.seconds_left && context.state.state === "running" ? tile("Time left", duration(stage.seconds_left), "") : null,
@@ -117,7 +132,7 @@ function warnings(context, events) {
   const list = events.filter((event) => context.state.warnings.includes(event.kind)).reverse();
   if (!list.length) return null;
   const item = (event) => h("li", null, Number.isInteger(event.step) ? link(`Step ${event.step}`, address(context.run, context.stage, "rollouts", [], { from: event.step, to: event.step })) : null,
-    " ", event.message || words(event.kind));
+    " ", (event.message ?? "").replace(/^step \d+: /, "") || words(event.kind));
   return [h("h2", null, `Needs a look`), h("ul", null, list.slice(0, 4).map(item)),
     list.length > 4 ? link(`${list.length - 4} more in the log`, address(context.run, context.stage, "log")) : null];
 }

@@ -43,7 +43,7 @@ export async function page(context) {
     context.replace(address(context.run, context.stage, "rollouts", [], query));
     table.heads(query.sort);
     bar();
-    await Promise.all([table.reload(), scatter.load(`${path}/points?${parameters()}`, context.signal)]);
+    await Promise.all([load(), table.reload(), scatter.load(`${path}/points?${parameters()}`, context.signal)]);
   }
 
   let options = { presets: [], verdicts: {}, levels: [] };
@@ -59,6 +59,7 @@ export async function page(context) {
       choice("Verdict", [["", "any"], ...Object.entries(options.verdicts).map(([name, n]) => [name, `${words(name)} (${whole(n)})`])], query.verdict, (value) => change({ verdict: value })),
       options.levels.length > 1 ? choice("Level", [["", "any"], ...options.levels.map((level) => [level, level])], query.level, (value) => change({ level: value })) : null,
       stepField("From step", "from"), stepField("to step", "to"),
+      link("Read the first three", address(context.run, context.stage, "read", [], query), { class: "button" }),
       FIELDS.some((name) => query[name]) ? h("button", { type: "button", onclick: () => change(Object.fromEntries(FIELDS.map((name) => [name, ""]))) }, "Clear") : null);
   }
 
@@ -70,8 +71,9 @@ export async function page(context) {
     h("div.title", null, h("h1", null, "Rollouts"), about), presets, filters, picture, table.element));
   table.heads(query.sort);
   const load = async () => {
-    options = await get(`${path}/choices`, context.signal);
+    options = await get(`${path}/choices?${parameters()}`, context.signal);
     bar();
+    if (last) status();
   };
   await Promise.all([load(), table.reload(), scatter.load(`${path}/points?${parameters()}`, context.signal)]);
 
@@ -79,6 +81,7 @@ export async function page(context) {
     "/": ["search", () => document.getElementById("search").focus()],
     j: ["next answer", () => table.move(1)],
     k: ["answer before", () => table.move(-1)],
+    r: ["read the first three", () => (location.hash = address(context.run, context.stage, "read", [], query))],
     Enter: ["open the answer’s group", () => table.openActive()],
     p: ["next preset", () => {
       const at = options.presets.findIndex((one) => one.name === (query.preset || "all"));
@@ -97,11 +100,11 @@ export async function page(context) {
 function columns(context) {
   const to = (row) => address(context.run, context.stage, "sample", [row.step, row.place]);
   return [
-    { key: "step", title: "Step", sort: "step", class: "num narrow", cell: (row) => link(whole(row.step), to(row), { "aria-label": `Step ${row.step}, sample ${row.place}` }) },
+    { key: "step", title: "Step", sort: "step", class: "num narrow", cell: (row) => link([h("span.unit", null, "step "), whole(row.step)], to(row), { "aria-label": `Step ${row.step}, sample ${row.place}` }) },
     { key: "verdict", title: "Verdict", class: "mid", cell: (row) => verdict(row.verdict) },
-    { key: "total", title: "Reward", sort: "total", class: "num", cell: (row) => number(row.total) },
+    { key: "total", title: "Reward", sort: "total", class: "num", cell: (row) => [h("span.unit", null, "reward "), number(row.total)] },
     { key: "advantage", title: "Advantage", sort: "advantage", class: "num wide-only", cell: (row) => signed(row.advantage) },
-    { key: "tokens", title: "Tokens", sort: "tokens", class: "num", cell: (row) => whole(row.tokens) },
+    { key: "tokens", title: "Tokens", sort: "tokens", class: "num", cell: (row) => [whole(row.tokens), h("span.unit", null, " tokens")] },
     { key: "repetition", title: "Repeated", sort: "repetition", class: "num wide-only", cell: (row) => `${Math.round(100 * (row.repetition ?? 0))}%` },
     { key: "mismatch", title: "Mismatch", sort: "mismatch", class: "num wide-only", cell: (row) => number(row.mismatch, 2) },
     { key: "problem", title: "Problem", sort: "problem", class: "id wide-only", cell: (row) => row.problem },

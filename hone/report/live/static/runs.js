@@ -17,7 +17,9 @@ export async function page(context, shelf) {
   const below = h("div.compared");
   fill(context.main, h("section.page", null,
     h("div.title", null, h("h1", null, "Runs"), h("p.quiet", null, shelf.folder)), table, below));
-  const draw = () => fill(table, shelf.runs.length ? list(shelf.runs, chosen, () => compare(context, shelf, chosen, below)) :
+  const draw = () => fill(table, shelf.runs.length ? [list(shelf.runs, chosen, () => compare(context, shelf, chosen, below)),
+    h("p.quiet", null, "Trend: the reward of the last stage that has begun (the loss, where there is none). Brackets: 95% interval.",
+      shelf.runs.length > 1 ? " Tick two or more runs to compare them." : "")] :
     h("p.empty", null, "No run is here yet. A run appears as soon as ", h("code", null, "hone train"), " has begun."));
   draw();
   context.keys({ j: ["next run", () => step(table, 1)], k: ["run before", () => step(table, -1)] });
@@ -50,15 +52,15 @@ function row(run, chosen, changed) {
   } });
   const validation = run.stages.map((one) => one.validation).filter(Boolean).at(-1);
   return h("tr", null,
-    h("td", null, tick),
+    h("td.tick", null, tick),
     h("th", { scope: "row" }, link(run.name, `#/${encodeURIComponent(run.name)}`)),
     h("td", null, badge(run)),
-    h("td", null, stage?.name === "-" ? stage.kind : stage?.name),
-    h("td.num", null, whole(stage?.done ?? 0), stage?.planned ? h("span.quiet", null, ` / ${whole(stage.planned)}`) : null,
+    h("td", { "data-label": "Stage" }, stage?.name === "-" ? stage.kind : stage?.name),
+    h("td.num", { "data-label": "Step" }, h("span", null, whole(stage?.done ?? 0), stage?.planned ? h("span.quiet", null, ` / ${whole(stage.planned)}`) : null),
       stage?.planned ? h("progress", { max: stage.planned, value: stage.done, "aria-label": `${stage.done} of ${stage.planned} steps` }) : null),
-    h("td", null, stage ? spark(stage.spark.values, stage.spark.name) : null),
-    h("td.num", null, number(stage?.reward ?? null)),
-    h("td.num", null, validation ? interval(validation) : "–"));
+    h("td.trend", null, stage ? spark(stage.spark.values, stage.spark.name) : null),
+    h("td.num", { "data-label": "Reward" }, number(stage?.reward ?? null)),
+    h("td.num", { "data-label": "Validation" }, validation ? interval(validation) : "–"));
 }
 
 /** Runs of a name that differs only in its seed are drawn as a mean with the range between them. */

@@ -1,7 +1,7 @@
 // One answer: why it got its reward, and its tokens coloured by one value at a time.
 
 import { base, get } from "./api.js";
-import { facts, plain, prompt, text, verdict, why } from "./answer.js";
+import { facts, plain, prompt, text, turns, verdict, why } from "./answer.js";
 import { Chart } from "./chart.js";
 import { fill, h, link, segments, toast } from "./dom.js";
 import { address, number, signed, whole } from "./format.js";
@@ -36,16 +36,18 @@ export async function page(context) {
     spans = [];
     fill(plot);
     fill(detail);
-    if (name === "text") return fill(body, text(answer.pieces));
+    if (name === "text") return fill(body, answer.turns.length ? turns(answer) : text(answer.pieces));
     if (name === "raw") return fill(body, h("pre.answer", null, plain(answer)));
     const [title, value, isSigned, about] = OVERLAYS[name];
     const values = tokens.ids.map((_, i) => value(tokens, i));
-    if (values.every((v) => v === null)) fill(plot, h("p.quiet", null, `${title} is not known: the update took no gradient from this answer.`));
+    if (values.every((v) => v === null)) {
+      fill(plot, h("p.quiet", null, `${title} is not known: the update took no gradient from this answer.`));
+      return fill(body, h("pre.answer", null, tokens.pieces.join("")));
+    }
     const most = Math.max(1e-9, ...values.map((v) => Math.abs(v ?? 0)));
     detail.textContent = "Click a token or the chart, or press n for the next outlier.";
     spans = tokens.pieces.map((piece, i) => h("span", { class: shade(values[i], most, isSigned), onclick: () => inspect(i) }, piece));
     fill(body, scale(title, most, isSigned), h("pre.answer.tokens", null, spans));
-    if (values.every((v) => v === null)) return;
     chart = new Chart({ key: "tokens", title: `${title} by position`, about, x: values.map((_, i) => i), lines: [{ label: title, colour: isSigned ? "before" : "train", values }], pick: inspect }, `tokens ${Math.random()}`);
     fill(plot, chart.element);
   }

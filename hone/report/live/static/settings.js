@@ -4,7 +4,7 @@ import { base, get } from "./api.js";
 import { choice, fill, h, segments } from "./dom.js";
 import { address } from "./format.js";
 
-const ORIGINS = { recipe: "set in the recipe", resumed: "changed when the run was resumed", default: "default" };
+const ORIGINS = { recipe: "recipe", resumed: "changed on resuming", default: "default" };
 
 export async function page(context) {
   const data = await get(`${base(context.run, context.stage)}/settings`, context.signal);
@@ -29,7 +29,7 @@ export async function page(context) {
 }
 
 function value(one) {
-  return h("code", null, typeof one === "string" ? one : JSON.stringify(one));
+  return h("code", null, typeof one === "string" && one !== "" ? one : JSON.stringify(one));
 }
 
 function made(manifest) {
