@@ -346,12 +346,15 @@ def test_pictures_of_the_docs(browser: Any, tmp_path: Path, monkeypatch: pytest.
     run = Path(os.environ["VIEW_RUN"])
     out = Path(__file__).parents[2] / "docs" / "images"
     out.mkdir(exist_ok=True)
-    shown = Shown(run, browser, out)
+    shown = Shown(run, browser, out, Travel())
     stage = "rl" if (run / "rl").is_dir() else "-"
     try:
         for name, where, width in DOCUMENTED:
             page = shown.page(width)
             shown.open(page, f"{run.name}/{stage}/{where.format(step=os.environ.get('VIEW_STEP', '3'))}")
+            if name == "rollouts":
+                page.wait_for_function("!document.querySelector('.title p').textContent.includes('Reading')")
+                page.wait_for_selector(".scatters figure")
             page.wait_for_timeout(500)
             page.screenshot(path=out / f"view-{name}.png")
         assert shown.trouble == []

@@ -35,6 +35,9 @@ export async function page(context) {
   function status() {
     const chosen = options.presets.find((one) => one.name === (query.preset || "all"));
     const busy = !last.whole && last.files ? ` Reading the run: ${whole(last.indexed)} of ${plural(last.files, "step")}.` : "";
+    table.total = last.total;
+    const sampled = last.files > 0 || context.state.stages.find((one) => one.name === context.stage)?.rollouts;
+    table.say(last.whole ? "No answer is among these steps and filters." : sampled ? "Reading the run …" : "No answers yet. A supervised stage samples none.");
     about.textContent = `${plural(last.total, "answer")}. ${chosen?.about ?? ""}${busy}${last.trouble ? ` ${last.trouble}` : ""}`;
   }
 

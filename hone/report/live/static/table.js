@@ -18,12 +18,19 @@ export class VirtualTable {
     this.epoch = 0;
     this.body = h("div.vbody", { role: "rowgroup" });
     this.head = h("div.vhead", { role: "row", "aria-rowindex": 1 });
+    this.note = h("p.empty", { hidden: true });
     this.scroller = h("div.vtable", { tabindex: 0, role: "table", "aria-label": label, "aria-colcount": columns.length },
-      h("div", { role: "rowgroup" }, this.head), this.body);
+      h("div", { role: "rowgroup" }, this.head), this.body, this.note);
     this.element = this.scroller;
     this.scroller.addEventListener("scroll", () => this.schedule(), { passive: true });
     new ResizeObserver(() => this.schedule()).observe(this.scroller);
     this.heads("");
+  }
+
+  /** What the table says while it has no rows. */
+  say(text) {
+    this.note.textContent = text;
+    this.note.hidden = this.total > 0;
   }
 
   heads(sort) {
