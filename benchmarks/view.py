@@ -167,7 +167,7 @@ def scroll(run: Path, cache: Path, seconds: float = 6.0) -> list[dict[str, Any]]
         page = browser.new_page(viewport={"width": 1440, "height": 900})
         page.goto(f"{address}/#/{run.name}/-/rollouts")
         page.wait_for_selector(".vrow")
-        page.wait_for_function("!document.querySelector('.title p').textContent.includes('Reading')", timeout=180_000)
+        page.locator(".title p", has_text="Reading").wait_for(state="detached", timeout=180_000)
         rows = int(page.locator(".vtable").get_attribute("aria-rowcount") or 0) - 1
         results = []
         for kind in ("rest", "steady", "fast", "jumps"):

@@ -223,7 +223,7 @@ def test_from_a_dip_to_the_three_worst_answers_and_why_in_four_clicks(shown: Sho
     assert "from=30&to=30" in page.url
     page.get_by_role("button", name="Lowest advantage").click()
     clicks += 1
-    page.wait_for_function("document.querySelector('.vrow')?.textContent.includes('−1.5')")
+    page.locator(".vrow", has_text="−1.5").wait_for()
     page.get_by_role("link", name="Read the first three").click()
     clicks += 1
     page.wait_for_selector(".card")
@@ -353,7 +353,7 @@ def test_pictures_of_the_docs(browser: Any, tmp_path: Path, monkeypatch: pytest.
             page = shown.page(width)
             shown.open(page, f"{run.name}/{stage}/{where.format(step=os.environ.get('VIEW_STEP', '3'))}")
             if name == "rollouts":
-                page.wait_for_function("!document.querySelector('.title p').textContent.includes('Reading')")
+                page.locator(".title p", has_text="Reading").wait_for(state="detached")
                 page.wait_for_selector(".scatters figure")
             page.wait_for_timeout(500)
             page.screenshot(path=out / f"view-{name}.png")
