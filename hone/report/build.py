@@ -193,8 +193,8 @@ class _Report:
         shown = page.samples(self.story)
         marked = "Reflection phrases are marked. " if self.reflects else ""
         note = (
-            f"{marked}The problems were chosen by rule, not by hand: up to three that were wrong before and right after, "
-            "and one each that stayed wrong, became wrong, and was right both times."
+            f"{marked}The problems were chosen by rule, not by hand: up to three that were wrong before and right "
+            "after, and one each that stayed wrong, became wrong, and was right both times."
         )
         return page.paragraph(note, "quiet") + shown if shown else ""
 

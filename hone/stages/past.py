@@ -199,8 +199,8 @@ def replayed(run: str, place: str, step: int) -> Row:
     again = [np.concatenate([turn.completion_ids for turn in one.turns]) for group in rollouts for one in group]
     places = _places(past.rows, [(one.problem_id, one.index) for group in rollouts for one in group])
     piece = local.renderer.piece
-    found = [_difference(place, recorded[place], ids, piece) for place, ids in zip(places, again)]
-    differences = sorted((one for one in found if one is not None), key=lambda one: one["place"])
+    compared = [_difference(place, recorded[place], ids, piece) for place, ids in zip(places, again)]
+    differences = sorted((one for one in compared if one is not None), key=lambda one: one["place"])
     return {
         "step": step,
         "answers": len(again),
@@ -264,11 +264,11 @@ def _places(rows: Sequence[Row], keys: Sequence[tuple[str, int]]) -> list[int]:
 
 
 def _difference(place: int, old: IntArray, new: IntArray, piece: Callable[[int], str]) -> Row | None:
-    """Where two answers begin to differ; None if they are the same. A text that ends there has no token."""
+    """Where two answers begin to differ, and both tokens there (None: the answer has ended); None if they are equal."""
     if np.array_equal(old, new):
         return None
     common = min(len(old), len(new))
     unequal = np.flatnonzero(old[:common] != new[:common])
     at = int(unequal[0]) if len(unequal) else common
-    shown = [piece(int(ids[at])) if at < len(ids) else None for ids in (old, new)]
-    return {"place": place, "position": at, "old": shown[0], "new": shown[1], "tokens": [len(old), len(new)]}
+    tokens = [int(ids[at]) if at < len(ids) else None for ids in (old, new)]
+    return {"place": place, "position": at, "ids": tokens, "pieces": [None if t is None else piece(t) for t in tokens]}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
+from safetensors import safe_open
 
 import hone
 from hone.base import jsonl
@@ -25,8 +25,8 @@ steps: 2
 prompts_per_step: 3
 samples_per_prompt: 2
 sampling: {{max_tokens: 6}}
-optim: {{lr: 1.0e-2}}
-reward: {{parts: {{outcome: 1.0, overlong: 1.0}}, overlong: {{buffer: 5, max_tokens: 6}}}}
+optim: {{lr: 0.1}}
+reward: {{parts: {{outcome: 1.0, "{file}:distinct": 1.0}}}}
 eval: {{problems: 2, every: 2, sampling: {{max_tokens: 6}}}}
 """
 OTHER = """
@@ -38,8 +38,10 @@ reward: {{parts: {{outcome: 2.0, "{file}:brief": 0.5}}}}
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("past")
+    rewards = folder / "rewards.py"  # answers differ in it from the beginning, so that the weights move
+    rewards.write_text("def distinct(completion_ids, **_):\n    return [len(set(ids)) / 6 for ids in completion_ids]\n")
     recipe = folder / "recipe.yaml"
-    recipe.write_text(RECIPE.format(runs=folder / "runs"))
+    recipe.write_text(RECIPE.format(runs=folder / "runs", file=rewards))
     return hone.train(recipe).folder
 
 
@@ -80,25 +82,15 @@ def test_other_weights_give_other_tokens_and_the_first_difference_is_named(run: 
     shutil.copytree(run, copy)
     shutil.rmtree(copy / "checkpoints" / "step_000001" / "model")
     shutil.copytree(copy / "base", copy / "checkpoints" / "step_000001" / "model")
-    _swap_first_token(copy)
     result = replayed(str(copy), ".", 1)
     assert result["identical"] < 6
-    first = result["differences"][0]
-    assert (first["place"], first["position"]) == (0, 0)
-    assert first["old"] != first["new"]
-
-
-def _swap_first_token(run: Path) -> None:
-    """Record another first token for the first answer."""
-    from safetensors import safe_open
-    from safetensors.numpy import save_file
-
-    path = run / "tokens" / "step_000001.safetensors"
-    with safe_open(path, framework="numpy") as file:
-        arrays: dict[str, Any] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        metadata = file.metadata()
-    arrays["ids"][0] = (arrays["ids"][0] + 1) % 250
-    save_file(arrays, path, metadata=metadata)
+    one = result["differences"][0]
+    with safe_open(copy / "tokens" / "step_000001.safetensors", framework="numpy") as file:
+        lengths, ids = file.get_tensor("lengths"), file.get_tensor("ids")
+        pieces = json.loads(file.metadata()["pieces"])
+    start = lengths[: one["place"]].sum()
+    assert one["ids"][0] == ids[start + one["position"]] != one["ids"][1]
+    assert one["pieces"][0] == pieces[str(one["ids"][0])]
 
 
 def test_what_cannot_be_repeated_is_an_error_that_says_why(run: Path, tmp_path: Path) -> None:

@@ -150,10 +150,11 @@ function compared(context, result) {
 function repeated(context, result) {
   const same = result.identical === result.answers;
   const part = result.of > result.answers ? ` (${whole(result.of - result.answers)} answers of refills are not sampled again)` : "";
-  const piece = (text) => (text === null ? h("span.quiet", null, "the answer had ended") : h("code", null, JSON.stringify(text)));
+  const token = (one, i) => (one.ids[i] === null ? h("span.quiet", null, "the answer had ended") :
+    [h("code", null, JSON.stringify(one.pieces[i])), h("span.quiet", null, ` id ${one.ids[i]}`)]);
   const line = (one) => h("tr", null,
     h("th", { scope: "row" }, link(`sample ${one.place}`, address(context.run, context.stage, "sample", [result.step, one.place], { overlay: "probability" }))),
-    h("td.num", null, whole(one.position)), h("td", null, piece(one.old)), h("td", null, piece(one.new)));
+    h("td.num", null, whole(one.position)), h("td", null, token(one, 0)), h("td", null, token(one, 1)));
   return [h("p", null, h("b", null, same ? "Identical" : `${whole(result.identical)} of ${plural(result.answers, "answer")} identical`),
     same ? `: ${plural(result.answers, "answer")}, ${whole(result.tokens)} tokens${part}.` : `${part}. Another machine, library or number of threads rounds differently, and then a token can differ.`),
     same ? null : scroll("First differences", table(["Answer", "First difference at token", "Recorded", "Now"], [1], result.differences.map(line)))];
