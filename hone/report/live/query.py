@@ -101,7 +101,7 @@ PRESETS: dict[str, Preset] = {
     "worst": Preset("Lowest advantage", "What the update discourages most.", _known("advantage"), "advantage"),
     "pull": Preset(
         "Pull hardest",
-        "Advantage times length, the largest first: what moved the weights most.",
+        "Advantage times length, the largest first: roughly what moved the weights most.",
         _pulls,
         "-pull",
     ),

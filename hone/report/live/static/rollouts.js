@@ -35,7 +35,6 @@ export async function page(context) {
   function status() {
     const chosen = options.presets.find((one) => one.name === (query.preset || "all"));
     const busy = !last.whole && last.files ? ` Reading the run: ${whole(last.indexed)} of ${plural(last.files, "step")}.` : "";
-    table.total = last.total;
     const sampled = last.files > 0 || context.state.stages.find((one) => one.name === context.stage)?.rollouts;
     table.say(last.whole ? "No answer is among these steps and filters." : sampled ? "Reading the run …" : "No answers yet. A supervised stage samples none.");
     about.textContent = `${plural(last.total, "answer")}. ${chosen?.about ?? ""}${busy}${last.trouble ? ` ${last.trouble}` : ""}`;
@@ -50,7 +49,9 @@ export async function page(context) {
   }
 
   let options = { presets: [], verdicts: {}, levels: [] };
+  const reading = link("Read the first three", "", { class: "button" });
   function bar() {
+    reading.href = address(context.run, context.stage, "read", [], query);
     fill(presets, options.presets.map((one) => h("button", {
       type: "button", "aria-pressed": String((query.preset || "all") === one.name), title: one.about,
       onclick: () => change({ preset: one.name === "all" ? "" : one.name, sort: "" }),
@@ -62,7 +63,7 @@ export async function page(context) {
       choice("Verdict", [["", "any"], ...Object.entries(options.verdicts).map(([name, n]) => [name, `${words(name)} (${whole(n)})`])], query.verdict, (value) => change({ verdict: value })),
       options.levels.length > 1 ? choice("Level", [["", "any"], ...options.levels.map((level) => [level, level])], query.level, (value) => change({ level: value })) : null,
       stepField("From step", "from"), stepField("to step", "to"),
-      link("Read the first three", address(context.run, context.stage, "read", [], query), { class: "button" }),
+      reading,
       FIELDS.some((name) => query[name]) ? h("button", { type: "button", onclick: () => change(Object.fromEntries(FIELDS.map((name) => [name, ""]))) }, "Clear") : null);
   }
 

@@ -30,7 +30,6 @@ export class VirtualTable {
   /** What the table says while it has no rows. */
   say(text) {
     this.note.textContent = text;
-    this.note.hidden = this.total > 0;
   }
 
   heads(sort) {
@@ -94,6 +93,7 @@ export class VirtualTable {
 
   paint(first, count, height) {
     this.scroller.setAttribute("aria-rowcount", this.total + 1);
+    this.note.hidden = this.total > 0;
     this.body.style.height = `${this.total * height}px`;
     const rows = [];
     for (let i = first; i < Math.min(this.total, first + count); i++) {
