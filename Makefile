@@ -57,7 +57,7 @@ test: venv-dev
 	@home=`mktemp -d` && trap 'rm -rf "$$home"' EXIT && trap 'exit 130' INT && trap 'exit 143' TERM && \
 	  env $(FORGET) HOME="$$home" XDG_CACHE_HOME="$$home/cache" XDG_CONFIG_HOME="$$home/config" \
 	    TORCHINDUCTOR_CACHE_DIR="$$home/inductor" \
-	    $(PY) -m pytest -q -n $(JOBS) --dist worksteal --random-order -m "not ($(BY_HAND))" $(ARGS)
+	    $(PY) -m pytest -q -rs -n $(JOBS) --dist worksteal --random-order -m "not ($(BY_HAND))" $(ARGS)
 	@$(MAKE) --no-print-directory lint
 
 site: venv-dev
