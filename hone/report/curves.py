@@ -252,7 +252,9 @@ def sft_panels(stage: StageRecord, key: str) -> list[Panel]:
         curves = [Curve(line.steps, line.column("loss"), "training" if line.has("validation_loss") else "")]
         if line.has("validation_loss"):
             curves.append(Curve(line.steps, line.column("validation_loss"), "validation", "valid", "band"))
-        panels.append(Panel(f"{key}-loss", f"Loss of {stage.name} (nats per token)", "SFT step", tuple(curves)))
+        panels.append(
+            Panel(f"{key}-loss", f"Supervised loss of {stage.name} (nats per token)", "SFT step", tuple(curves))
+        )
     norm = _grad_norm(line, f"{key}-grad-norm", "SFT step", f"Gradient norm of {stage.name}")
     return [*panels, norm] if norm else panels
 

@@ -182,10 +182,11 @@ def verdict_table(rows: Sequence[tuple[str, Mapping[str, Any]]]) -> Table | None
 def summary_table(
     rows: Sequence[tuple[str, Interval | None, float | None, float | None, float | None, str]],
 ) -> Table | None:
-    """One row per evaluation: accuracy, truncation, tokens, reflection, sampling."""
+    """One row per evaluation: accuracy, truncation, tokens, reflection where it is known, sampling."""
     if not rows:
         return None
-    body, values = [], []
+    body: list[tuple[Cell, ...]] = []
+    values = []
     for label, accuracy, cut, length, reflects, sampling in rows:
         body.append(
             (
@@ -199,7 +200,10 @@ def summary_table(
         )
         a = accuracy
         values.append((label, *((a.value, a.low, a.high, a.n) if a else ("",) * 4), cut, length, reflects, sampling))
-    columns = ("", "Accuracy", "Cut off", "Tokens", "Reflects", "Sampling")
+    columns = ["", "Accuracy", "Cut off", "Tokens", "Reflects", "Sampling"]
+    if all(reflects is None for *_, reflects, _ in rows):  # the .csv keeps the empty column
+        columns.remove("Reflects")
+        body = [(*cells[:4], cells[5]) for cells in body]
     names = (
         "evaluation",
         "accuracy",
@@ -215,4 +219,4 @@ def summary_table(
         "The evaluations before and after training, with 95% intervals and how each was sampled. No checkpoint is "
         "chosen by its score, on any split: after is the end of training."
     )
-    return Table("summary", caption, columns, tuple(body), tuple(values), names, prose=(5,))
+    return Table("summary", caption, tuple(columns), tuple(body), tuple(values), names, prose=(len(columns) - 1,))
