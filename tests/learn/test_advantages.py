@@ -351,3 +351,55 @@ def test_the_credit_of_turns_leaves_failed_rollouts_out():
     failed = replace(group, rewards=(*group.rewards[:2], Reward(0.0, {}, "verifier_error")))
     by_turn = advantages([failed], AlgoConfig(advantage="dr_grpo", credit="turn"))[0]
     assert [a.tolist() for a in by_turn] == [[0.5, -0.25], [-0.5, -0.25], [0.0, 0.0]]
+
+
+def test_a_reward_as_a_whole_is_the_credit_of_every_turn():
+    """Rewards 2 (of two turns together) and 0: centred 1 and -1."""
+    group = played(((2.0,), (3,)), ((0.0,), (1,)))
+    long = group.rollouts[0]
+    turns = tuple(
+        replace(long.turns[0], completion_ids=np.ones(n, int), logprobs=np.zeros(n, np.float32)) for n in (1, 2)
+    )
+    group = replace(group, rollouts=(replace(long, turns=turns), group.rollouts[1]))
+    by_turn = advantages([group], AlgoConfig(advantage="dr_grpo", credit="turn"))[0]
+    assert [a.tolist() for a in by_turn] == [[1.0, 1.0, 1.0], [-1.0]]
+    assert {a.dtype for a in by_turn} == {np.dtype(np.float32)}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("advantage", ["grpo", "dr_grpo"])
+def test_turns_without_differences_and_ungraded_groups_teach_nothing(advantage):
+    algo = AlgoConfig(advantage=advantage, credit="turn")
+    equal = played(((0.1, 0.1), (1, 2)), ((0.1,), (1,)))
+    assert [a.tolist() for a in advantages([equal], algo)[0]] == [[0, 0, 0], [0]]
+    failed = replace(equal, rewards=(Reward(1.0, {}, "verifier_error"), Reward(0.0, {}, "verifier_timeout")))
+    assert [a.tolist() for a in advantages([failed], algo)[0]] == [[0, 0, 0], [0]]
+
+
+def test_groups_lengths_and_penalties_are_of_one_number() -> None:
+    reward, kl = np.zeros(1), [np.zeros(1)]
+    with pytest.raises(ValueError, match="2 groups of rewards, 1 of lengths, None of kl"):
+        group_advantages([reward, reward], [[1]], AlgoConfig())
+    with pytest.raises(ValueError, match="1 groups of rewards, 1 of lengths"):
+        group_advantages([reward], [[1]], AlgoConfig(), kl=[kl, kl])
+    with pytest.raises(ValueError, match="group 1: rewards have shape"):
+        group_advantages([reward, np.zeros((1, 1))], [[1], [1]], AlgoConfig())
+    for values in (np.zeros(2), np.array([np.nan]), np.array([np.inf])):
+        with pytest.raises(ValueError, match="group 1, sample 0: kl needs 1"):
+            group_advantages([reward, reward], [[1], [1]], AlgoConfig(), kl=[kl, [values]])
+    with pytest.raises(ValueError, match="zip"):
+        group_advantages([reward], [[1]], AlgoConfig(), kl=[[np.zeros(1), np.zeros(1)]])
+
+
+@pytest.mark.parametrize("name", [*GROUP_LEVEL, *BATCH_LEVEL])
+def test_every_method_gives_float32_for_every_token(name: str) -> None:
+    algo = AlgoConfig(advantage=name, kl=KLConfig(coef=0.5, place="reward"))
+    kl = [[np.array([0.5, 0.25]), np.zeros(1), np.zeros(0)]]
+    (result,) = group_advantages([np.array([1.0, NAN, 0.0])], [[2, 1, 0]], algo, kl=kl)
+    assert [(a.dtype, a.shape) for a in result] == [(np.float32, (2,)), (np.float32, (1,)), (np.float32, (0,))]
+
+
+def test_one_sequence_at_a_time() -> None:
+    with pytest.raises(ValueError, match=r"must be the same \[L\]"):
+        gae(np.zeros((2, 2)), np.zeros((2, 2)), 1.0, 1.0)
+    assert gae(np.zeros(0), np.zeros(0), 1.0, 1.0).shape == (0,)
