@@ -26,6 +26,7 @@ from hone.base.settings import UserError
 from hone.grade.answers import equivalent
 from hone.grade.extract import MAX_ANSWER, extract
 from hone.grade.parse import completion, parse
+from hone.grade.restated import is_restated
 from hone.rewards import REWARDS, make_reward
 from hone.rewards.config import RewardConfig
 from hone.rewards.gold import number, written_numbers
@@ -167,6 +168,7 @@ def parsers(problem: Problem) -> dict[str, Callable[[str], object]]:
         "roles": lambda text: read_roles(text, ("Zoey", "Oliver")),
         "extract": extract,
         "extract strictly": partial(extract, strict=True),
+        "restated": lambda text: [is_restated(text, gold, text[:MAX_ANSWER]) for gold in GOLD],
         "equivalent": lambda text: [equivalent(gold, text[:MAX_ANSWER]) for gold in GOLD],
     }
 
