@@ -57,19 +57,23 @@ MODULES: dict[str, tuple[str, ...]] = {
     "rollout/native/sampler": ("tests/rollout/test_sampler.py",),
 }
 
-#: What a mutated line looks like -> why it may stay, in any module.
-EQUIVALENT: dict[str, str] = {
-    r"dim=\+1|, dim=1\b|sort\(descending|topk\([^()]*, \)": "tensors are [B, N]: the last dimension is dimension 1",
-    r"device=None|(int64|log_ratio.dtype|rows|-math.inf|len\(logits\)), \)": "on a CPU the device that results anyway",
-    r"np.asarray\(lengths, (dtype=None)?\)": "whole numbers are divided to the same fractions",
-    r"width = (2|1) <<|n / width": "how wide a block is changes the speed only",
-    r"stable=(None|False)|stable\b, \)|descending=True, \)": "sorting so few numbers is stable anyway",
-    r"before\[:, 0\] = -2\.0": "any negative number",
-    r"0 < sampling.top_k <= scores": "keeping all of them, in another order",
-    r"samples.max\(\)\) \+ 2|len\(samples\) else 1": "a sum more, which no token reads",
-    r"bincount\(samples, \)": "as long as the largest sample, which is the last",
-    r"strict=(None|False)\b|\bzip\(.*, \)": "a guard against lengths that differ, which were checked before",
-    r"(asarray|array|sum|zeros|astype)\(.*(dtype=None|, None|, |\bNone)\)": "float64 anyway, or float32 in the end",
+#: Module ("": all) -> what a mutated line looks like -> why it may stay.
+EQUIVALENT: dict[str, dict[str, str]] = {
+    "": {
+        r"dim=\+1|, dim=1\b|sort\(descending|topk\([^()]*, \)": "tensors are [B, N]: the last dimension is dimension 1",
+        r"device=None|(int64|log_ratio.dtype|rows|-math.inf|len\(logits\)), \)": "on a CPU the same device anyway",
+        r"stable=(None|False)|stable\b, \)|descending=True, \)": "sorting so few numbers is stable anyway",
+    },
+    "learn/reduce": {r"np.asarray\(lengths, (dtype=None)?\)": "whole numbers are divided to the same fractions"},
+    "learn/losses": {
+        r"samples.max\(\)\) \+ 2|len\(samples\) else 1": "a sum more, which no token reads",
+        r"bincount\(samples, \)": "as long as the largest sample, which is the last",
+    },
+    "rollout/native/sampler": {
+        r"width = (2|1) <<|n / width": "how wide a block is changes the speed only",
+        r"before\[:, 0\] = -2\.0": "any negative number",
+        r"0 < sampling.top_k <= scores": "keeping all of them, in another order",
+    },
 }
 
 CONFIG = """\
