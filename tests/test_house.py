@@ -1,4 +1,4 @@
-"""House rules that a count can check: sizes, parameters of functions, names of variables."""
+"""House rules that a count can check: sizes, parameters of functions, names of variables, whole messages."""
 
 from __future__ import annotations
 
@@ -87,6 +87,24 @@ def test_variables_are_named_after_the_thing():
     assert not vague, "\n".join(vague)
 
 
+def lost_strings(source: str) -> list[int]:
+    """Lines of strings that are statements, but not docstrings: ends of messages that were cut off."""
+    tree = ast.parse(source)
+    owners = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    docstrings = {id(node.body[0]) for node in ast.walk(tree) if isinstance(node, owners) and node.body}
+    return [
+        node.lineno
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and id(node) not in docstrings
+        if isinstance(node.value, ast.JoinedStr) or isinstance(getattr(node.value, "value", None), str)
+    ]
+
+
+def test_no_message_is_cut_off():
+    lost = [f"hone/{name}:{line}" for name, source in files(".") for line in lost_strings(source)]
+    assert not lost, "\n".join(lost)
+
+
 def test_the_counts_themselves():
     source = "class A:\n    def f(self, a, /, b, *c, d=1, **e): ...\n    async def g(cls): found, x = a\n"
     assert [parameters(f) for f in functions(source)] == [5, 0]
@@ -95,3 +113,4 @@ def test_the_counts_themselves():
     assert riddles("lambda found: found.left") == [(1, "found")]
     assert riddles("def said(): left = 1") == [(1, "left"), (1, "said")]
     assert riddles("left, right = found") == []
+    assert lost_strings('"""Doc."""\nx = "a "\n"b"\ndef f(): "doc"\nf"{x}"\n') == [3, 5]

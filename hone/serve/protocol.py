@@ -173,8 +173,8 @@ def check_amount(
     `echoed`: tokens of the echoed prompts. `max_tokens`: the sum over the prompts. `scores`: log-probs per token.
     """
     if prompts * params.n > MAX_SAMPLES:
-        message = f"{prompts} prompts with n {params.n}: {prompts * params.n} answers; at most {MAX_SAMPLES} are "
-        "allowed"
+        answers = f"{prompts} prompts with n {params.n}: {prompts * params.n} answers"
+        message = f"{answers}; at most {MAX_SAMPLES} are allowed"
         raise ApiError(f"{message}: send several requests", param="n")
     tokens = (echoed + max_tokens) * params.n
     if tokens > MAX_TOKENS:

@@ -169,9 +169,8 @@ class RowsTask:
         ranks = {split: index.ranks[slice(at.start, at.stop)] for split in read.rows for at in [index.places(split)]}
         places, report = divide(self.name, ranks, train=config.train, validation=config.validation, test=config.test)
         if not len(places["train"]) and read.rows.keys() == {"test"} and config.train != 0:
-            note = f"{self.name}: by its name, everything is test and nothing is train; rename it, or give "
-            "task.train_file"
-            report = (*report, note)
+            remedy = "rename it, or give task.train_file"
+            report = (*report, f"{self.name}: by its name, everything is test and nothing is train; {remedy}")
         splits = {split: Problems(self._rows, self._made, index, these) for split, these in places.items()}
         if not splits["train"].worked.all():
             self.trace_styles = ("answer",)
