@@ -26,13 +26,14 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from hone.base.guard import Guard
 from hone.base.settings import UserError
+from hone.base.web import ApiError
 from hone.rollout.native.requests import Output, Request
 from hone.serve.answer import Answer, chat_logprobs, completion_logprobs
 from hone.serve.engine_thread import EngineThread
-from hone.serve.guard import Guard
 from hone.serve.model import ServedModel
-from hone.serve.protocol import ApiError, ChatRequest, CompletionRequest, check_amount, parse, refused, to_json
+from hone.serve.protocol import ChatRequest, CompletionRequest, check_amount, parse, refused, to_json
 from hone.types import IntArray
 
 _POLL = 0.5  # seconds between two checks whether the client is still connected
@@ -319,7 +320,7 @@ def _on_http_error(_: HttpRequest, error: Any) -> Response:
 
 
 def make_app(model: ServedModel, thread: EngineThread, hosts: Sequence[str] = ()) -> Starlette:
-    """The API as an ASGI application. `hosts`: names that requests may address; empty: any. See `hone.serve.guard`."""
+    """The API as an ASGI application. `hosts`: names that requests may address; empty: any. See `hone.base.guard`."""
     api = Api(model, thread)
     routes = [
         Route("/v1/models", api.models),

@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, FailFast, Field, ValidationError, field_validator
 
 from hone.base.settings import UserError
+from hone.base.web import ApiError
 from hone.recipe.sections.rollout import COLDEST, SamplingConfig
 
 #: Parameters that do not change the answer.
@@ -33,16 +34,6 @@ MAX_TOKENS = 1 << 22  # of all answers of one request, with echoed prompts
 MAX_SCORES = 200_000  # log-probs of one request, with those of the likeliest tokens
 MAX_STOPS = 16
 MAX_STOP_LENGTH = 256  # characters
-
-
-class ApiError(Exception):
-    """An error sent to the client in OpenAI's format."""
-
-    def __init__(self, message: str, status: int = 400, param: str | None = None, code: str | None = None) -> None:
-        super().__init__(message)
-        self.status = status
-        kind = "invalid_request_error" if status < 500 else "server_error"
-        self.body = {"error": {"message": message, "type": kind, "param": param, "code": code}}
 
 
 class StreamOptions(BaseModel):

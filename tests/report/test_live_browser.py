@@ -21,10 +21,10 @@ import pytest
 import uvicorn
 
 from hone.base.settings import UserError
+from hone.base.web import listen, settings
 from hone.report.live.app import make_app
 from hone.report.live.library import Library, StageFolder
 from hone.report.live.travel import Travel
-from hone.serve.server import listen, settings
 from tests.report.hostile import EVIL
 from tests.report.live_run import GROUP, answer, append, evaluation, make_run, write_metrics, write_step
 

@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 import uvicorn
 
+from hone.base.web import listen, settings
 from hone.report.live.app import make_app
 from hone.report.live.library import Library
-from hone.serve.server import listen, settings
 from tests.report.live_run import make_run
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")

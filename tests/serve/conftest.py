@@ -11,14 +11,14 @@ import torch
 import uvicorn
 
 from hone.base import checksums
+from hone.base.guard import LOOPBACK
+from hone.base.web import listen, settings
 from hone.model import tiny
 from hone.model.load import load_tokenizer
 from hone.recipe.sections.model import ModelConfig, TinyConfig
 from hone.serve.app import make_app
 from hone.serve.engine_thread import EngineThread
-from hone.serve.guard import LOOPBACK
 from hone.serve.model import ServedModel, load_served
-from hone.serve.server import listen, settings
 
 TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}assistant:"
 

@@ -14,12 +14,13 @@ import httpx
 import numpy as np
 import pytest
 
+from hone.base import guard, web
+from hone.base.guard import allowed_hosts, refusal
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Request
 from hone.rollout.native.scheduler import Queue
-from hone.serve import guard, protocol, server
-from hone.serve.guard import allowed_hosts, refusal
+from hone.serve import protocol
 from hone.serve.model import ServedModel
 from hone.serve.protocol import to_json
 
@@ -112,7 +113,7 @@ def test_slow_bodies_headers_and_connections_end(url: str, monkeypatch: pytest.M
     with connected(url) as slow:
         slow.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500\r\n\r\n{")
         assert b" 408 " in slow.recv(5000).splitlines()[0]
-    monkeypatch.setattr(server, "HEADER_SECONDS", 0.5)
+    monkeypatch.setattr(web, "HEADER_SECONDS", 0.5)
     for first in (b"", b"GET /v1/models HTTP/1.1\r\n", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"):
         with connected(url) as slow:
             begin = time.monotonic()

@@ -19,10 +19,11 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from hone.base.settings import UserError
+from hone.base.web import listen
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.native.core import Core
 from hone.serve.model import ServedModel
-from hone.serve.server import listen, serve
+from hone.serve.server import serve
 
 
 @pytest.fixture

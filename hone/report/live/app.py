@@ -27,6 +27,7 @@ from starlette.responses import FileResponse, RedirectResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from hone.base.guard import refusal
 from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.report import style
@@ -35,7 +36,6 @@ from hone.report.live.library import ROW_FILES, Library, StageFolder
 from hone.report.live.query import Query, whole
 from hone.report.live.tail import read_from
 from hone.report.live.travel import Travel
-from hone.serve.guard import refusal
 
 STATIC = Path(__file__).parent / "static"
 COOKIE = "hone_view"

@@ -28,9 +28,9 @@ def view(path: Path, host: str, port: int, travel: Travel | None = None) -> None
     try:
         import uvicorn
 
+        from hone.base.guard import allowed_hosts
+        from hone.base.web import listen, settings
         from hone.report.live.app import make_app
-        from hone.serve.guard import allowed_hosts
-        from hone.serve.server import listen, settings
     except ImportError as error:
         raise UserError(f"hone view needs {error.name}: pip install 'hone-rl[view]'") from error
     from hone.report.live.library import Library

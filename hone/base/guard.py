@@ -1,4 +1,4 @@
-"""Middleware before the API: refuses requests by their headers, and limits bodies.
+"""Middleware before an HTTP service of hone: refuses requests by their headers, and limits bodies.
 
 A web page open on this machine can send requests here, from its own origin or under a host name of its own that
 resolves to 127.0.0.1. Both are refused: see `refusal`.
@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from hone.serve.protocol import ApiError
+from hone.base.web import ApiError
 
 LOOPBACK = ("127.0.0.1", "localhost", "::1")
 MAX_BODY = 4 << 20  # bytes
