@@ -263,7 +263,7 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
     for i, stage in enumerate(recipe.stages):
         prefix = ("stages", i) if isinstance(recipe, Pipeline) else ()
         yield from _missing_functions(stage, layer, prefix)
-        for path, value in _leaves(stage):
+        for path, value in leaves(stage):
             is_model = path == ("model", "path") and value != "tiny" and _is_path(value)
             is_model |= path == ("teacher",) and value is not None and "://" not in value and _is_path(value)
             is_adapter = path == ("lora", "path") and value is not None
@@ -311,10 +311,11 @@ def _is_path(value: str) -> bool:
     )
 
 
-def _leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+def leaves(section: BaseModel, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every setting that is not a section itself: its path of keys, and its value."""
     for key, value in section:
         if isinstance(value, BaseModel):
-            yield from _leaves(value, (*path, key))
+            yield from leaves(value, (*path, key))
         else:
             yield (*path, key), value
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +20,7 @@ from typing import Any
 
 from hone.base import checksums, jsonl, sealed, streams
 from hone.base.aside import reopen, set_aside
+from hone.base.settings import UserError
 from hone.base.stop import Interrupted, Preempted
 from hone.base.visible import visible
 from hone.base.world import ALONE, World
@@ -26,6 +28,7 @@ from hone.model import tiny
 from hone.preflight.check.preflight import before_training
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
 from hone.recipe.explain import explain
+from hone.recipe.load import leaves
 from hone.recipe.recipe import Pipeline, Recipe, resolved, stages_of
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import MODELLESS, beside
@@ -135,6 +138,8 @@ def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | No
     Raises UserError for settings with which a run cannot continue.
     """
     stages = stages_of(recipe)
+    if folder.exists() and not resume:
+        _check_inputs(recipe, folder)
     todo = outlook(stages, folder) if resume else Todo(0)
     for _, sub in stages[: len(stages) if todo is None else todo.done]:
         for fault in damage(folder / sub):
@@ -143,6 +148,18 @@ def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | No
         print(f"{folder} is finished; more steps (steps=...) extend it. Without --resume it is set aside and trained "
               "anew", file=sys.stderr)  # fmt: skip
     return todo
+
+
+def _check_inputs(recipe: Recipe | Pipeline, folder: Path) -> None:
+    """Raises UserError for a model or file inside the folder that this run sets aside: it would be gone."""
+    inside = os.path.join(os.path.abspath(folder), "")
+    for stage, _ in stages_of(recipe):
+        for path, value in leaves(stage):
+            if isinstance(value, str) and os.path.abspath(os.path.expanduser(value)).startswith(inside):
+                raise UserError(
+                    f"{'.'.join(path)}: {value} lies in {folder}, which is set aside before another run of this name "
+                    "starts; give this run another name"
+                )
 
 
 def _enter(around: contextlib.ExitStack, context: contextlib.AbstractContextManager[object]) -> None:
