@@ -15,6 +15,7 @@ export class VirtualTable {
     this.total = 0;
     this.active = -1;
     this.pages = new Map();
+    this.made = new WeakMap(); // row -> its element: a row that stays in view while one scrolls is not built again
     this.epoch = 0;
     this.body = h("div.vbody", { role: "rowgroup" });
     this.head = h("div.vhead", { role: "row", "aria-rowindex": 1 });
@@ -104,9 +105,14 @@ export class VirtualTable {
   }
 
   row(row, i, height) {
-    const element = h("div.vrow", { role: "row", "aria-rowindex": i + 2, class: i === this.active ? "active" : "", onclick: (event) => {
-      if (!event.target.closest("a")) this.open(row);
-    } }, this.columns.map((column) => h("div", { role: "cell", class: column.class }, column.cell(row))));
+    let element = this.made.get(row);
+    if (!element) {
+      element = h("div.vrow", { role: "row", "aria-rowindex": i + 2, onclick: (event) => {
+        if (!event.target.closest("a")) this.open(row);
+      } }, this.columns.map((column) => h("div", { role: "cell", class: column.class }, column.cell(row))));
+      this.made.set(row, element);
+    }
+    element.classList.toggle("active", i === this.active);
     element.style.transform = `translateY(${i * height}px)`;
     return element;
   }
