@@ -53,13 +53,16 @@ def append(path: Path, *rows: dict[str, Any]) -> None:
 
 
 def write_metrics(stage: Path, step: int, reward: float | None = None) -> None:
+    """A row of metrics, and one of timings like that of episodes of two turns."""
     mean = 0.3 + step / 10 if reward is None else reward
     row = {"step": step, "phase": "rl", "reward/mean": mean, "reward/std": 0.4, "reward/outcome": 0.3,
            "length/mean": 16.0 + step, "length/min": 10, "length/max": 21 + step, "length/truncated": 0.0,
            "entropy": 1.0 - step / 20, "zero_variance": float(step == 2), "verdict/correct": 0.33,
            "verdict/wrong": 0.67, "loss": 0.1, "grad_norm": 0.5, "trained_tokens": 200, "kl": 0.01}  # fmt: skip
     append(stage / "metrics.jsonl", row)
-    append(stage / "timings.jsonl", {"step": step, "seconds": 2.0, "generate": 1.2, "train": 0.7})
+    turns = [{"rollouts": 12, "generation": 0.5, "environment": 0.2, "slowest": 0.6},
+             {"rollouts": 5, "generation": 0.25, "environment": 0.1, "slowest": 0.3}]  # fmt: skip
+    append(stage / "timings.jsonl", {"step": step, "seconds": 2.0, "generate": 1.2, "train": 0.7, "turns": turns})
 
 
 def evaluation(stage: Path, label: str, step: int, right: Sequence[bool], text: str = "an answer") -> None:

@@ -237,6 +237,17 @@ def test_from_a_dip_to_the_three_worst_answers_and_why_in_four_clicks(shown: Sho
     assert shown.trouble == []
 
 
+def test_the_overview_shows_times_of_turns_and_names_what_is_zero(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    turns = page.locator("[data-key=turns]").inner_text()
+    assert "means of step 3" in turns
+    assert "generation 0.25" in turns.replace("\n", " ")  # of the last turn
+    assert "0 in every step so far: answers cut off." in page.locator("main").inner_text()
+    assert page.locator("[data-key='length/truncated']").count() == 0
+    assert shown.trouble == []
+
+
 def test_a_click_on_an_answer_opens_its_group_with_the_reasons(shown: Shown) -> None:
     page = shown.page()
     shown.open(page, "one/-/rollouts?from=2&to=2")

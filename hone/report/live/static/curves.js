@@ -97,6 +97,16 @@ function phases(known, x) {
   return lines.length ? { key: "time", title: "Time of a step, seconds", about: "Where the time of a step goes.", x, steps: known.metrics.map((row) => row.step), lines } : null;
 }
 
+/** Of episodes: how long each turn took in the last step that has times of turns. */
+function turns(known) {
+  const row = known.timings.findLast((one) => Array.isArray(one.turns) && one.turns.length);
+  if (!row) return null;
+  const lines = [["generation", "before"], ["environment", "train"], ["slowest", "muted"]].map(([name, colour]) =>
+    ({ label: name === "slowest" ? "slowest environment" : name, colour, points: true, values: row.turns.map((turn) => numeric(turn?.[name])) }));
+  return { key: "turns", title: "Time of a turn, seconds", about: `By number of the turn, means of step ${row.step}; generation includes the wait for a place.`,
+    x: row.turns.map((_, i) => i + 1), steps: row.turns.map(() => row.step), alone: true, lines: lines.filter((line) => line.values.some((value) => value !== null)) };
+}
+
 function rate(known, x) {
   const at = new Map(known.timings.map((row) => [row.step, row.seconds]));
   const values = known.metrics.map((row) => (at.get(row.step) > 0 && typeof row.trained_tokens === "number" ? row.trained_tokens / at.get(row.step) : null));
@@ -123,6 +133,7 @@ export const SPECS = [
   single("reflection_rate", "Answers that reflect", "extra", { share: true, about: "Answers with words such as “wait” or “check”." }),
   single("lr", "Learning rate", "muted", { about: "After warm-up and decay." }),
   phases,
+  turns,
   rate,
 ];
 

@@ -69,13 +69,13 @@ function place(context, charts, grid, specs, marked, view, x) {
     const own = spec.x === x;
     const lines = spec.lines.map((line) => (line.points || view.width <= 1) ? line :
       { ...line, raw: line.low ? undefined : line.values, exact: line.values, values: smooth(line.values, view.width) });
-    const shown = { ...spec, lines, ...(own ? marked : { marks: marked.marks }), pick: (at) => {
+    const shown = { ...spec, lines, ...(spec.alone ? {} : own ? marked : { marks: marked.marks }), pick: (at) => {
       const step = spec.steps[at];
       location.hash = address(context.run, context.stage, "rollouts", [], { from: step, to: step });
     } };
     const chart = charts.get(spec.key);
     if (chart) chart.update(shown);
-    else charts.set(spec.key, new Chart(shown, syncKey));
+    else charts.set(spec.key, new Chart(shown, spec.alone ? spec.key : syncKey));
     return charts.get(spec.key).element;
   });
   if (elements.length !== grid.children.length || elements.some((element, i) => grid.children[i] !== element)) grid.replaceChildren(...elements);
