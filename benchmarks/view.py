@@ -224,12 +224,12 @@ def _train(folder: Path, name: str, seed: int, steps: int) -> tuple[list[float],
     used = 0.0
     if name.endswith("-with"):
         with served(folder / "runs" / name, folder / "cache") as (address, server):
-            over = threading.Event()
+            over, started = threading.Event(), sum(server.cpu_times()[:2])
             page = threading.Thread(target=_watch, args=(address, f"/api/run/{name}", over))
             page.start()
             try:
                 subprocess.run(command, check=True, capture_output=True)
-                used = sum(server.cpu_times()[:2])
+                used = sum(server.cpu_times()[:2]) - started
             finally:
                 over.set()
                 page.join()

@@ -28,6 +28,7 @@ from hone.rewards import REWARDS, make_reward
 from hone.rewards.config import RewardConfig
 from hone.runs import layout
 from hone.tasks import make_task
+from hone.tasks.base import Task
 from hone.types import VERIFIER_FAILURES, Episode, IntArray, Problem, Reward, Rollout, Step, Turn
 
 Row = dict[str, Any]
@@ -62,10 +63,13 @@ class PastStep:
         return cls(settings, folder, step, jsonl.read(path))
 
     @cached_property
+    def task(self) -> Task:
+        return make_task(self.settings.task, self.settings.seed)
+
+    @cached_property
     def problems(self) -> dict[str, Problem]:
         """The training problems by id."""
-        task = make_task(self.settings.task, self.settings.seed)
-        return {problem.id: problem for problem in task.problems("train")}
+        return {problem.id: problem for problem in self.task.problems("train")}
 
     def tokens(self) -> list[IntArray] | None:
         """[rows] the recorded completion tokens of each answer, of all its turns; None if they were not recorded."""
@@ -93,9 +97,10 @@ def rescored(run: str, place: str, step: int, recipe: str | None) -> Row:
     environment. A problem that the task no longer has is counted in `unknown`. Raises UserError for a reward that
     cannot be used here.
     """
-    past = PastStep.of(run, place, step)
-    config, left_out = _usable(past.settings.reward if recipe is None else _reward_of(recipe))
-    reward = make_reward(config, make_task(past.settings.task, past.settings.seed))
+    other = None if recipe is None else _reward_of(recipe)
+    past = PastStep.of(run, place, step)  # after the recipe: the files of a moved run are found by the last `load`
+    config, left_out = _usable(other or past.settings.reward)
+    reward = make_reward(config, past.task)
     tokens = past.tokens()
     groups: dict[tuple[str, int], list[int]] = {}
     copies: dict[tuple[str, int], int] = {}  # a step may draw a problem twice
@@ -187,11 +192,11 @@ def replayed(run: str, place: str, step: int) -> Row:
     recorded, problems = past.tokens(), _drawn_first(past)
     if recorded is None:
         raise UserError(f"{past.folder}: the tokens of step {step} were not recorded, so there is nothing to compare")
-    stage, task = past.settings, make_task(past.settings.task, past.settings.seed)
+    stage = past.settings
     if threads := _threads(past.folder):
         torch.set_num_threads(threads)
     model = stage.model.at(str(_weights(past, Path(run))))
-    local = load_local(model, stage.rollout, stage.prompt, task.system, date_for(past.folder))
+    local = load_local(model, stage.rollout, stage.prompt, past.task.system, date_for(past.folder))
     rollouts = make_episodes(stage, local.renderer).sample(
         problems, local.engine, stage.sampling, samples=stage.samples_per_prompt,
         seed=streams.answers("step", stage.seed, step, 0),
