@@ -44,7 +44,7 @@ export async function page(context) {
 function quantiles(data, key, title, colour, unit) {
   const [low, , q1, median, q3, , high] = data.columns[key];
   if (!median.some((value) => value !== null)) return [];
-  return [{ key, title, unit, x: data.steps, about: "Line: median. Dark band: the middle half. Light band: from the smallest to the largest.",
+  return [{ key, title, unit, x: data.steps, about: "Line: median. Inner band: the middle half. Outer band: from the smallest to the largest.",
     lines: [{ label: "everything", quiet: true, colour: "muted", values: median, low, high }, { label: "median", colour, values: median, low: q1, high: q3 }] }];
 }
 
@@ -56,6 +56,6 @@ function heat(context, data) {
     solved.shares[i].map((share, at) => h("td", { class: share === null ? "none" : `h${Math.round(share * 8)}`, title: share === null ? null : `${name}, step ${data.steps[at]}: ${percent(share)} correct` }))));
   const of = solved.of > solved.names.length ? `, ${solved.names.length} of ${plural(solved.of, solved.by)}, spread evenly from hard to easy` : "";
   return [h("h2", null, solved.by === "problem" ? "Problems over time" : "Levels over time"),
-    h("p.quiet", null, `Share of correct answers, hardest first${of}. Light: none, dark: all, striped: not drawn.`),
+    h("p.quiet", null, `Share of correct answers, hardest first${of}. Pale: none, strong: all, striped: not drawn.`),
     h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Share of correct answers" }, h("table.heatmap", null, h("tbody", null, rows)))];
 }
