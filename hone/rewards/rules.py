@@ -64,7 +64,11 @@ class Countdown(Part):
 
 
 class EnvironmentReward(Part):
-    """The environment's reward: the sum of the rewards of the turns and of the whole episode."""
+    """The environment's reward: the sum of the rewards of the turns and of the whole episode.
+
+    An episode that was cut off before the environment gave any reward earned 0; one that the environment itself ended
+    without a reward has no value.
+    """
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
         return [Score(self._value(one.rollout.episode)) for one in group]
@@ -73,7 +77,7 @@ class EnvironmentReward(Part):
     def _value(episode: Episode) -> float | None:
         rewards = [*(step.reward for step in episode.steps), episode.reward]
         values = [value for value in rewards if value is not None]
-        return sum(values) if values else None
+        return None if not values and episode.end == "done" else sum(values, 0.0)
 
 
 class Overlong(Part):

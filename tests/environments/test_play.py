@@ -12,15 +12,16 @@ from hone.environments.base import Environment, Observation
 from hone.environments.play import Episodes
 from hone.environments.pool import Failed, Pool
 from hone.environments.tools import Tool, ToolEnvironment
+from hone.grade.parse import parse
 from hone.learn.samples import to_samples
 from hone.recipe.sections.environment import EnvironmentConfig
 from hone.recipe.sections.prompt import PromptConfig
 from hone.recipe.sections.rollout import SamplingConfig
-from hone.rewards.base import Composed, reward_groups
+from hone.rewards.base import Composed, Judged, reward_groups
 from hone.rewards.config import RewardConfig
 from hone.rewards.rules import EnvironmentReward
 from hone.rollout.prompts import Renderer
-from hone.types import Grade, Group, Problem, Reward, Turn
+from hone.types import End, Episode, Grade, Group, Problem, Reward, Rollout, Turn
 from tests.environments.templates import tokenizer_of
 
 pytest.importorskip("trl", reason="ships the templates")
@@ -208,6 +209,17 @@ def test_rewards_of_the_environment_and_verdicts_of_its_failures():
     ((good, bad),) = [group.rewards for group in reward_groups([PROBLEM], groups, reward)]
     assert (good.total, good.parts["environment"], good.verdict) == (5.5, 11.0, "correct")
     assert (bad.verdict, bad.note) == ("verifier_error", "environment: RuntimeError: bug")
+
+
+def test_an_episode_that_was_cut_off_before_any_reward_earned_none_and_one_that_ended_so_has_no_value():
+    part = EnvironmentReward(RewardConfig())
+
+    def value(end: End) -> float | None:
+        rollout = Rollout("p", 0, (), "", Episode(end))
+        return part(PROBLEM, [Judged(rollout, parse(""), Grade("wrong"))])[0].value
+
+    assert [value(end) for end in ("max_tokens", "max_turns", "malformed_call")] == [0.0, 0.0, 0.0]
+    assert value("done") is None
 
 
 def test_of_a_thousand_episodes_fifty_are_hostile():
