@@ -269,12 +269,27 @@ def read(mixer: nn.Module, tokens: Tensor, prompts: Sequence[_Rows]) -> tuple[li
     return outputs, States.joined(states) if states else None
 
 
-def read_prompts(mixer: nn.Module, hidden: Tensor, lengths: tuple[int, ...]) -> tuple[Tensor, States]:
-    """hidden [1, T, D] of prompts packed in one row -> [1, T, D], and the state after each of the prompts."""
-    plan = _plan(tuple(Block(n, ()) for n in lengths), True, hidden.device)
-    outputs, states = read(mixer, F.pad(hidden[0], (0, 0, 0, 1)), plan.prompts)
-    assert states is not None
-    return F.embedding(plan.places, torch.cat(outputs))[None], states.rows(plan.order)
+def read_prompts(
+    mixer: nn.Module, hidden: Tensor, lengths: Sequence[int], starts: Sequence[States | None] = ()
+) -> tuple[Tensor, States]:
+    """hidden [1, T, D] of prompts packed in one row -> [1, T, D], and the state after each of the prompts.
+
+    `starts` [P]: the state, of one row, that a prompt goes on from (see `continues`); None, or an empty `starts`: zero.
+    """
+    parts = hidden[0].split(list(lengths))
+    befores = list(starts) or [None] * len(parts)
+    outputs, states = list(parts), [States()] * len(parts)
+    for is_fresh in (True, False):
+        chosen = [i for i, before in enumerate(befores) if (before is None) == is_fresh]
+        for group in equal([lengths[i] for i in chosen]):
+            members = [chosen[i] for i in group]
+            before = [start for i in members if (start := befores[i]) is not None]
+            after = States.joined(before) if before else States()
+            rows = torch.stack([parts[i] for i in members])  # [R, L, D]
+            out = step(mixer, rows, after) if before and rows.shape[1] == 1 else apply(mixer, rows, after)
+            for row, i in enumerate(members):
+                outputs[i], states[i] = out[row], after.rows(torch.tensor([row], device=hidden.device))
+    return torch.cat(outputs)[None], States.joined(states)
 
 
 @dataclass(frozen=True, slots=True)
@@ -294,7 +309,6 @@ class _Plan:
     prompts: list[_Rows]
     completions: list[_Rows]
     places: Tensor  # [T] the slot of each packed token
-    order: Tensor  # [P] the row of each prompt's state
 
 
 @lru_cache(maxsize=16)
@@ -337,7 +351,7 @@ def _plan(layout: tuple[Block, ...], forks: bool, device: torch.device) -> _Plan
         slots += take.numel()
         starts = [states if one.prompt is None else int(order[one.prompt]) for one in members]
         ended.append(_Rows(take.to(device), torch.tensor(starts).to(device)))
-    return _Plan(read, ended, places.to(device), order.to(device))
+    return _Plan(read, ended, places.to(device))
 
 
 @dataclass(frozen=True, slots=True)

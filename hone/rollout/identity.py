@@ -36,6 +36,7 @@ from hone.model.lora import adapter_off, adapter_weights, factor, merged
 from hone.recipe.sections.rollout import IdentityConfig, SamplingConfig
 from hone.rollout.engine import Engine, Event, Weights
 from hone.rollout.servers.inside.hone_worker import digest
+from hone.rollout.turns import Progress, Turns, open_turns
 from hone.types import FloatArray, IntArray, Turn
 
 if TYPE_CHECKING:
@@ -126,6 +127,12 @@ class Verified:
     ) -> list[list[Turn]]:
         part = {} if stream_ids is None else {"stream_ids": stream_ids}
         return self._engine.generate(prompts, sampling, samples=samples, seed=seed, progress=progress, **part)
+
+    def turns(
+        self, sampling: SamplingConfig, seed: int, keep: bool, progress: Progress | None
+    ) -> AbstractContextManager[Turns]:
+        """See `hone.rollout.turns`."""
+        return open_turns(self._engine, sampling, seed, keep=keep, progress=progress)
 
     @property
     def context(self) -> int | None:

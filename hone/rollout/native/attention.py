@@ -109,10 +109,18 @@ def prefill_attention(query: Tensor, key: Tensor, value: Tensor, lengths: Sequen
         return attention_gpu.attention(query, key, value, (Block(0, tuple(lengths)),), scoring, "flash")
     repeat = query.shape[1] // key.shape[1]
     key, value = key.repeat_interleave(repeat, dim=1), value.repeat_interleave(repeat, dim=1)
-    parts = [
-        causal_attention(q, k, v, scoring)
-        for q, k, v in zip(
-            query.split(list(lengths), dim=2), key.split(list(lengths), dim=2), value.split(list(lengths), dim=2)
-        )
-    ]
-    return torch.cat(parts, dim=2).transpose(1, 2).contiguous()  # as some models view it as [1, T, H * Dv]
+    parts = zip(*(x[0].split(list(lengths), dim=1) for x in (key, value)))
+    return continued_attention(query, list(parts), lengths, scoring)
+
+
+def continued_attention(
+    query: Tensor, parts: Sequence[tuple[Tensor, Tensor]], lengths: Sequence[int], scoring: Scoring
+) -> Tensor:
+    """Causal attention of the last tokens of P sequences, packed in one row.
+
+    query [1, H, T, D], lengths [P] summing to T; `parts` [P]: all keys and values of each sequence, [heads, n, D] and
+    [heads, n, Dv] with n at least its entry of `lengths`. Returns [1, T, H, Dv].
+    """
+    queries = query.split(list(lengths), dim=2)
+    outputs = [causal_attention(q, k[None], v[None], scoring) for q, (k, v) in zip(queries, parts, strict=True)]
+    return torch.cat(outputs, dim=2).transpose(1, 2).contiguous()  # as some models view it as [1, T, H * Dv]

@@ -27,33 +27,42 @@ from torch import Tensor, nn
 from hone.base.settings import UserError
 from hone.model.mixers import States
 from hone.model.scoring import Scoring, Window
-from hone.rollout.native.attention import Grid, decode_attention, prefill_attention
+from hone.rollout.native.attention import Grid, continued_attention, decode_attention, prefill_attention
 from hone.rollout.native.kernel import Kernel
 from hone.rollout.native.memory import CHUNK, STATIC_CHUNK, columns
 from hone.rollout.native.states import PromptStates, RowStates
 
 
 class PromptPass:
-    """The `decode_cache` of a prefill over packed prompts; keeps their keys and values."""
+    """The `decode_cache` of a prefill over packed prompts; keeps their keys and values.
 
-    def __init__(self, lengths: Sequence[int]) -> None:
-        self.lengths = list(lengths)  # [P]
-        self.keys: dict[int, Tensor] = {}  # layer -> [Hkv, T, D]
-        self.values: dict[int, Tensor] = {}
-        self.states = PromptStates(self.lengths)
+    `lengths` [P]: tokens of each prompt in this pass. `pasts` [P]: what has been read of it before; without it, no
+    prompt has been begun.
+    """
+
+    def __init__(self, lengths: Sequence[int], pasts: Sequence[Prompt | None] = ()) -> None:
+        self.lengths, self.pasts = list(lengths), list(pasts)
+        self.layers: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> keys and values [Hkv, n, D] of each prompt
+        self.states = PromptStates(self.lengths, [past and past.states for past in self.pasts])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]. Returns [1, T, H, Dv].
 
         Raises UserError for a layer that attends twice: the keys of its first call would be missing in decoding.
         """
-        if layer in self.keys:
+        if layer in self.layers:
             raise UserError(
                 f"layer {layer} of this model computes attention twice in one pass, so keys and values have no single "
                 "place in the cache; choose another model"
             )
-        self.keys[layer], self.values[layer] = key[0], value[0]
-        return prefill_attention(query, key, value, self.lengths, scoring)
+        new = list(zip(key[0].split(self.lengths, dim=1), value[0].split(self.lengths, dim=1)))
+        if not self.pasts:
+            self.layers[layer] = new
+            return prefill_attention(query, key, value, self.lengths, scoring)
+        self.layers[layer] = [
+            own if past is None else _joined(past.layers[layer], own) for past, own in zip(self.pasts, new, strict=True)
+        ]
+        return continued_attention(query, self.layers[layer], self.lengths, scoring)
 
     def mix(self, mixer: nn.Module, hidden: Tensor) -> Tensor:
         """hidden [1, T, D] -> [1, T, D]: the part of a recurrent mixer (`hone.model.mixers`)."""
@@ -61,11 +70,10 @@ class PromptPass:
 
     def prompts(self) -> list[Prompt]:
         """The prompts, separated, in their order."""
-        keys = {layer: t.split(self.lengths, dim=1) for layer, t in self.keys.items()}
-        values = {layer: t.split(self.lengths, dim=1) for layer, t in self.values.items()}
+        before = [0 if past is None else past.length for past in self.pasts] or [0] * len(self.lengths)
         return [
-            Prompt(n, {layer: (keys[layer][i], values[layer][i]) for layer in keys}, self.states.of(i))
-            for i, n in enumerate(self.lengths)
+            Prompt(start + n, {layer: parts[i] for layer, parts in self.layers.items()}, self.states.of(i))
+            for i, (start, n) in enumerate(zip(before, self.lengths, strict=True))
         ]
 
 
@@ -143,6 +151,21 @@ class DecodeCache:
         if self._at is not None and self._mask is not None and not self.full:
             self._at.fill_(self.column)
             self._mask[:, self.column - self.capacity].zero_()
+
+    def sequence(self, row: int, tokens: int) -> Prompt:
+        """A copy of the row's prompt and the first `tokens` of its own; mixers' states are those of now."""
+        prompt, start = self.row_prompts[row], self.starts[row]
+        place, length = list(self.lengths).index(prompt), self.lengths[prompt]
+        own = slice(start, start + tokens)
+
+        def both(prompts: Tensor, suffixes: Tensor) -> Tensor:
+            return torch.cat((prompts[:, place, :length], suffixes[:, row, own]), dim=1)
+
+        layers = {
+            layer: (both(parts.prompt[0], parts.suffix[0]), both(parts.prompt[1], parts.suffix[1]))
+            for layer, parts in self._layers.items()
+        }
+        return Prompt(length + tokens, layers, self.states.of(row))
 
     def rebuild(
         self,
@@ -256,6 +279,10 @@ class DecodeCache:
         if self.static:
             mask[:, longest + self.column + 1 :] = -math.inf
         return mask
+
+
+def _joined(past: tuple[Tensor, Tensor], new: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    return torch.cat((past[0], new[0]), dim=1), torch.cat((past[1], new[1]), dim=1)
 
 
 def _pad(parts: Sequence[Tensor]) -> Tensor:

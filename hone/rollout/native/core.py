@@ -88,7 +88,8 @@ class Core:
         self._requests: dict[int, Request] = {}
         self._pending: dict[int, int] = {}  # request -> samples that wait or occupy a row
         self._submitted = 0
-        self._queue = queue
+        self._queue, self._kept = queue, queue.kept
+        self.read_tokens = 0  # tokens of prompts that were computed so far
         self._arrived = False  # requests were submitted since rows last entered
         self._rows = Rows.enter([], self._requests, self._device)
         self._alive: list[bool] = []  # [B] as of the last check
@@ -107,6 +108,7 @@ class Core:
         """Free the KV cache and recorded graphs, even if references to this batch remain."""
         self._next.close()
         self._cache, self._read = DecodeCache(), {}
+        self._kept.clear()
 
     @property
     def busy(self) -> bool:
@@ -141,9 +143,18 @@ class Core:
                 self._rows.end(row)
                 self._ended[work] = "abort"
 
+    def forget(self, work: Work) -> None:
+        """No request will continue this finished sample; what was kept of it is dropped."""
+        self._kept.take(work)
+
+    @property
+    def evicted(self) -> int:
+        """Kept samples that were dropped for want of memory, so far."""
+        return self._kept.evicted
+
     def step(self) -> list[Output]:
         """Schedule rows, or decode a few tokens of every row. Returns new outputs, in no particular order."""
-        if self._due():
+        if self.due:
             self._schedule()
         else:
             self._decode()
@@ -172,7 +183,8 @@ class Core:
             )
         self._queue.budget.check_alone(length, max_tokens, name)
 
-    def _due(self) -> bool:
+    @property
+    def due(self) -> bool:
         """Whether enough rows have finished to be worth scheduling, or new requests have room."""
         if _IDLE_SHARE * self._alive.count(False) >= len(self._rows.work):
             return True
@@ -181,7 +193,7 @@ class Core:
     def _decode(self) -> None:
         """Decode a few tokens of every row."""
         rows = self._rows
-        for _ in range(self._steps_per_check):
+        for _ in range(self._steps_at_once()):
             if self._cache.full:
                 everything = range(len(rows.work))
                 self._rebuild(everything, [], live=[row for row in everything if self._alive[row]])
@@ -189,6 +201,11 @@ class Core:
             logits = self._next(rows.last, positions)
             self._cache.advance()
             self._append_tokens(rows, logits)
+
+    def _steps_at_once(self) -> int:
+        """Steps until the next check. The states of a row that is kept must be taken at once: they go on."""
+        kept = self._cache.states.layers and any(self._requests[request].keep for request, _ in self._rows.work)
+        return 1 if kept else self._steps_per_check
 
     def _forward(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """tokens and positions [B] -> logits [B, V]. May be recorded: see `graph`."""
@@ -230,6 +247,9 @@ class Core:
                 self._forget(self._rows.work[row][0])
         running = [self._rows.work[row] for row in keep]
         work = self._queue.take(running, self._requests)
+        while not work and not running and len(self._queue) and len(self._kept):
+            self._kept.evict()
+            work = self._queue.take(running, self._requests)
         self._arrived = False
         self._most_top = max((self._requests[request].top_logprobs for request, _ in (*running, *work)), default=0)
         self._read_prompts(work)
@@ -305,7 +325,13 @@ class Core:
             sent = watch.seen if watch is not None and watch.streamed else 0
             self._ended.pop(work, None)
             self._reported.add(work)
+            if self._requests[work[0]].keep and turn.finish == "stop":
+                # The last token has not been read: the next prompt begins with it.
+                self._kept.add(work, self._cache.sequence(row, len(turn.completion_ids) - 1))
             outputs.append(Output(*work, turn.completion_ids[sent:], turn.logprobs[sent:], turn=turn))
+        running = [work for row, work in enumerate(self._rows.work) if self._alive[row]]
+        while len(self._kept) and not self._queue.fits(running, self._requests):
+            self._kept.evict()
         return outputs
 
     def _forget(self, request: int) -> None:
@@ -315,31 +341,44 @@ class Core:
             del self._pending[request], self._requests[request]
 
     def _read_prompts(self, work: Sequence[Work]) -> None:
-        """Prefill: one forward pass over each batch of new prompts, packed in one row."""
-        batch: list[int] = []
-        for request in dict.fromkeys(request for request, _ in work):
-            if request in self._read:
-                continue
-            lengths = [len(self._requests[i].prompt_ids) for i in (*batch, request)]
-            if batch and sum(lengths) > _PREFILL_TOKENS:
+        """Prefill: one forward pass over each batch of new prompts, packed in one row.
+
+        Of prompts that continue what was kept, only what follows it.
+        """
+        new = [request for request in dict.fromkeys(request for request, _ in work) if request not in self._read]
+        known = {request: self._kept.length(self._requests[request].after) for request in new}
+        for some in [i for i in new if not known[i]], [i for i in new if known[i]]:
+            batch: list[int] = []
+            size = 0
+            for request in some:
+                length = len(self._requests[request].prompt_ids) - known[request]
+                if batch and size + length > _PREFILL_TOKENS:
+                    self._read_batch(batch)
+                    batch, size = [], 0
+                batch.append(request)
+                size += length
+            if batch:
                 self._read_batch(batch)
-                batch = []
-            batch.append(request)
-        if batch:
-            self._read_batch(batch)
 
     def _read_batch(self, batch: Sequence[int]) -> None:
         requests = [self._requests[i] for i in batch]
-        prompts = [torch.as_tensor(request.prompt_ids, dtype=torch.int64) for request in requests]
+        pasts = [self._kept.take(request.after) for request in requests]
+        starts = [0 if past is None else past.length for past in pasts]
+        prompts = [
+            torch.as_tensor(request.prompt_ids[start:], dtype=torch.int64)
+            for request, start in zip(requests, starts, strict=True)
+        ]
         lengths = [len(prompt) for prompt in prompts]
+        self.read_tokens += sum(lengths)
         tokens = torch.cat(prompts).to(self._device)  # [T]
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
         spare = padded_prompt(len(tokens)) - len(tokens) if self._pads else 0
         if spare:  # a padding prompt, which belongs to no request
-            tokens, lengths = F.pad(tokens, (0, spare)), [*lengths, spare]
-        positions = torch.cat([torch.arange(len(prompt)) for prompt in prompts]).to(self._device)
+            tokens, lengths, pasts = F.pad(tokens, (0, spare)), [*lengths, spare], [*pasts, None]
+        places = [torch.arange(start, start + len(prompt)) for start, prompt in zip(starts, prompts, strict=True)]
+        positions = torch.cat(places).to(self._device)
         positions = F.pad(positions, (0, spare))  # zeros: some rotary embeddings use the largest position
-        cache = PromptPass(lengths)
+        cache = PromptPass(lengths, pasts if any(starts) else ())
         inputs = {"input_ids": tokens[None], "position_ids": positions[None], "decode_cache": cache}
         if any(request.echo for request in requests):
             hidden = self._call(backbone(self._model), inputs).last_hidden_state[0]  # [T, D]

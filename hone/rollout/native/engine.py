@@ -15,14 +15,16 @@ from typing import TYPE_CHECKING
 import torch
 from transformers import PreTrainedModel
 
-from hone.model import attention
+from hone.model import attention, mixers
 from hone.model.limits import context_limit
 from hone.model.linear import onednn
 from hone.model.lora import for_sampling
 from hone.model.reduced import Weights, check, reduced
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
+from hone.rollout import turns
 from hone.rollout.engine import FIRST_USE, Event, print_event
 from hone.rollout.native import kernel
+from hone.rollout.native.conversations import Conversations
 from hone.rollout.native.core import Core, Speedups
 from hone.rollout.native.graph import CudaRecorder, Recorder
 from hone.rollout.native.kernel import Kernel
@@ -158,6 +160,15 @@ class NativeEngine:
                 if progress is not None and finished:
                     progress(len(done), len(prompts) * samples)
         return [[done[prompt, sample] for sample in range(samples)] for prompt in range(len(prompts))]
+
+    @contextmanager
+    def turns(
+        self, sampling: SamplingConfig, seed: int, keep: bool, progress: turns.Progress | None
+    ) -> Iterator[Conversations]:
+        """See `hone.rollout.turns`. Mixers that cannot go on from a state read every conversation again."""
+        keep = keep and all(map(mixers.continues, mixers.recurrent(self._model)))
+        with self.open() as core:
+            yield Conversations(core, sampling, seed, keep, progress)
 
 
 @contextmanager

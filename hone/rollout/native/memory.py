@@ -47,9 +47,12 @@ class Budget:
         total = device_memory(model.device) * _SHARE if gib is None else gib * _GIB
         return Budget(int(total // each), each, row_bytes(model))
 
-    def fits(self, prompts: int, longest: int, rows: int, max_tokens: int) -> bool:
-        """Whether `rows` samples of `prompts` prompts fit, with at most `longest` and `max_tokens` tokens each."""
-        return self.positions(prompts, longest, rows, max_tokens) <= self.tokens
+    def fits(self, prompts: int, longest: int, rows: int, max_tokens: int, kept: int = 0) -> bool:
+        """Whether `rows` samples of `prompts` prompts fit, with at most `longest` and `max_tokens` tokens each.
+
+        `kept`: positions of conversations that wait (`kept.Kept`).
+        """
+        return self.positions(prompts, longest, rows, max_tokens) + kept <= self.tokens
 
     def positions(self, prompts: int, longest: int, rows: int, max_tokens: int) -> int:
         """The key-value positions that these rows need."""

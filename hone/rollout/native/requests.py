@@ -23,6 +23,8 @@ class Request:
     streamed: bool = False  # report tokens as they are sampled, not only the finished turn
     top_logprobs: int = 0  # K: also report the K likeliest tokens at each position; implies `streamed`
     echo: bool = False  # report the log-probs of the prompt's tokens
+    keep: bool = False  # keep what was read when a sample ends with "stop", for a later request
+    after: Work | None = None  # the kept sample whose prompt and tokens this prompt begins with
 
     def __post_init__(self) -> None:
         if self.samples < 1:

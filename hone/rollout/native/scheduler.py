@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from hone.recipe.sections.rollout import SamplingConfig
+from hone.rollout.native.kept import Kept
 from hone.rollout.native.memory import Budget
 from hone.rollout.native.requests import Request, Work
 from hone.rollout.native.sampler import Mix, mix, uniforms
@@ -28,6 +29,7 @@ class Queue:
     """
 
     def __init__(self, budget: Budget, max_sequences: int, reserve: int = 0) -> None:
+        self.kept = Kept(budget)
         self._batches: deque[deque[Work]] = deque()  # never empty ones; the first is next
         self._batch_of: dict[int, int] = {}  # request -> the number of its batch, while it waits or runs
         self._added = 0
@@ -38,11 +40,14 @@ class Queue:
     def add(self, requests: Mapping[int, Request]) -> None:
         """Add requests as one batch, the longest prompts first.
 
-        Prompts of similar length are then decoded together, which wastes little of the padded rectangle.
+        Prompts of similar length are then decoded together, which wastes little of the padded rectangle. Requests that
+        continue a sample come before all that wait: memory is held for them.
         """
         order = sorted(requests, key=lambda i: (-len(requests[i].prompt_ids), i))
         if order:
-            self._batches.append(deque((i, sample) for i in order for sample in range(requests[i].samples)))
+            batch = deque((i, sample) for i in order for sample in range(requests[i].samples))
+            continues = any(request.after is not None for request in requests.values())
+            self._batches.appendleft(batch) if continues else self._batches.append(batch)
         self._added += 1
         self._batch_of |= dict.fromkeys(order, self._added)
 
@@ -68,6 +73,10 @@ class Queue:
             if not batch:
                 self._batches.remove(batch)
         return taken
+
+    def fits(self, running: Sequence[Work], requests: Mapping[int, Request]) -> bool:
+        """Whether what is kept fits beside the `running` samples."""
+        return _Room(self, running, requests).fits
 
     def has_room(self, running: Sequence[Work], requests: Mapping[int, Request]) -> bool:
         """Whether `take` would return any."""
@@ -100,6 +109,7 @@ class _Room:
         self._queue, self._requests = queue, requests
         self._rows = self._longest = self._most = 0
         self._prompts: set[int] = set()
+        self._kept = queue.kept.positions
         self._held: Counter[int] = Counter()  # batch -> rows
         for request, _ in running:
             self.add(request)
@@ -108,10 +118,16 @@ class _Room:
         """Count one more row."""
         if request not in self._prompts:
             self._prompts.add(request)
+            self._kept -= self._queue.kept.positions_of(self._requests[request].after)
             self._longest = max(self._longest, len(self._requests[request].prompt_ids))
             self._most = max(self._most, self._requests[request].sampling.max_tokens)
         self._rows += 1
         self._held[self._queue._batch_of[request]] += 1
+
+    @property
+    def fits(self) -> bool:
+        """Whether these rows fit beside what is kept."""
+        return self._queue.budget.fits(len(self._prompts), self._longest, self._rows, self._most, self._kept)
 
     def for_one_of(self, request: int) -> Literal["yes", "no", "share used up"]:
         """Whether a row of this request fits."""
@@ -121,7 +137,8 @@ class _Room:
         prompts = len(self._prompts | {request})
         longest = max(self._longest, len(self._requests[request].prompt_ids))
         most = max(self._most, self._requests[request].sampling.max_tokens)
-        if not queue.budget.fits(prompts, longest, self._rows + 1, most):
+        own = 0 if request in self._prompts else queue.kept.positions_of(self._requests[request].after)
+        if not queue.budget.fits(prompts, longest, self._rows + 1, most, self._kept - own):
             return "no"
         held = self._held[queue._batch_of[request]]
         if not spare or not held:

@@ -25,7 +25,8 @@ from hone.model.mixers import States
 class PromptStates:
     """The states after prompts that are prefilled in one row."""
 
-    lengths: Sequence[int]  # [P]
+    lengths: Sequence[int]  # [P] tokens of each in this pass
+    starts: Sequence[Mapping[int, States] | None] = ()  # [P] layer -> the state that it starts from; empty: all from 0
     layers: dict[int, States] = field(default_factory=dict)
 
     def mix(self, mixer: nn.Module, hidden: Tensor) -> Tensor:
@@ -36,7 +37,8 @@ class PromptStates:
                 f"layer {layer} of this model is called twice in one pass, so its state has no single place in the "
                 "cache; choose another model"
             )
-        out, self.layers[layer] = mixers.read_prompts(mixer, hidden, tuple(self.lengths))
+        starts = [start and start[layer] for start in self.starts]
+        out, self.layers[layer] = mixers.read_prompts(mixer, hidden, self.lengths, starts)
         return out
 
     def of(self, prompt: int) -> dict[int, States]:
@@ -67,6 +69,10 @@ class RowStates:
                     old.copy_(new)
             self.layers[layer] = before
         return out
+
+    def of(self, row: int) -> dict[int, States]:
+        """Layer -> a copy of this row's state."""
+        return {layer: states.map(lambda t: t[row : row + 1].clone()) for layer, states in self.layers.items()}
 
     @property
     def device(self) -> torch.device:
