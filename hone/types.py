@@ -85,6 +85,9 @@ class Step:
     reward: float | None = None  # for this turn alone; None: the environment gives none
     error: str | None = None  # why a tool call could not be read
     parts: Mapping[str, float] = field(default_factory=dict)  # numbers that the environment logs
+    #: Until the turn was said, waiting for a place included, and until the environment had answered; not in any
+    #: record that a resumed run repeats.
+    seconds: tuple[float, float] = field(default=(0.0, 0.0), compare=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,9 +4,11 @@
     episodes = make_episodes(recipe, renderer)                     # with the recipe's environment and tools
     episodes.sample(problems, engine, recipe.sampling, samples=8, seed=7)       # [P] tuples of [G] rollouts
 
-All episodes of a batch advance together, turn by turn. Random numbers depend only on (seed, problem, sample, turn), and
-batches only on the sampled turns and replies, so an interrupted run continues bit for bit. Of several processes each
-runs the environments of its own problems, and all get all answers.
+Environments answer while the engine goes on with other episodes, until more answers are waited for than turns are being
+sampled; then all of these answers are waited for. So batches depend on nothing but what was said, and, since which
+random number chooses which token depends on (seed, problem, sample, turn) alone, an interrupted run continues bit for
+bit. Of several processes each plays the episodes of its own problems; with one server for all of them, each runs the
+environments of its own problems between common turns.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -25,14 +28,17 @@ from hone.base.world import ALONE, World
 from hone.environments.base import Environment, Message, Observation, Schema, SingleTurn
 from hone.environments.conversation import Conversation
 from hone.environments.formats import Reading, reader_of
-from hone.environments.pool import Failed, Pool
+from hone.environments.pool import Failed, Here, Pool
 from hone.recipe.sections.environment import EnvironmentConfig
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.engine import Engine
 from hone.rollout.prompts import Renderer
+from hone.rollout.together import Divides
+from hone.rollout.turns import Prompt, open_turns
 from hone.types import End, Episode, Problem, Rollout, Step, Turn
 
 Progress = Callable[[int, int], None]
+Opening = tuple[tuple[Message, ...], tuple[Schema, ...]]  # the messages that begin an episode, the tools offered
 
 
 @dataclass
@@ -48,15 +54,30 @@ class _Game:
     end: End | None = None
     note: str | None = None
     reward: float | None = None
+    ready: bool = True  # its next prompt is known, and has not been submitted
+    since: float = 0.0  # when the turn that is being said was submitted
+    saying: float = 0.0  # seconds of the last turn
 
     def begin(self, conversation: Conversation, read: Callable[[str], Reading]) -> None:
         self.conversation, self.read = copy(conversation), read
 
-    def stop(self, end: End) -> None:
-        self.end = end
+    def submit(self) -> None:
+        self.ready, self.since = False, perf_counter()
+
+    def say(self, turn: Turn, text: str) -> None:
+        self.turns.append(turn)
+        self.text, self.saying = text, perf_counter() - self.since
+
+    def go_on(self, step: Step) -> None:
+        """Another turn follows this step."""
+        self.conversation.append(self.turns[-1], step.message, step.replies)
+        self.ready = True
+
+    def stop(self, end: End, note: str | None = None) -> None:
+        self.end, self.note, self.ready = end, note, False
 
     def fail(self, failed: Failed) -> None:
-        self.end, self.note = "environment_timeout" if failed.kind == "timeout" else "environment_error", failed.why
+        self.stop("environment_timeout" if failed.kind == "timeout" else "environment_error", failed.why)
 
     def rollout(self, version: int) -> Rollout:
         """The finished rollout. `version`: of the policy, for an episode that failed before its first turn."""
@@ -66,8 +87,38 @@ class _Game:
         nothing = Turn(self.conversation.ids, np.empty(0, np.int64), np.empty(0, np.float32), "abort", version)
         return Rollout(self.problem.id, self.place[1], tuple(self.turns) or (nothing,), self.text, episode)
 
+    # --- what runs in a thread: the environment's part ----------------------------------------------------------------
 
-Opening = tuple[tuple[Message, ...], tuple[Schema, ...]]  # the messages that begin an episode, the tools offered
+    def reset(self, seed: int) -> Opening:
+        assert self.environment is not None
+        messages = self.environment.reset(self.problem, streams.environment(seed, self.problem.id))
+        return _checked(messages or self.problem.messages), tuple(self.environment.tools)
+
+    def step(self, message: Message) -> tuple[Observation, float]:
+        """The answer, and how many seconds it took."""
+        assert self.environment is not None
+        started = perf_counter()
+        observation = self.environment.step(message)
+        if not isinstance(observation, Observation):
+            raise TypeError(f"step returned {type(observation).__name__}, not an Observation")
+        if not observation.done and not observation.messages:
+            raise ValueError("step returned no message, and the episode is not done")
+        return replace(observation, messages=_checked(observation.messages)), perf_counter() - started
+
+    def finish(self) -> float | None:
+        assert self.environment is not None
+        reward = self.environment.reward()
+        self.environment.close()
+        return None if reward is None else _number(reward)
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """A message that an environment is to answer; `ticket` None: another process does."""
+
+    game: _Game
+    message: Message
+    ticket: int | None
 
 
 @dataclass(frozen=True)
@@ -90,78 +141,164 @@ class Episodes:
         progress: Progress | None = None,
     ) -> list[tuple[Rollout, ...]]:
         """Sample `samples` rollouts of each problem; returns [P] tuples of [G]."""
-        games = self._open(problems, samples, seed)
-        while active := _active(games):
-            report = None if progress is None else _shifted(progress, len(games) - len(active), len(games))
-            for game, turn in zip(active, _next_turns(active, engine, sampling, samples, seed, report), strict=True):
-                game.turns.append(turn)
-                game.text = self.renderer.text(turn.completion_ids)
-            self._answer(active)
-            self._end_full(_active(games), engine, sampling)
-        self._finish(games)
+        batch = dict(enumerate(problems))
+        if not isinstance(engine, Divides) or not engine.divided:
+            return self._sample(batch, engine, sampling, samples, seed, progress)
+        # Each process plays its own share, and goes on with it while others play theirs.
+        alone = replace(self, world=ALONE)
+        mine: list[tuple[Rollout, ...]] = []
+
+        def play(own: Engine) -> list[tuple[Rollout, ...]]:
+            share = {p: batch[p] for p in self.world.share(list(batch))}
+            mine[:] = alone._sample(share, own, sampling, samples, seed, progress)
+            return mine
+
+        parts = engine.on_each(play, "the episodes of the others")
+        parts[self.world.rank] = mine  # with their environments, which are not sent
+        return [group for part in parts for group in part]
+
+    def _sample(
+        self,
+        problems: Mapping[int, Problem],
+        engine: Engine,
+        sampling: SamplingConfig,
+        samples: int,
+        seed: int,
+        progress: Progress | None,
+    ) -> list[tuple[Rollout, ...]]:
+        """As `sample`, of problems by their places in the whole batch, which choose their random numbers."""
+        games = self._games(problems, samples)
+        limits = [limit for limit in (self.config.max_tokens, engine.context) if limit is not None]
+        limit = min(limits) - sampling.max_tokens if limits else None
+        play = _Play(self.renderer, self.config, self.world, self._runner(games), limit)
+        of_place = {game.place: game for game in games}
+        play.open(games, seed)
+
+        def report(ended: int) -> None:
+            if progress is not None:
+                progress(len(games) - len(_active(games)) + ended, len(games))
+
+        with open_turns(engine, sampling, seed, keep=self._has_turns, progress=report) as turns:
+            turns.submit(_first_prompts(games, samples))
+            while _active(games):
+                said = []
+                for place, turn in turns.ended():
+                    of_place[place].say(turn, self.renderer.text(turn.completion_ids))
+                    said.append(of_place[place])
+                settled = play.after(said, turns.running)
+                for game in settled:
+                    if game.end is not None:
+                        turns.forget(game.place)
+                turns.submit(_next_prompts(settled))
+        play.finish(games)
         version = max((turn.policy_version for game in games for turn in game.turns), default=0)
         rollouts = [game.rollout(version) for game in games]
-        return [tuple(rollouts[p * samples : (p + 1) * samples]) for p in range(len(problems))]
+        return [tuple(rollouts[i * samples : (i + 1) * samples]) for i in range(len(problems))]
 
-    # --- parts of an episode ------------------------------------------------------------------------------------------
-
-    def _open(self, problems: Sequence[Problem], samples: int, seed: int) -> list[_Game]:
-        """Begin all episodes. The samples of a problem have the same seed, so that they begin alike."""
-        own = set(self.world.share(range(len(problems))))
-        games = [
+    def _games(self, problems: Mapping[int, Problem], samples: int) -> list[_Game]:
+        own = set(self.world.share(list(problems)))
+        return [
             _Game(problem, (p, g), self.make() if p in own else None)
-            for p, problem in enumerate(problems)
+            for p, problem in problems.items()
             for g in range(samples)
         ]
 
-        def reset(game: _Game) -> Opening:
-            assert game.environment is not None
-            messages = game.environment.reset(game.problem, streams.environment(seed, game.problem.id))
-            return _checked(messages or game.problem.messages), tuple(game.environment.tools)
+    def _runner(self, games: Sequence[_Game]) -> Here | Pool:
+        own = [game.environment for game in games if game.environment is not None]
+        return Here() if all(environment.instant for environment in own) else self._pool
 
+    @property
+    def _has_turns(self) -> bool:
+        """Whether an episode may have a second turn."""
+        return self.make is not SingleTurn and self.config.max_turns > 1
+
+    @cached_property
+    def _pool(self) -> Pool:
+        return Pool(self.config.workers, self.config.timeout)
+
+
+@dataclass
+class _Play:
+    """What happens between the turns of a batch of episodes. `limit`: the longest prompt that may have another turn."""
+
+    renderer: Renderer
+    config: EnvironmentConfig
+    world: World
+    runner: Here | Pool
+    limit: int | None
+    asked: list[_Asked] = field(default_factory=list)  # whose environments have begun to answer
+
+    def open(self, games: Sequence[_Game], seed: int) -> None:
+        """Begin all episodes. The samples of a problem have the same seed, so that they begin alike."""
         known: dict[str, tuple[Conversation, Callable[[str], Reading]]] = {}
-        for game, opening in zip(games, self._each(games, reset), strict=True):
-            if isinstance(opening, Failed):
-                game.fail(opening)
-                opening = game.problem.messages, ()
-            messages, tools = opening
-            key = repr(opening)
+        openings = self._each(games, lambda game: game.reset(seed))
+        for game, opening in zip(games, openings, strict=True):
+            messages, tools = (game.problem.messages, ()) if isinstance(opening, Failed) else opening
+            key = repr((messages, tools))
             if key not in known:
                 read = reader_of(self.renderer.tokenizer, tools, self.renderer.is_raw)
                 known[key] = Conversation(self.renderer, messages, tools), read
             game.begin(*known[key])
-        return games
+            if isinstance(opening, Failed):
+                game.fail(opening)
 
-    def _answer(self, games: Sequence[_Game]) -> None:
-        """Read the last turn of every game, and let its environment answer."""
-        waiting: list[tuple[_Game, Message]] = []
-        for game in games:
+    def after(self, said: Sequence[_Game], running: int) -> list[_Game]:
+        """Read the last turns of these games, and let their environments answer.
+
+        Returns the games that have ended or have a next prompt. `running`: turns of others that are being sampled.
+        """
+        self.asked += self._ask(said)
+        settled = [game for game in said if game.ready or game.end is not None]
+        if isinstance(self.runner, Here) or len(self.asked) >= running:
+            settled += self._hear()
+        for game in settled:
+            if game.ready and self.limit is not None and len(game.conversation.ids) > self.limit:
+                game.stop("max_tokens")
+        return settled
+
+    def finish(self, games: Sequence[_Game]) -> None:
+        """Ask for the rewards of the episodes, and close their environments."""
+        whole = [game for game in games if game.note is None]
+        for game, reward in zip(whole, self._each(whole, _Game.finish), strict=True):
+            if isinstance(reward, Failed):
+                game.fail(reward)
+            else:
+                game.reward = reward
+
+    def _ask(self, said: Sequence[_Game]) -> list[_Asked]:
+        """Read the last turns; returns those that their environments have begun to answer."""
+        read: list[tuple[_Game, Message]] = []
+        for game in said:
             if game.turns[-1].finish != "stop":
-                game.steps.append(Step({"role": "assistant", "content": game.text}))
+                game.steps.append(Step({"role": "assistant", "content": game.text}, seconds=(game.saying, 0.0)))
                 game.stop("max_tokens")
                 continue
             reading = game.read(game.text)
             if reading.error is None:
-                waiting.append((game, reading.message))
+                read.append((game, reading.message))
             else:
-                self._continue(game, _complaint(reading))
-        of_game = {game.place: message for game, message in waiting}
+                self._continue(game, replace(_complaint(reading), seconds=(game.saying, 0.0)))
+        calls = [partial(game.step, message) for game, message in read if game.environment is not None]
+        tickets = iter(self.runner.start(calls))
+        return [_Asked(game, message, None if game.environment is None else next(tickets)) for game, message in read]
 
-        def step(game: _Game) -> Observation:
-            assert game.environment is not None
-            observation = game.environment.step(of_game[game.place])
-            if not isinstance(observation, Observation):
-                raise TypeError(f"step returned {type(observation).__name__}, not an Observation")
-            if not observation.done and not observation.messages:
-                raise ValueError("step returned no message, and the episode is not done")
-            return replace(observation, messages=_checked(observation.messages))
-
-        for (game, message), answer in zip(waiting, self._each([game for game, _ in waiting], step), strict=True):
+    def _hear(self) -> list[_Game]:
+        """Wait for the answers of environments, and add them to their conversations."""
+        asked, self.asked = sorted(self.asked, key=lambda one: one.game.place), []  # by process
+        own = self.runner.results([one.ticket for one in asked if one.ticket is not None])
+        for one, answer in zip(asked, self.world.gather(own, "answers of environments"), strict=True):
             if isinstance(answer, Failed):
-                game.steps.append(Step(message))
-                game.fail(answer)
+                waited = self.config.timeout if answer.kind == "timeout" else 0.0
+                one.game.steps.append(Step(one.message, seconds=(one.game.saying, waited)))
+                one.game.fail(answer)
                 continue
-            self._continue(game, Step(message, answer.messages, answer.reward, parts=dict(answer.parts)), answer.done)
+            observation, took = answer
+            times = one.game.saying, took
+            step = Step(
+                one.message, observation.messages, observation.reward, parts=dict(observation.parts), seconds=times
+            )
+            self._continue(one.game, step, observation.done)
+        return [one.game for one in asked]
 
     def _continue(self, game: _Game, step: Step, done: bool = False) -> None:
         """Add a step; the next prompt is made unless the episode ends with it."""
@@ -173,79 +310,41 @@ class Episodes:
         elif len(game.turns) >= self.config.max_turns:
             game.stop("max_turns")
         else:
-            game.conversation.append(game.turns[-1], step.message, step.replies)
-
-    def _end_full(self, games: Sequence[_Game], engine: Engine, sampling: SamplingConfig) -> None:
-        """End the games in whose conversations another turn might not fit."""
-        if not games:
-            return
-        limits = [limit for limit in (self.config.max_tokens, engine.context) if limit is not None]
-        for game in games:
-            if limits and len(game.conversation.ids) + sampling.max_tokens > min(limits):
-                game.stop("max_tokens")
-
-    def _finish(self, games: Sequence[_Game]) -> None:
-        """Ask for the rewards of the episodes, and close their environments."""
-        whole = [game for game in games if game.note is None]
-
-        def finish(game: _Game) -> float | None:
-            assert game.environment is not None
-            reward = game.environment.reward()
-            game.environment.close()
-            return None if reward is None else _number(reward)
-
-        for game, reward in zip(whole, self._each(whole, finish), strict=True):
-            if isinstance(reward, Failed):
-                game.fail(reward)
-            else:
-                game.reward = reward
+            game.go_on(step)
 
     def _each(self, games: Sequence[_Game], call: Callable[[_Game], Any]) -> list[Any]:
         """The results of the call for every game, a `Failed` where there is none; run where the environments are."""
-        own = [game for game in games if game.environment is not None]
-        if all(getattr(game.environment, "instant", False) for game in own):
-            results = [call(game) for game in own]
-        else:
-            results = self._pool.run([partial(call, game) for game in own])
-        return self.world.gather(results, "answers of environments")
-
-    @cached_property
-    def _pool(self) -> Pool:
-        return Pool(self.config.workers, self.config.timeout)
+        own = [partial(call, game) for game in games if game.environment is not None]
+        return self.world.gather(self.runner.run(own), "answers of environments")
 
 
 def _active(games: Sequence[_Game]) -> list[_Game]:
     return [game for game in games if game.end is None]
 
 
-def _next_turns(
-    games: Sequence[_Game],
-    engine: Engine,
-    sampling: SamplingConfig,
-    samples: int,
-    seed: int,
-    progress: Progress | None,
-) -> list[Turn]:
-    """The next turn of every game. Samples of a problem that begin alike are sampled from one prompt."""
-    first = not games[0].turns
-    alike: dict[int, list[_Game]] = {}
-    for game in games if first else ():
-        alike.setdefault(game.place[0], []).append(game)
-    together = [p for p, group in alike.items() if len(group) == samples and _same_prompt(group)]
-    shared = {p: alike[p] for p in together}
-    turns: dict[tuple[int, int], Turn] = {}
-    if shared:
-        prompts = [group[0].conversation.ids for group in shared.values()]
-        sampled = engine.generate(
-            prompts, sampling, samples=samples, seed=seed, progress=progress, stream_ids=list(shared)
-        )
-        turns |= {(p, g): turn for p, group in zip(shared, sampled, strict=True) for g, turn in enumerate(group)}
-    if rest := [game for game in games if game.place not in turns]:
-        numbers = [streams.turn(*game.place, len(game.turns)) for game in rest]
-        prompts = [game.conversation.ids for game in rest]
-        sampled = engine.generate(prompts, sampling, samples=1, seed=seed, progress=progress, stream_ids=numbers)
-        turns |= {game.place: turn for game, (turn,) in zip(rest, sampled, strict=True)}
-    return [turns[game.place] for game in games]
+def _first_prompts(games: Sequence[_Game], samples: int) -> list[Prompt]:
+    """Samples of a problem that begin alike are sampled from one prompt."""
+    groups: dict[int, list[_Game]] = {}
+    for game in _active(games):
+        groups.setdefault(game.place[0], []).append(game)
+    prompts = []
+    for p, group in groups.items():
+        if len(group) == samples and _same_prompt(group):
+            prompts.append(Prompt(group[0].conversation.ids, p, tuple(game.place for game in group)))
+            for game in group:
+                game.submit()
+    return [*prompts, *_next_prompts(games)]
+
+
+def _next_prompts(games: Sequence[_Game]) -> list[Prompt]:
+    """Of the games that are ready."""
+    prompts = []
+    for game in games:
+        if game.ready:
+            game.submit()
+            stream = streams.turn(*game.place, len(game.turns))
+            prompts.append(Prompt(game.conversation.ids, stream, (game.place,)))
+    return prompts
 
 
 def _same_prompt(games: Sequence[_Game]) -> bool:
@@ -273,7 +372,3 @@ def _number(reward: Any) -> float:
     if not math.isfinite(value):
         raise ValueError(f"the reward is {value}; give a finite number")
     return value
-
-
-def _shifted(progress: Progress, before: int, total: int) -> Progress:
-    return lambda done, _: progress(before + done, total)

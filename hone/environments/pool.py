@@ -1,4 +1,9 @@
-"""Runs calls of environments in threads, each with a deadline: a call that hangs delays a step, but never stops it.
+"""Runs calls of environments in threads, each with a deadline: a call that hangs delays others, but never stops them.
+
+    pool = Pool(workers=16, timeout=30.0)
+    tickets = pool.start(calls)
+    ...                                # other work
+    results = pool.results(tickets)
 
 A thread cannot be killed: one that is past its deadline is left behind, and another takes its place.
 """
@@ -6,6 +11,7 @@ A thread cannot be killed: one that is past its deadline is left behind, and ano
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from time import monotonic
@@ -24,83 +30,119 @@ class Failed:
     why: str
 
 
+class Here:
+    """Runs calls in this thread when they are begun, without a deadline: for those that take no time worth a thread."""
+
+    def __init__(self) -> None:
+        self._results: list[Any] = []
+
+    def start(self, calls: Sequence[Call]) -> list[int]:
+        """As `Pool.start`."""
+        first = len(self._results)
+        self._results += map(_result, calls)
+        return list(range(first, len(self._results)))
+
+    def results(self, tickets: Sequence[int]) -> list[Any]:
+        """As `Pool.results`."""
+        return [self._results[ticket] for ticket in tickets]
+
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        return list(map(_result, calls))
+
+
 class Pool:
     """`workers` calls at the same time, `timeout` seconds for each. `abandoned` counts threads that hang."""
 
     def __init__(self, workers: int, timeout: float, most_abandoned: int = 500) -> None:
         self.workers, self.timeout, self.most_abandoned = workers, timeout, most_abandoned
         self.abandoned = 0
+        self._waiting: deque[tuple[int, Call]] = deque()  # those that no thread has begun
+        self._started: dict[int, float] = {}  # running call -> when it began
+        self._results: dict[int, Any] = {}
+        self._threads = 0  # that are not left behind
+        self._number = 0
+        self._changed = threading.Condition()
 
-    def run(self, calls: Sequence[Call]) -> list[Any]:
-        """The results in order, a `Failed` for a call without one. Raises UserError if too many threads hang."""
-        batch = _Batch(calls)
-        for _ in range(min(self.workers, len(calls))):
-            batch.start_worker()
-        while (late := batch.wait(self.timeout)) is not None:
-            for index in late:
-                batch.give_up(index, Failed("timeout", f"no answer within {self.timeout:g} s"))
-                self.abandoned += 1
-                batch.start_worker()
+    def start(self, calls: Sequence[Call]) -> list[int]:
+        """Begin the calls; returns a ticket for each, with which `results` fetches its result."""
+        tickets = list(range(self._number, self._number + len(calls)))
+        self._number += len(calls)
+        with self._changed:
+            self._waiting += zip(tickets, calls, strict=True)
+            self._start_threads()
+        return tickets
+
+    def results(self, tickets: Sequence[int]) -> list[Any]:
+        """Wait for these calls; a `Failed` for one without a result. Raises UserError if too many threads hang."""
+        while not self._wait(tickets):
             if self.abandoned > self.most_abandoned:
                 raise UserError(
                     f"environment: {self.abandoned} of its calls hang; give environment.timeout more seconds, or fix "
                     f"the environment"
                 )
-        return batch.results
+        return [self._results.pop(ticket) for ticket in tickets]
 
+    def run(self, calls: Sequence[Call]) -> list[Any]:
+        """The results in order."""
+        return self.results(self.start(calls))
 
-class _Batch:
-    """Calls that several threads work through."""
-
-    def __init__(self, calls: Sequence[Call]) -> None:
-        self._calls = list(calls)
-        self.results: list[Any] = [None] * len(calls)
-        self._open = set(range(len(calls)))  # without a result
-        self._started: dict[int, float] = {}  # running call -> when it began
-        self._next = 0
-        self._changed = threading.Condition()
-
-    def start_worker(self) -> None:
-        threading.Thread(target=self._work, name="hone-environment", daemon=True).start()
-
-    def wait(self, timeout: float) -> list[int] | None:
-        """The calls that have run for longer than `timeout`; None when every call has a result."""
+    def _wait(self, tickets: Sequence[int]) -> bool:
+        """Wait until all of these have results (True), or calls are past their deadline, and give those up (False)."""
         with self._changed:
-            while self._open:
+            first = 0  # of the tickets that may be without a result
+            while True:
+                while first < len(tickets) and tickets[first] in self._results:
+                    first += 1
+                if first == len(tickets):
+                    return True
                 now = monotonic()
-                late = [index for index, start in self._started.items() if now - start >= timeout]
+                late = [ticket for ticket, began in self._started.items() if now - began >= self.timeout]
                 if late:
-                    return late
+                    self._give_up(late)
+                    return False
                 oldest = min(self._started.values(), default=now)
-                self._changed.wait(max(0.0, oldest + timeout - now) + 0.001)
-        return None
+                self._changed.wait(max(0.0, oldest + self.timeout - now) + 0.001)
 
-    def give_up(self, index: int, result: Failed) -> None:
-        with self._changed:
-            self._finish(index, result)
+    def _give_up(self, late: Sequence[int]) -> None:
+        """Leave the threads of these calls behind."""
+        for ticket in late:
+            self._finish(ticket, Failed("timeout", f"no answer within {self.timeout:g} s"))
+        self.abandoned += len(late)
+        self._threads -= len(late)
+        self._start_threads()
+
+    def _start_threads(self) -> None:
+        while self._threads < min(self.workers, len(self._waiting) + len(self._started)):
+            self._threads += 1
+            threading.Thread(target=self._work, name="hone-environment", daemon=True).start()
 
     def _work(self) -> None:
-        while (index := self._take()) is not None:
-            result: Any
-            try:
-                result = self._calls[index]()
-            except (Exception, SystemExit) as error:  # the user's code
-                result = Failed("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
+        while (taken := self._take()) is not None:
+            ticket, call = taken
+            result = _result(call)
             with self._changed:
-                if index not in self._started:  # abandoned: another thread has taken this one's place
+                if ticket not in self._started:  # abandoned: another thread has taken this one's place
                     return
-                self._finish(index, result)
+                self._finish(ticket, result)
 
-    def _take(self) -> int | None:
+    def _take(self) -> tuple[int, Call] | None:
         with self._changed:
-            if self._next == len(self._calls):
+            if not self._waiting:
+                self._threads -= 1
                 return None
-            index, self._next = self._next, self._next + 1
-            self._started[index] = monotonic()
-            return index
+            ticket, call = self._waiting.popleft()
+            self._started[ticket] = monotonic()
+            return ticket, call
 
-    def _finish(self, index: int, result: Any) -> None:
-        if self._started.pop(index, None) is not None:
-            self.results[index] = result
-            self._open.discard(index)
-            self._changed.notify_all()
+    def _finish(self, ticket: int, result: Any) -> None:
+        del self._started[ticket]
+        self._results[ticket] = result
+        self._changed.notify_all()
+
+
+def _result(call: Call) -> Any:
+    """The result of the user's code, or how it failed."""
+    try:
+        return call()
+    except (Exception, SystemExit) as error:  # whatever the user's code raises
+        return Failed("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")

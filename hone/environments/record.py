@@ -39,6 +39,23 @@ def episode_means(rows: Sequence[Row]) -> dict[str, float]:
     return {"turns": turns, "tool_calls": calls / len(rows), **logged}
 
 
+def turn_seconds(rollouts: Sequence[Rollout]) -> list[dict[str, float]]:
+    """Seconds of each turn, means over the rollouts that have it; empty if all were answered in one turn.
+
+    `generation` includes the wait for a place in the batch; `slowest` is the longest step of an environment.
+    """
+    steps = [rollout.episode.steps for rollout in rollouts]
+    longest = max((len(rollout.turns) for rollout in rollouts), default=0)
+    if longest < 2:
+        return []
+    rows = []
+    for turn in range(longest):
+        saying, answering = zip(*(of[turn].seconds for of in steps if len(of) > turn), strict=True)
+        means = {"generation": sum(saying) / len(saying), "environment": sum(answering) / len(answering)}
+        rows.append({"rollouts": len(saying), **means, "slowest": max(answering)})
+    return rows
+
+
 def transcript(row: Row) -> str:
     """The conversation of a row after its prompt, as text; of an answer in one turn, the answer."""
     parts = []

@@ -14,6 +14,7 @@ from typing import Any
 from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.base.visible import visible
+from hone.environments.record import transcript
 from hone.report.why import PartScore, groups_of, why_of
 from hone.runs import layout, seal
 
@@ -64,7 +65,19 @@ def _overview(stage: Path, step: int, groups: list[list[dict[str, Any]]]) -> Ite
         lengths = [int(row.get("tokens") or 0) for row in rows]
         problem = visible(rows[0].get("problem_id"))[:WIDTH]
         yield f"{number:>5}  {problem:{WIDTH}}  {span:>13}  {f'{right}/{len(rows)}':>7}  {min(lengths)}-{max(lengths)}"
+    yield from _turn_times(stage, step)
     yield visible(f"one group in full: hone runs show {stage} --step {step} --group 0")
+
+
+def _turn_times(stage: Path, step: int) -> Iterator[str]:
+    """What each turn of the step's episodes took; nothing for answers in one turn."""
+    rows = [row for row in jsonl.read(stage / "timings.jsonl") if row.get("step") == step]
+    turns = rows[-1].get("turns", []) if rows else []
+    if turns:
+        yield f"{'turn':>5}  {'episodes':>8}  {'generation':>10}  {'environment':>11}  {'slowest':>8}   seconds, means"
+    for number, turn in enumerate(turns):
+        seconds = f"{turn['generation']:>10.3f}  {turn['environment']:>11.4f}  {turn['slowest']:>8.3f}"
+        yield f"{number + 1:>5}  {turn['rollouts']:>8.0f}  {seconds}"
 
 
 def _group(stage: Path, step: int, number: int, rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -75,7 +88,7 @@ def _group(stage: Path, step: int, number: int, rows: list[dict[str, Any]]) -> I
     for row in rows:
         why = why_of(row, weights)
         yield visible(f"--- answer {row.get('index')}: {row.get('verdict')}, {row.get('tokens')} tokens")
-        yield visible(row.get("text", ""))
+        yield visible(transcript({"text": "", **row}))
         yield "why this reward:"
         for sentence in (*why.sentences, *map(_part, why.parts)):
             yield textwrap.fill(visible(sentence), 100, initial_indent="  ", subsequent_indent="    ")

@@ -8,12 +8,12 @@ wait for that process without a bound, since its own waits are bounded.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar, runtime_checkable
 
 from hone.base.settings import UserError
 from hone.base.world import World
 from hone.recipe.sections.rollout import SamplingConfig
-from hone.rollout.engine import Event
+from hone.rollout.engine import Engine, Event
 from hone.rollout.identity import Verified
 from hone.types import IntArray, Turn
 
@@ -23,6 +23,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
+@runtime_checkable
+class Divides(Protocol):
+    """An engine for several processes. `divided`: each has an engine of its own; else the first one has it."""
+
+    divided: bool
+
+    def on_each(self, call: Callable[[Engine], T], what: str) -> list[T]:
+        """The results of `call` with the engine of each process, by rank; a UserError of one is raised on all."""
+        ...
+
+
 class DistributedEngine:
     """Implements `hone.rollout.engine.Engine`.
 
@@ -30,7 +41,7 @@ class DistributedEngine:
     """
 
     def __init__(self, make: Callable[[Event], Verified], world: World, divided: bool, event: Event) -> None:
-        self._world, self._divided, self._event = world, divided, event
+        self._world, self.divided, self._event = world, divided, event
         self._unreported: list[tuple[str, str]] = []  # events not yet sent to the first process
         tell = event if world.main else lambda kind, message: self._unreported.append((kind, message))
         self._engine = make(tell) if divided or world.main else None
@@ -54,22 +65,26 @@ class DistributedEngine:
             return self._own().generate(some, sampling, samples=samples, seed=seed, progress=progress, stream_ids=own)
 
         every = range(len(prompts))
-        if not self._divided:
+        if not self.divided:
             return self._world.on_main(lambda: sample(every), "the answers of the server", patient=True)
         mine = self._world.share(every)
         parts = self._each(lambda: sample(mine) if mine else [], "the answers of the others")
         return [turns for part in parts for turns in part]
 
+    def on_each(self, call: Callable[[Engine], T], what: str) -> list[T]:
+        """See `Divides`."""
+        return self._each(lambda: call(self._own()), what)
+
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
         """Returns the first process's metrics of the comparison. Raises PolicyMismatch on every process."""
         alone = policy.local_view()
-        if self._divided:
+        if self.divided:
             return self._each(lambda: self._own().sync(alone, version), "the check of the weights")[0]
         return self._world.on_main(lambda: self._own().sync(alone, version), "new weights in the server", patient=True)
 
     @property
     def context(self) -> int | None:
-        if self._divided:
+        if self.divided:
             return self._own().context
         return self._world.on_main(lambda: self._own().context, "the context of the server")
 

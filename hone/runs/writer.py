@@ -100,11 +100,21 @@ class RunWriter:
 
     # --- rows ---------------------------------------------------------------------------------
 
-    def log(self, step: int, metrics: Mapping[str, float | str], seconds: Mapping[str, float]) -> None:
+    def log(
+        self,
+        step: int,
+        metrics: Mapping[str, float | str],
+        seconds: Mapping[str, float],
+        turns: Sequence[Mapping[str, float]] = (),
+    ) -> None:
+        """`turns`: what is known of the times of each turn, where rollouts have several."""
         row = {"step": step, **metrics}
         self.history.append(row)
         self.append("metrics.jsonl", row)
-        self.append("timings.jsonl", {"step": step, **{k: round(v, 4) for k, v in seconds.items()}})
+        times: dict[str, Any] = {k: round(v, 4) for k, v in seconds.items()}
+        if turns:
+            times["turns"] = [{k: round(v, 4) for k, v in turn.items()} for turn in turns]
+        self.append("timings.jsonl", {"step": step, **times})
 
     def log_costs(self, step: int, costs: Mapping[str, float]) -> None:
         every = self.world.gather([dict(costs)], "costs")  # each process has the costs of its own groups

@@ -8,6 +8,7 @@ from typing import get_args
 
 import numpy as np
 
+from hone.environments.record import turn_seconds
 from hone.grade.parse import parse
 from hone.learn.advantages import group_rewards, is_zero_variance
 from hone.learn.batches import Batch
@@ -66,7 +67,7 @@ def record(writer: RunWriter, log: StepLog, renderer: Renderer) -> None:
     sampled, batch, stats = log.sampled, log.batch, log.stats
     step, settings = sampled.step, sampled.settings
     writer.log_prompts(step, sampled.drawn, sampled.groups, sampled.replaced)
-    writer.log(step, log.metrics, log.seconds)
+    writer.log(step, log.metrics, log.seconds, turn_seconds([r for g in sampled.everyone for r in g.rollouts]))
     prompts = [
         renderer.shown_prompt(group.problem, max(group.rollouts, key=lambda r: len(r.turns)))
         for group in sampled.everyone

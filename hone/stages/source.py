@@ -12,6 +12,7 @@ by the ratio of the policy's probabilities to the sampler's, capped (truncated i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeout
@@ -29,7 +30,6 @@ from hone.learn.advantages import group_rewards, is_zero_variance
 from hone.learn.policy import Policy
 from hone.recipe.recipe import RLStage
 from hone.recipe.schedule import Phases
-from hone.recipe.sections.rollout import RolloutConfig
 from hone.rewards.base import Composed, reward_groups
 from hone.rewards.config import RewardConfig
 from hone.rollout.engine import Engine
@@ -222,14 +222,19 @@ def make_source(
 ) -> AbstractContextManager[Source]:
     """The source that `rollout.ahead` selects."""
     if recipe.rollout.ahead:
-        return Prefetch(sampler, progress, recipe.steps, time_limit(recipe.rollout, recipe.algo.refill_rounds))
+        return Prefetch(sampler, progress, recipe.steps, time_limit(recipe))
     return nullcontext(Now(sampler, progress))
 
 
-def time_limit(rollout: RolloutConfig, refill_rounds: int) -> float:
-    """Time limit for the rollouts of a step, in seconds, including all possible restarts and refills."""
-    server = rollout.server
+def time_limit(recipe: RLStage) -> float:
+    """Time limit for the rollouts of a step, in seconds, including all possible restarts, refills and turns."""
+    server = recipe.rollout.server
     if server is None:
-        raise ValueError(f"rollout.ahead: needs a server, and rollout.engine is {rollout.engine}")
+        raise ValueError(f"rollout.ahead: needs a server, and rollout.engine is {recipe.rollout.engine}")
     once = server.request_timeout + server.sync_timeout + server.start_timeout
-    return (1 + refill_rounds) * (1 + server.restarts) * once
+    seconds = (1 + server.restarts) * once
+    if recipe.has_turns:
+        environment, episodes = recipe.environment, recipe.prompts_per_step * recipe.samples_per_prompt
+        calls = math.ceil(episodes / environment.workers) * environment.timeout  # if each takes as long as it may
+        seconds = environment.max_turns * (seconds + calls) + 2 * calls  # to begin and to end
+    return (1 + recipe.algo.refill_rounds) * seconds

@@ -18,6 +18,7 @@ import numpy as np
 import psutil
 import pytest
 
+from hone.base import streams
 from hone.base.http import Http, ServerHangs, ServerLost, ServerRefused, free_port
 from hone.base.settings import UserError
 from hone.base.streams import server_prompt
@@ -29,6 +30,7 @@ from hone.rollout.servers.server import ServerEngine
 from hone.rollout.servers.sglang import SGLangEngine
 from hone.rollout.servers.vllm import VLLMEngine
 from hone.types import Turn
+from tests.environments import toy
 from tests.rollout.stand_ins import contract
 
 STAND_INS = Path(__file__).parent / "stand_ins"
@@ -710,3 +712,29 @@ def test_the_vllm_extension_needs_nothing_of_hone() -> None:
     inside = Path(__file__).resolve().parents[2] / "hone" / "rollout" / "servers" / "inside"
     done = subprocess.run([sys.executable, "-c", code], cwd=inside, capture_output=True, text=True, env={})
     assert done.returncode == 0, done.stderr
+
+
+# --- episodes -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("kind", ["vllm", "sglang"])
+def test_an_episode_continues_the_exact_tokens_of_the_server(running: Any, kind: str) -> None:
+    """Tokens in, tokens out in every turn, which has random numbers of its own."""
+    engine, server, _ = running(kind)
+    engine.sync(Weights(4), 4)
+    groups = toy.episodes().sample(toy.PROBLEMS, engine, SAMPLING, samples=2, seed=5)
+    assert max(len(rollout.turns) for group in groups for rollout in group) == 3
+    for p, group in enumerate(groups):
+        for g, rollout in enumerate(group):
+            before: list[int] | None = None
+            for k, turn in enumerate(rollout.turns):
+                prompt = turn.prompt_ids.tolist()
+                assert before is None or prompt == before
+                seed = server_prompt(5, streams.turn(p, g, k)) if k else server_prompt(5, p) + g
+                ids = turn.completion_ids.tolist()
+                if kind == "vllm":  # seeds have no effect in SGLang
+                    assert (ids, turn.finish) == server.model.sample(prompt, seed, SAMPLING.max_tokens)[::2]
+                assert turn.policy_version == 4
+                np.testing.assert_allclose(turn.logprobs, server.model.score([0, *ids]), rtol=0, atol=1e-6)
+                replies = [reply["content"] for reply in rollout.episode.steps[k].replies]
+                before = [*prompt, *ids, *(int(word[1:]) for word in " ".join(replies).split())]

@@ -15,12 +15,12 @@ import pytest
 from hone.base.settings import ConfigError, UserError
 from hone.learn.policy import Policy
 from hone.recipe.load import load
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import Recipe, RLStage
 from hone.recipe.sections.rollout import RolloutConfig
 from hone.rollout.native import NativeEngine
 from hone.stages import audit as runs
 from hone.stages import pipeline, stage
-from hone.stages.source import Prefetch, Sampled, Sampler
+from hone.stages.source import Prefetch, Sampled, Sampler, time_limit
 
 RECIPE = """
 name: ahead
@@ -163,3 +163,16 @@ def test_what_cannot_be_is_said_before_the_start(tmp_path: Path, override: str, 
     (tmp_path / "recipe.yaml").write_text(RECIPE)
     with pytest.raises(ConfigError, match=message):
         load(tmp_path / "recipe.yaml", [override])
+
+
+def test_the_time_limit_of_a_step_counts_turns_and_steps_of_environments(tmp_path: Path) -> None:
+    """Once: 10 + 20 + 30 s, with 2 restarts 180 s. 8 episodes by 3 workers: 3 rounds of 5 s, in each of 4 turns, at the
+    beginning and at the end."""
+    (tmp_path / "recipe.yaml").write_text(RECIPE)
+    times = ["request_timeout=10", "sync_timeout=20", "start_timeout=30", "restarts=2"]
+    server = [f"rollout.vllm.{time}" for time in times]
+    episodes = ["tools=[calculator]", "environment={max_turns: 4, workers: 3, timeout: 5}"]
+    plain = load(tmp_path / "recipe.yaml", [*server, "algo.refill_rounds=1"])
+    several = load(tmp_path / "recipe.yaml", [*server, *episodes])
+    assert time_limit(cast(RLStage, plain)) == 2 * 180
+    assert time_limit(cast(RLStage, several)) == 4 * (180 + 15) + 2 * 15

@@ -43,7 +43,7 @@ class PromptPass:
     def __init__(self, lengths: Sequence[int], pasts: Sequence[Prompt | None] = ()) -> None:
         self.lengths, self.pasts = list(lengths), list(pasts)
         self.layers: dict[int, list[tuple[Tensor, Tensor]]] = {}  # layer -> keys and values [Hkv, n, D] of each prompt
-        self.states = PromptStates(self.lengths, [past and past.states for past in self.pasts])
+        self.states = PromptStates(self.lengths, [None if past is None else past.states for past in self.pasts])
 
     def attend(self, layer: int, query: Tensor, key: Tensor, value: Tensor, scoring: Scoring) -> Tensor:
         """query [1, H, T, D], key [1, Hkv, T, D], value [1, Hkv, T, Dv]. Returns [1, T, H, Dv].

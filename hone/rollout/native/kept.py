@@ -1,4 +1,4 @@
-"""Conversations that wait for their next prompt: keys, values and states of what was read, so that it is not read again.
+"""Conversations that wait for their next prompt: what was read of them, so that it is not read again.
 
     kept.add(work, cache.sequence(row, tokens))        # the turn has ended
     past = kept.take(work)                             # its next prompt is read behind it; None: it was evicted

@@ -37,7 +37,7 @@ class PromptStates:
                 f"layer {layer} of this model is called twice in one pass, so its state has no single place in the "
                 "cache; choose another model"
             )
-        starts = [start and start[layer] for start in self.starts]
+        starts = [None if start is None else start[layer] for start in self.starts]
         out, self.layers[layer] = mixers.read_prompts(mixer, hidden, self.lengths, starts)
         return out
 
