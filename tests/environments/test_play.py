@@ -2,7 +2,10 @@
 
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,7 +24,7 @@ from hone.rewards.base import Composed, Judged, reward_groups
 from hone.rewards.config import RewardConfig
 from hone.rewards.rules import EnvironmentReward
 from hone.rollout.prompts import Renderer
-from hone.types import End, Episode, Grade, Group, Problem, Reward, Rollout, Turn
+from hone.types import End, Episode, Grade, Group, Problem, Reward, Rollout, Step, Turn
 from tests.environments.templates import tokenizer_of
 
 pytest.importorskip("trl", reason="ships the templates")
@@ -278,7 +281,65 @@ def test_of_many_calls_some_hang_some_crash_and_none_is_lost():
             assert result == i
 
 
+def test_environments_answer_while_other_turns_are_sampled():
+    """An engine that has more to sample than environments have to answer does not wait for them."""
+    order = []
+
+    class Slow(Guess):
+        def step(self, message):
+            time.sleep(0.02)
+            return super().step(message)
+
+    class OneByOne(Scripted):
+        """One turn ends at a time."""
+
+        @contextmanager
+        def turns(self, sampling, seed, keep, progress):
+            engine, prompts = self, deque()
+
+            class Turns:
+                running = property(lambda self: sum(len(prompt.speakers) for prompt in prompts))
+
+                def submit(self, new):
+                    prompts.extend(replace(p, speakers=(s,)) for p in new for s in p.speakers)
+
+                def ended(self):
+                    order.append("sampled")
+                    prompt = prompts.popleft()
+                    return [(prompt.speakers[0], engine._turn(prompt.ids, prompt.stream, prompt.speakers[0][1]))]
+
+                def forget(self, speaker):
+                    order.append("forgotten")
+
+            yield Turns()
+
+    tokenizer = tokenizer_of("Qwen2.5")
+    problems = [Problem(f"p{i}", "t", PROBLEM.messages, None) for i in range(4)]
+    episodes = Episodes(Renderer(tokenizer, PromptConfig(), ""), Slow, EnvironmentConfig())
+    engine = OneByOne(tokenizer, lambda p, g, k: "12"[k])
+    groups = episodes.sample(problems, engine, SamplingConfig(max_tokens=20), samples=1, seed=5)
+    assert [len(rollout.turns) for (rollout,) in groups] == [2] * 4
+    # Answers are waited for when they are as many as the turns that are left: after 2, 4, 6, 7 and 8 turns.
+    assert order == [*["sampled"] * 6, *["forgotten"] * 2, "sampled", "forgotten", "sampled", "forgotten"]
+
+
 # --- what is written down -----------------------------------------------------------------------
+
+
+def test_seconds_of_each_turn_are_means_over_the_rollouts_that_have_it():
+    from hone.environments.record import turn_seconds
+
+    def rollout(*seconds):
+        turn = Turn(np.arange(2), np.arange(1), np.zeros(1, np.float32), "stop", 0)
+        steps = tuple(Step({"role": "assistant", "content": ""}, seconds=pair) for pair in seconds)
+        return Rollout("p", 0, (turn,) * len(steps), "", Episode(steps=steps))
+
+    rows = turn_seconds([rollout((1.0, 0.5), (3.0, 0.0)), rollout((2.0, 0.1))])
+    assert rows == [
+        {"rollouts": 2, "generation": 1.5, "environment": pytest.approx(0.3), "slowest": 0.5},
+        {"rollouts": 1, "generation": 3.0, "environment": 0.0, "slowest": 0.0},
+    ]
+    assert turn_seconds([rollout((1.0, 0.0))]) == []
 
 
 def test_rows_and_transcripts():

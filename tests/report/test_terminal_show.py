@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -27,6 +28,33 @@ def test_one_answer_with_its_reasons_and_nothing_that_a_terminal_obeys(tmp_path:
     assert "Reward 1 = outcome 1 × 1." in text
     assert "\x1b" not in text
     assert "\u202e" not in text
+
+
+def test_an_episode_with_its_replies_and_the_times_of_its_turns(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "one")
+    call = {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [{"function": {"name": "calculator", "arguments": "1+1"}}],
+    }
+    steps = [
+        {"message": call, "replies": [{"role": "tool", "content": "2\x1b[2J"}]},
+        {"message": {"role": "assistant", "content": "So 2."}, "replies": []},
+    ]
+    write_step(run, 4, [answer(4, 0, text="So 2.") | {"turns": 2, "chains": 1, "end": "done", "steps": steps}])
+    turns = [
+        {"rollouts": 8, "generation": 0.25, "environment": 0.5, "slowest": 1.0},
+        {"rollouts": 3, "generation": 0.125, "environment": 0.0, "slowest": 0.0},
+    ]
+    with (run / "timings.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 4, "seconds": 2.0, "turns": turns}) + "\n")
+    lines = list(show(run, 4, None, None))
+    assert [line.split() for line in lines[4:6]] == [
+        ["1", "8", "0.250", "0.5000", "1.000"],
+        ["2", "3", "0.125", "0.0000", "0.000"],
+    ]
+    text = "\n".join(show(run, 4, 0, 0))
+    assert "[calls calculator 1+1]\n  <tool> 2⟨U+001B⟩[2J\nSo 2." in text
 
 
 @pytest.mark.parametrize(
