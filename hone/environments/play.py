@@ -4,7 +4,7 @@
     episodes = make_episodes(recipe, renderer)                     # with the recipe's environment and tools
     episodes.sample(problems, engine, recipe.sampling, samples=8, seed=7)       # [P] tuples of [G] rollouts
 
-Environments answer while the engine goes on with other episodes, until more answers are waited for than turns are being
+Environments answer while the engine goes on with other episodes, until as many answers are missing as turns are being
 sampled; then all of these answers are waited for. So batches depend on nothing but what was said, and, since which
 random number chooses which token depends on (seed, problem, sample, turn) alone, an interrupted run continues bit for
 bit. Of several processes each plays the episodes of its own problems; with one server for all of them, each runs the
