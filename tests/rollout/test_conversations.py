@@ -177,22 +177,17 @@ def test_memory_evicts_the_conversation_that_has_waited_longest(folder: Path) ->
 
 
 def test_a_conversation_that_is_over_or_rewritten_is_not_kept(folder: Path) -> None:
-    script = Script((20, 20), samples=1, replies=(5, 5, 5), branches=True)
-    with open_turns(engine_of(model_of("qwen2", folder)), SAMPLING, 3) as turns:
+    every_token = NativeEngine(model_of("qwen2", folder), range(512), RolloutConfig())  # ends a turn
+    with open_turns(every_token, SAMPLING, 3) as turns:
         assert isinstance(turns, Conversations)
-        turns.submit(script.first())
-        ended = dict(turns.ended())
-        while turns.running:
-            ended |= dict(turns.ended())
-        assert len(turns.core._kept) == sum(turn.finish == "stop" for turn in ended.values()) == 2
+        turns.submit(Script((20, 20), samples=1).first())
+        assert len(turns.ended()) == len(turns.core._kept) == 2
         turns.forget((1, 0))
         assert len(turns.core._kept) == 1
-        other = Prompt(_ids(9, length=30), 77, ((0, 0),))  # not what was said before
-        turns.submit([other])
+        turns.submit([Prompt(_ids(9, length=30), 77, ((0, 0),))])  # not what was said before
         assert len(turns.core._kept) == 0
-        read = turns.core.read_tokens
         turns.ended()
-        assert turns.core.read_tokens - read == 30
+        assert turns.core.read_tokens == 20 + 20 + 30
 
 
 def test_a_mixer_that_cannot_go_on_reads_again(folder: Path) -> None:
