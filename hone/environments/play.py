@@ -5,10 +5,10 @@
     episodes.sample(problems, engine, recipe.sampling, samples=8, seed=7)       # [P] tuples of [G] rollouts
 
 Environments answer while the engine goes on with other episodes, until as many answers are missing as turns are being
-sampled; then all of these answers are waited for. So batches depend on nothing but what was said, and, since which
-random number chooses which token depends on (seed, problem, sample, turn) alone, an interrupted run continues bit for
-bit. Of several processes each plays the episodes of its own problems; with one server for all of them, each runs the
-environments of its own problems between common turns.
+sampled; then all of these answers are waited for. So batches depend only on the sampled turns and replies, random
+numbers only on (seed, problem, sample, turn), and an interrupted run continues bit for bit. Of several processes each
+plays the episodes of its own problems; with one server for all of them, each runs the environments of its own problems
+between common turns.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class _Game:
     note: str | None = None
     reward: float | None = None
     ready: bool = True  # its next prompt is known, and has not been submitted
-    since: float = 0.0  # when the turn that is being said was submitted
+    since: float = 0.0  # when the turn that is being sampled was submitted
     saying: float = 0.0  # seconds of the last turn
 
     def begin(self, conversation: Conversation, read: Callable[[str], Reading]) -> None:
@@ -113,7 +113,7 @@ class _Game:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Waiting:
     """A message that an environment is to answer; `ticket` None: another process does."""
 
     game: _Game
@@ -181,11 +181,11 @@ class Episodes:
         with open_turns(engine, sampling, seed, keep=self._has_turns, progress=report) as turns:
             turns.submit(_first_prompts(games, samples))
             while _active(games):
-                said = []
+                ended = []
                 for place, turn in turns.ended():
                     of_place[place].say(turn, self.renderer.text(turn.completion_ids))
-                    said.append(of_place[place])
-                settled = play.after(said, turns.running)
+                    ended.append(of_place[place])
+                settled = play.after(ended, turns.running)
                 for game in settled:
                     if game.end is not None:
                         turns.forget(game.place)
@@ -226,7 +226,7 @@ class _Play:
     world: World
     runner: Here | Pool
     limit: int | None
-    asked: list[_Asked] = field(default_factory=list)  # whose environments have begun to answer
+    waiting: list[_Waiting] = field(default_factory=list)  # whose environments have begun to answer
 
     def open(self, games: Sequence[_Game], seed: int) -> None:
         """Begin all episodes. The samples of a problem have the same seed, so that they begin alike."""
@@ -242,14 +242,14 @@ class _Play:
             if isinstance(opening, Failed):
                 game.fail(opening)
 
-    def after(self, said: Sequence[_Game], running: int) -> list[_Game]:
+    def after(self, ended: Sequence[_Game], running: int) -> list[_Game]:
         """Read the last turns of these games, and let their environments answer.
 
         Returns the games that have ended or have a next prompt. `running`: turns of others that are being sampled.
         """
-        self.asked += self._ask(said)
-        settled = [game for game in said if game.ready or game.end is not None]
-        if isinstance(self.runner, Here) or len(self.asked) >= running:
+        self.waiting += self._ask(ended)
+        settled = [game for game in ended if game.ready or game.end is not None]
+        if isinstance(self.runner, Here) or len(self.waiting) >= running:
             settled += self._hear()
         for game in settled:
             if game.ready and self.limit is not None and len(game.conversation.ids) > self.limit:
@@ -265,10 +265,10 @@ class _Play:
             else:
                 game.reward = reward
 
-    def _ask(self, said: Sequence[_Game]) -> list[_Asked]:
+    def _ask(self, ended: Sequence[_Game]) -> list[_Waiting]:
         """Read the last turns; returns those that their environments have begun to answer."""
         read: list[tuple[_Game, Message]] = []
-        for game in said:
+        for game in ended:
             if game.turns[-1].finish != "stop":
                 game.steps.append(Step({"role": "assistant", "content": game.text}, seconds=(game.saying, 0.0)))
                 game.stop("max_tokens")
@@ -280,13 +280,13 @@ class _Play:
                 self._continue(game, replace(_complaint(reading), seconds=(game.saying, 0.0)))
         calls = [partial(game.step, message) for game, message in read if game.environment is not None]
         tickets = iter(self.runner.start(calls))
-        return [_Asked(game, message, None if game.environment is None else next(tickets)) for game, message in read]
+        return [_Waiting(game, message, None if game.environment is None else next(tickets)) for game, message in read]
 
     def _hear(self) -> list[_Game]:
         """Wait for the answers of environments, and add them to their conversations."""
-        asked, self.asked = sorted(self.asked, key=lambda one: one.game.place), []  # by process
-        own = self.runner.results([one.ticket for one in asked if one.ticket is not None])
-        for one, answer in zip(asked, self.world.gather(own, "answers of environments"), strict=True):
+        waiting, self.waiting = sorted(self.waiting, key=lambda one: one.game.place), []  # by process
+        own = self.runner.results([one.ticket for one in waiting if one.ticket is not None])
+        for one, answer in zip(waiting, self.world.gather(own, "answers of environments"), strict=True):
             if isinstance(answer, Failed):
                 waited = self.config.timeout if answer.kind == "timeout" else 0.0
                 one.game.steps.append(Step(one.message, seconds=(one.game.saying, waited)))
@@ -298,7 +298,7 @@ class _Play:
                 one.message, observation.messages, observation.reward, parts=dict(observation.parts), seconds=times
             )
             self._continue(one.game, step, observation.done)
-        return [one.game for one in asked]
+        return [one.game for one in waiting]
 
     def _continue(self, game: _Game, step: Step, done: bool = False) -> None:
         """Add a step; the next prompt is made unless the episode ends with it."""
