@@ -161,11 +161,16 @@ def terse(nums: Sequence[int], target: int, solution: Term, rng: random.Random, 
 
 
 def calculated(nums: Sequence[int], target: int, solution: Term, rng: random.Random, tries: int) -> tuple[str, ...]:
-    """Calls of the tool `calculator`, one for each attempt, the last of them right; then the answer."""
+    """Calls of the tool `calculator`, one for each attempt, the last of them right; then the answer.
+
+    The result is repeated beside the target, for the reason given in `terse`.
+    """
     terms = [random_term(rng, nums) for _ in range(rng.randint(0, tries))]
-    texts = [*(term.text for term in terms if term.value != target), solution.text]
-    calls = (f'```tool\ncalculator(expression="{text}")\n```' for text in texts)
-    return (*calls, completion("The calculator agrees.", solution.text))
+    failed = [term for term in terms if term.value != target]
+    calls = [f'```tool\ncalculator(expression="{term.text}")\n```' for term in (*failed, solution)]
+    seen = [f"{term.value} vs {target} no\n" for term in failed]
+    turns = [before + call for before, call in zip(["", *seen], calls, strict=True)]
+    return (*turns, completion(f"{solution.value} vs {target} yes", solution.text))
 
 
 class CountdownTask:
