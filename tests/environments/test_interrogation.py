@@ -70,6 +70,9 @@ def test_the_calculator_s_last_call_is_right():
         target = str(problem.answer["target"])
         assert values[-1] == target
         assert target not in values[:-1]
+        compared = [re.match(r"(\S+) vs (\d+) no\n", turn).groups() for turn in example.turns[1:]]
+        assert compared == [(value, target) for value in values[:-1]]
+        assert f"{target} vs {target} yes" in example.text
         assert COUNTDOWN.grade(problem, example.text).verdict == "correct"
 
 
