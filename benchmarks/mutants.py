@@ -64,6 +64,17 @@ EQUIVALENT: dict[str, dict[str, str]] = {
         r"device=None|(int64|log_ratio.dtype|rows|-math.inf|len\(logits\)), \)": "on a CPU the same device anyway",
         r"stable=(None|False)|stable\b, \)|descending=True, \)": "sorting so few numbers is stable anyway",
     },
+    "learn/advantages": {
+        r"strict=(None|False)\)|\bzip\(.*, \)": "lengths that differ were refused before, by `_check`",
+        r"totals = \[np\.asarray\(group, (dtype=None)?\)": "the penalties, or returns, that come to them are float64",
+        r"value\.astype\(None\)": "float64 is numpy's default",
+        r"np\.zeros\(n, (None)?\) if kl is None": "zeros of another precision",
+        r"kl is None and not coef": "0 times the penalty is 0, too",
+        r"\(coef \* kl\[p\]\[g\]\)\.astype\(None\)": "advantages are rounded to float32 in the end",
+        r"is_zero_variance\(np\.asarray\(raw, (dtype=None)?\)\)": "equal numbers are equal in any precision",
+        r"or \[np\.zeros\(1\)\]": "of a group in which nothing is graded: one zero has no variance either",
+        r"max\(count, 2\.0\)": "a single value is its own mean",
+    },
     "learn/reduce": {r"np.asarray\(lengths, (dtype=None)?\)": "whole numbers are divided to the same fractions"},
     "learn/losses": {
         r"samples.max\(\)\) \+ 2|len\(samples\) else 1": "a sum more, which no token reads",

@@ -63,7 +63,7 @@ def rloo(rewards: Array) -> Array:
     size = len(rewards)
     if size == 1:
         raise ValueError("rloo: a group of one has no other samples to compare with; set samples_per_prompt >= 2")
-    return rewards - (rewards.sum() - rewards) / (size - 1) if size else np.zeros(0)
+    return rewards - (rewards.sum() - rewards) / (size - 1)
 
 
 # --- the whole batch: rewards [P][G], lengths [P][G], penalties [P][G][Lc] -> [P][G][Lc] ------
@@ -235,7 +235,7 @@ def group_advantages(
     if algo.divides_by_spread:
         # Dividing by the standard deviation would blow the penalty's small differences up to full size.
         totals = [
-            np.where(np.isnan(group), group, 0.0) if is_zero_variance(np.asarray(raw, dtype=np.float64)) else group
+            np.zeros(len(group)) if is_zero_variance(np.asarray(raw, dtype=np.float64)) else group
             for group, raw in zip(totals, rewards, strict=True)
         ]
     # Where every group has one sample the method decides (rloo raises); a lone graded one among ungraded gets 0.
@@ -260,9 +260,9 @@ def is_zero_variance(rewards: npt.NDArray[Any]) -> bool:
 
 def whiten(values: Array, global_sum: GlobalSum = lambda x: x) -> Array:
     """(x - mean) / (std + 1e-6) with the mean and standard deviation over all ranks."""
-    count, total = global_sum(np.array([len(values), values.sum()], dtype=np.float64))
+    count, total = global_sum(np.array([len(values), values.sum()]))
     mean = total / max(count, 1.0)
-    (squares,) = global_sum(np.array([np.square(values - mean).sum()], dtype=np.float64))
+    (squares,) = global_sum(np.array([np.square(values - mean).sum()]))
     return (values - mean) / (np.sqrt(squares / max(count, 1.0)) + EPS)
 
 
@@ -284,7 +284,7 @@ def _ignoring_ungraded(method: Callable[[Array], Array], rewards: Array, allow_l
 def _whiten_tokens(returns: list[list[Array]], scored: list[npt.NDArray[np.bool_]], global_sum: GlobalSum) -> PerToken:
     kept = [x for group, ok in zip(returns, scored, strict=True) for x, s in zip(group, ok, strict=True) if s]
     white = whiten(np.concatenate(kept) if kept else np.zeros(0), global_sum)
-    parts = iter(np.split(white, np.cumsum([len(x) for x in kept])[:-1]) if kept else [])
+    parts = iter(np.split(white, np.cumsum([len(x) for x in kept])[:-1]))
     return [
         [(next(parts) if s else np.zeros(len(x))).astype(np.float32) for x, s in zip(group, ok, strict=True)]
         for group, ok in zip(returns, scored, strict=True)

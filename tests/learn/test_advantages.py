@@ -403,3 +403,14 @@ def test_one_sequence_at_a_time() -> None:
     with pytest.raises(ValueError, match=r"must be the same \[L\]"):
         gae(np.zeros((2, 2)), np.zeros((2, 2)), 1.0, 1.0)
     assert gae(np.zeros(0), np.zeros(0), 1.0, 1.0).shape == (0,)
+
+
+def test_sums_are_taken_in_double_precision() -> None:
+    """60000 + 60000 is infinite in float16; 2 ** 24 + 1 + 1 is 2 ** 24 in float32."""
+    halves = np.array([60000.0, 60000.0, 0.0], np.float16)
+    (result,) = group_advantages([halves], [[1, 1, 1]], AlgoConfig(advantage="rloo"))
+    np.testing.assert_allclose(np.concatenate(result), [30000.0, 30000.0, -60000.0], rtol=1e-3)
+    algo = AlgoConfig(advantage="dr_grpo", kl=KLConfig(coef=1.0, place="reward"))
+    kl = [[np.array([2.0**24, 1.0, 1.0]), np.array([2.0**24])]]
+    (result,) = group_advantages([np.zeros(2)], [[3, 1]], algo, kl=kl)
+    assert [a.tolist() for a in result] == [[-1.0, -1.0, -1.0], [1.0]]

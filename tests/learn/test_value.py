@@ -45,6 +45,17 @@ def test_penalties_are_paid_where_they_arise_and_the_ungraded_have_no_advantage(
     np.testing.assert_allclose(targets[0][0], [0.75, 1.0])
     np.testing.assert_allclose(whitened[0][0], [-1.0, 1.0], rtol=1e-4)
     np.testing.assert_array_equal(whitened[0][1], [0.0, 0.0, 0.0])
+    np.testing.assert_array_equal(targets[0][1], [0.0, 0.0, 0.0])
+    assert {a.dtype for a in (*whitened[0], *targets[0])} == {np.dtype(np.float32)}
+
+
+def test_penalties_of_the_last_token_and_of_whole_numbers() -> None:
+    """To go: 0.5 - 2 - 1 and 0.5 - 2."""
+    values = [[np.zeros(2, np.float32)]]
+    _, targets = gae_advantages([np.asarray([0.5])], values, [[np.asarray([1, 2])]], gamma=1.0, lam=1.0)
+    np.testing.assert_allclose(targets[0][0], [-2.5, -1.5])
+    with pytest.raises(ValueError, match="sample 0: kl needs 2"):
+        gae_advantages([np.asarray([0.5])], values, [[np.zeros(1)]], gamma=1.0, lam=1.0)
 
 
 def test_the_loss_of_a_value_by_hand() -> None:
