@@ -54,6 +54,9 @@ def check_pipeline(stages: Sequence[StageSettings]) -> None:
             raise impossible(f"stages.{i}.parallel", message)
         if stage.launch != first.launch:
             raise impossible(f"stages.{i}.launch", f"differs from launch in stage {first.name}: {same}")
+        if stage.device != first.device:
+            message = f"{stage.device}, but {first.device} in stage {first.name}: all stages run in the same processes"
+            raise impossible(f"stages.{i}.device", f"{message}; set device once, at the top level of the recipe")
 
 
 def _references(stages: Sequence[StageSettings]) -> None:

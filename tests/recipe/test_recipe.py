@@ -59,6 +59,12 @@ def test_stages_share_the_top_level(write):
     assert (pipeline.name, pipeline.runs, first.runs, second.steps) == ("two", "runs", "runs/two", 30)
 
 
+def test_all_stages_of_a_pipeline_have_its_device(write):
+    file = write(STAGED + "device: cpu\n")
+    assert [stage.device for stage in load(file).stages] == ["cpu", "cpu"]
+    assert [stage.device for stage in load(file, ["device=cuda"]).stages] == ["cuda", "cuda"]
+
+
 def test_a_stage_is_no_key_of_an_override(write):
     file = write(STAGED)
     assert problems(file, ["later.steps=1"]) == [
@@ -133,6 +139,14 @@ def test_overrides_of_stages(write):
             [
                 "r.yaml:10: stages.1.sft: a setting of stages of kind sft, and this stage is of kind rl (the default); "
                 "remove it, or move it to the top level of the recipe, if it is for other stages"
+            ],
+        ),
+        (
+            "    steps: 30",
+            "    device: cpu",
+            [
+                "r.yaml:10: stages.1.device: cpu, but auto in stage sft: all stages run in the same processes; set "
+                "device once, at the top level of the recipe"
             ],
         ),
         ("name: two", "nmae: two", ["r.yaml:1: name: required, and not given; add it"]),
