@@ -12,7 +12,17 @@ import pytest
 
 TUTORIALS = Path(__file__).parents[1] / "docs" / "tutorials"
 #: In this order: later ones use what earlier ones made.
-RUN = ("first-run", "your-data", "lora", "many-gpus", "reading-a-run")
+RUN = (
+    "first-run",
+    "your-data",
+    "lora",
+    "perplexity",
+    "prolonged",
+    "distillation",
+    "environments",
+    "many-gpus",
+    "reading-a-run",
+)
 BLOCK = re.compile(r"```(bash|python|yaml)\n(.*?)```", re.S)
 
 
@@ -32,10 +42,24 @@ def test_the_commands_of_the_tutorials(tmp_path: Path) -> None:
                     text=True,
                 )
                 assert done.returncode == 0, f"{name}.md: {text}\n{done.stdout[-2000:]}\n{done.stderr[-3000:]}"
-            elif match := re.match(r"# ([\w.]+)(?:\n|:)", text):
+            elif match := re.match(r"# ([\w.-]+)(?:\n|:)", text):
                 (tmp_path / match[1]).write_text(text, encoding="utf-8")
-    summary = (tmp_path / "runs" / "puzzles" / "metrics.jsonl").read_text().splitlines()
-    assert len(summary) == 30
+    steps = {
+        "puzzles": 30,
+        "lora": 10,
+        "perplexity": 4,
+        "prolonged": 8,
+        "distilled/rl": 2,
+        "on-policy": 4,
+        "asking/rl": 4,
+    }
+    for run, count in steps.items():
+        rows = (tmp_path / "runs" / run / "metrics.jsonl").read_text().splitlines()
+        assert len(rows) == count, run
+
+
+def test_every_tutorial_is_run() -> None:
+    assert {path.stem for path in TUTORIALS.glob("*.md")} == set(RUN)
 
 
 @pytest.mark.slow
