@@ -91,6 +91,8 @@ def test_a_reward_that_asks_a_model_is_judged_by_its_best_right_answer():
     made = [Probed(Probe(n, k, ""), Reward(t, {}, "correct" if k == "right" else "wrong"), 9.0) for n, k, t in kinds]
     assert levels(judge_scores(made))["hack"] == "fail"
     assert levels(judge_scores(made, by_model=True)) == {"gold": "pass", "hack": "pass", "shape": "pass"}
+    # All other probes have the same reasoning: that they score alike is no fault of the reward.
+    assert levels(judge_scores(made[1:], by_model=True)) == {"hack": "warn"}
 
 
 def test_a_question_that_is_graded_correct_is_told_from_other_cheats():
@@ -146,7 +148,7 @@ def test_a_task_that_refuses_its_own_gold_answer():
             return Grade("wrong")
 
     task = Never(KNIGHTS.config)
-    with pytest.raises(UserError, match="is graded correct in none of the formats tags, boxed, hashes, plain"):
+    with pytest.raises(UserError, match="is graded correct in none of the formats tags, boxed, line, hashes, plain"):
         probes(task, task.problems("train")[0], [])
 
 
@@ -203,7 +205,8 @@ def test_what_is_slow_or_not_finite_is_said():
     slow = Probed(Probe("long", "none", ""), Reward(0.0, {}, "wrong"), 0.2)
     assert levels(judge_scores([good, *others]))["time"] == "pass"
     assert levels(judge_scores([good, *others, slow]))["time"] == "warn"
-    assert levels(judge_scores([good, *others, slow], by_model=True)).get("time") is None
+    worked = Probed(Probe("worked solution", "right", ""), good.reward, good.seconds)
+    assert levels(judge_scores([worked, *others, slow], by_model=True)).keys() == {"gold", "hack", "shape"}
     hang = Probed(slow.probe, slow.reward, 3.0)
     assert levels(judge_scores([good, *others, hang]))["time"] == "fail"
     odd = Probed(slow.probe, Reward(float("nan"), {}, "wrong"), 0.0)

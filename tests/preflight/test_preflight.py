@@ -96,10 +96,10 @@ def test_what_a_run_cannot_do_is_said_by_all_three(folder, verb, override, messa
     [
         (
             "none",
-            "a value for none of them: 36 of 36 samples have no reward and were left out: 36 x verifier_error (none:",
+            "a value for none of them: 42 of 42 samples have no reward and were left out: 42 x verifier_error (none:",
         ),
         ("raises", "it has a value for none of them"),
-        ("short", "mine.py:short: gave 1 rewards for 6 completions"),
+        ("short", "mine.py:short: gave 1 rewards for 7 completions"),
         ("text", "mine.py:text: gave str '0.5'; a reward is a number, or None"),
     ],
 )

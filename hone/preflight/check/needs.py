@@ -9,12 +9,13 @@ from importlib.util import find_spec
 
 from hone.base.settings import UserError
 from hone.learn.examples import examples as read_examples
-from hone.model.load import load_tokenizer
+from hone.model.load import load_tokenizer, require_weights
 from hone.preflight.check import content
 from hone.preflight.check.findings import Finding
 from hone.preflight.check.subject import Subject
 from hone.preflight.plan.batch import longest_prompt
 from hone.recipe.recipe import LoopStage
+from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import stage_named
 from hone.rewards import check_functions
 from hone.rollout import check_server
@@ -92,8 +93,9 @@ def splits(subject: Subject) -> Iterator[Finding]:
     stage = subject.stage
     splits = {} if stage.stage == "sft" and stage.sft.data is not None else {"train": "task.train=1000"}
     if stage.stage in ("rl", "distil"):
-        splits |= {stage.eval.split: f"task.{stage.eval.split}=100"}
-        splits |= {"validation": "task.validation=100, or eval.every=0"} if stage.eval.every else {}
+        size = max(1, min(100, len(subject.task.problems("train")) // 10))  # few rows cannot spare many
+        splits |= {stage.eval.split: f"task.{stage.eval.split}={size}"}
+        splits |= {"validation": f"task.validation={size}, or eval.every=0"} if stage.eval.every else {}
     for split, remedy in splits.items():
         if not subject.task.problems(split):  # type: ignore[arg-type]
             message = f"task {subject.task.name}: the {split} split is empty; give it a size, e.g. {remedy}"
@@ -137,13 +139,18 @@ def graded(subject: Subject) -> Iterator[Finding]:
 def models(subject: Subject) -> Iterator[Finding]:
     """Do the models exist? Only their tokenizers are loaded: weights are large, and are loaded by the stage."""
     stage = subject.stage
+
+    def complete(model: ModelConfig) -> None:
+        require_weights(model.path)
+        load_tokenizer(model)
+
     teacher = stage.teacher if stage.stage in ("generate", "distil") else None
     if teacher is not None and stage_named(teacher) is None and "://" not in teacher:
         settings = stage.model.at(teacher).model_copy(update={"revision": None})
-        yield from _refused("models", lambda: load_tokenizer(settings))
+        yield from _refused("models", lambda: complete(settings))
     is_made = stage.model.stage is not None or stage.model.path == "tiny" or subject.where is not None
     if not is_made and not (stage.stage == "generate" and teacher):
-        yield from _refused("models", lambda: load_tokenizer(stage.model))
+        yield from _refused("models", lambda: complete(stage.model))
 
 
 def length(subject: Subject) -> Iterator[Finding]:

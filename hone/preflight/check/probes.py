@@ -18,6 +18,8 @@ from hone.rewards.gold import gold_text, number
 from hone.tasks.base import Task, TracedTask
 from hone.types import VERIFIER_FAILURES, Finish, Problem, Reward, Rollout, Turn
 
+WORKED = "worked solution"  # the probe with the task's own reasoning
+
 Kind = Literal["right", "wrong", "none", "hack"]
 
 JUNK_LENGTH = 100_000  # characters
@@ -30,6 +32,7 @@ RESTATED = (
 )
 
 SLOW, TOO_SLOW = 0.05, 1.0  # seconds for one answer, without a model or a server
+HOPELESS = 3.0  # seconds after which a probe is not timed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +61,7 @@ def writers(problem: Problem) -> dict[str, Writer]:
     return {
         "tags": lambda answer: completion(thought, answer),
         "boxed": lambda answer: f"<think>{thought}</think>\nAnswer: \\boxed{{{answer}}}",
+        "line": lambda answer: f"{thought}\nAnswer: {answer}",
         "hashes": lambda answer: f"{thought}\n#### {answer}",
         "plain": lambda answer: f"{thought}\n{answer}",
     }
@@ -123,7 +127,7 @@ def probes(task: Task, problem: Problem, others: Sequence[Problem], write: Write
     right, wrong = write(gold), wrong_answer(task, problem, others, write)
     solution = worked(task, problem)
     return [
-        *([Probe("worked solution", "right", solution)] if solution else []),
+        *([Probe(WORKED, "right", solution)] if solution else []),
         Probe("gold answer", "right", right),
         Probe("gold, padded", "right", f"\n\n  {right}  \n\n"),
         Probe("wrong answer", "wrong", write(wrong)),
@@ -176,7 +180,7 @@ def score(
             start = time.perf_counter()
             (scored,) = reward(problem, [rollout])
             best = min(best, time.perf_counter() - start)
-            if not SLOW < best < TOO_SLOW:
+            if best <= SLOW or best > HOPELESS:
                 break
         result.append(Probed(probe, scored, best))
     return result
@@ -188,8 +192,9 @@ def score(
 def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = True) -> Iterator[Finding]:
     """Findings from the scores of one problem.
 
-    `by_model`: a model scores the reasoning. Then only the best right answer, the worked solution, has to score more
-    than the wrong ones, and time is not checked. `graded`: verdicts are meaningful.
+    `by_model`: a model scores the reasoning. Then only the worked solution has to score more than the wrong answers
+    (without one there is nothing to compare: all other probes have the same reasoning), and time is not checked.
+    `graded`: verdicts are meaningful.
     """
     rows, unscored = _apart(rows)
     yield from _unscored(unscored)
@@ -198,6 +203,10 @@ def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = 
     odd = [r.probe.name for r in rows if not np.isfinite(r.reward.total)]
     if odd:
         yield Finding("fail", "finite", f"the reward of {', '.join(odd)} is not a finite number")
+        return
+    if by_model and not any(r.probe.name == WORKED for r in rows):
+        message = "the reward scores the reasoning, and the task has no worked answers to try it with"
+        yield Finding("warn", "hack", f"{message}: compare the answers that the model samples, `hone view` shows them")
         return
     right = [r for r in rows if r.probe.kind == "right"]
     gold = (max if by_model else min)(r.reward.total for r in right)
