@@ -22,7 +22,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[1]
 
 #: What is imported under another name than that of its package, or comes with one in a version that this one pins.
-PACKAGE = {"ruamel": "ruamel-yaml", "pydantic_core": "pydantic"}
+PACKAGE = {"ruamel": "ruamel-yaml", "pydantic_core": "pydantic", "pandas": "statsmodels"}
 
 TINY = """\
 name: tiny

@@ -13,6 +13,11 @@ from pydantic import BaseModel
 from hone.base.settings import ConfigError, Layer, LongForm, Place, merged, parse, places, stage_name
 
 
+def source(text: str) -> str:
+    """How error messages name an override."""
+    return f"override {text!r}"
+
+
 def override(
     layer: Layer,
     text: str,
@@ -25,21 +30,21 @@ def override(
     In a recipe with stages `a.b=c` applies to every stage that takes the key `a`, or to the top level if none does;
     `stages.rl.a.b=c` to one, named by name, kind or index.
     """
-    source = f"override {text!r}"
+    origin = source(text)
     key, equals, raw = text.partition("=")
     head, mark, function = key.strip().partition("reward.parts.")  # names of functions contain dots
     parts = (*head.split(".")[:-1], "reward", "parts", function) if mark else tuple(key.strip().split("."))
     if not equals or "" in parts:
-        raise ConfigError([f"{source}: overrides read key=value with a dotted key, as in optim.lr=1e-5"])
+        raise ConfigError([f"{origin}: overrides read key=value with a dotted key, as in optim.lr=1e-5"])
     if parts[0] == "extends":
-        raise ConfigError([f"{source}: extends is read from files only; write a recipe that extends the other"])
-    value, _ = parse(raw, source)
+        raise ConfigError([f"{origin}: extends is read from files only; write a recipe that extends the other"])
+    value, _ = parse(raw, origin)
     if parts[-2:] == ("task", "name"):
         parts, value = parts[:-1], {"name": value}
     data, origins = layer.data, dict(layer.origins)
     if model is not None and parts[0] not in model.model_fields and parts[0] in _stage_names(data):
-        raise ConfigError([f"{source}: {parts[0]} is a stage; write stages.{text.strip()}"])
-    for prefix, path in _targets(data, parts, source, takes):
+        raise ConfigError([f"{origin}: {parts[0]} is a stage; write stages.{text.strip()}"])
+    for prefix, path in _targets(data, parts, origin, takes):
         default = _default(model, path[:-1])
         unset = _get(data, (*prefix, *path[:-1])) is None and _get(data, path[:-1]) is None
         # Setting one entry of a free mapping keeps the default entries.
@@ -50,9 +55,9 @@ def override(
         for place in places(top, ()):
             whole: Place = (*prefix, *place)
             if len(place) >= len(path):
-                origins[whole] = source
+                origins[whole] = origin
             else:
-                origins.setdefault(whole, source)
+                origins.setdefault(whole, origin)
         data = _put(data, prefix, top)
     return Layer(data, origins)
 

@@ -133,6 +133,8 @@ def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
         return nest(key)
     names = model.other_names if issubclass(model, Section) else {}
     if other := names.get(itself) or names.get(key):
+        if other.startswith("none: "):
+            return f"unknown key; remove it: {other.removeprefix('none: ')}"
         return f"unknown key; hone's name for it is {other}"
     everywhere = [k for k in _all_keys(model) if k != itself]  # it may be valid in another member of a union
     if same := [k for k in everywhere if k.rpartition(".")[2] == key]:

@@ -129,10 +129,15 @@ def train(
     Examples: `hone train recipes/demo/recipe.yaml seed=1`, `hone train demo --resume`, and without a recipe
     `hone train --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl --reward my.py:right --steps 50`.
     """
-    from hone.cli.start import Choices, train_arguments
+    from hone.base.settings import ConfigError
+    from hone.cli.start import Choices, as_options, train_arguments
 
-    target, settings = train_arguments(recipe, overrides or (), Choices(model, data, reward, steps, device))
-    _train(target, settings, resume, dry_run, view)
+    choices = Choices(model, data, reward, steps, device)
+    target, settings = train_arguments(recipe, overrides or (), choices)
+    try:
+        _train(target, settings, resume, dry_run, view)
+    except ConfigError as error:
+        raise as_options(error, choices) from None
 
 
 def _train(recipe: str, overrides: list[str], resume: bool, dry_run: bool, view: bool) -> None:

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hone.base.settings import UserError
+from hone.base.overrides import source as override_source
+from hone.base.settings import ConfigError, UserError
 
 START = Path(__file__).with_name("start.yaml")
 MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
@@ -93,6 +94,19 @@ def train_arguments(recipe: str | None, overrides: Sequence[str], choices: Choic
     return recipe, [*(f"{key}={json.dumps(value)}" for key, value in settings.items()), *overrides]
 
 
+def as_options(error: ConfigError, choices: Choices) -> ConfigError:
+    """The error with settings that came from options named as the user wrote them: `--model x`."""
+    options = {"model": choices.model, "task": choices.data, "reward": choices.reward}
+    settings = choices.settings()
+    lines = list(error.lines)
+    for key, value in options.items():
+        if value is not None:
+            source = override_source(f"{key}={json.dumps(settings[key])}")
+            option = f"--{'data' if key == 'task' else key} {value}"
+            lines = [line.replace(f"{source}: ", f"{option}: ") for line in lines]
+    return ConfigError(lines)
+
+
 def run_name(data: str) -> str:
     """A run's name from its data: `my rows.jsonl` gives `my-rows`."""
     return re.sub(r"[^\w.-]+", "-", Path(data).stem).strip("-.") or "start"
@@ -104,6 +118,8 @@ def init(name: str, choices: Choices, ask: Callable[[str, str], str]) -> list[Pa
     `ask(question, default)` is called for choices that were not given. Returns the files. Raises UserError if the name
     cannot be a run's or a file exists already.
     """
+    from hone.recipe.load import is_data
+
     folder = Path(name)
     if not NAME.fullmatch(folder.name):
         raise UserError(f"init: {name}: a name consists of letters, digits and . _ - and starts with a letter or digit")
@@ -121,7 +137,10 @@ def init(name: str, choices: Choices, ask: Callable[[str, str], str]) -> list[Pa
         texts[reward] = REWARD.format(recipe=recipe.as_posix())
     present = [str(path) for path in texts if path.exists()]
     if present:
-        raise UserError(f"init: {', '.join(present)} exists already; give another name, or remove it")
+        exists, them = ("exists", "it") if len(present) == 1 else ("exist", "them")
+        raise UserError(f"init: {', '.join(present)} {exists} already; give another name, or remove {them}")
+    if Path(data) != rows and is_data(data) and not Path(data).expanduser().exists():
+        raise UserError(f"init: --data {data}: no such file or folder; leave it out to get example rows in {rows}")
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")

@@ -43,6 +43,10 @@ KILL_SECONDS = 5.0
 # --- the target ------------------------------------------------------------------------------------------------------
 
 
+class NoFunction(LookupError):
+    """The target's file or module has no such function."""
+
+
 def is_path(place: str) -> bool:
     """Whether the part of a target before the colon is a file, not a module."""
     return place.endswith(".py") or "/" in place
@@ -79,7 +83,7 @@ def load_target(target: str, source: bytes | None) -> Callable[..., Any]:
             function = getattr(function, part)
         except AttributeError:
             there = ", ".join(sorted(n for n, v in vars(module).items() if callable(v) and not n.startswith("_")))
-            raise LookupError(f"no function {name!r} in {place}; there are {there or 'none'}") from None
+            raise NoFunction(f"no function {name!r} in {place}; there are {there or 'none'}") from None
     if not callable(function):
         raise TypeError(f"{target} is {type(function).__name__}, not a function")
     return function
@@ -138,6 +142,8 @@ def finished(result: Any) -> Any:
 
 def describe(error: BaseException) -> str:
     """The exception and where it was raised, in one line of at most 500 characters."""
+    if isinstance(error, NoFunction):
+        return str(error)[:400]  # the user's file is at fault, not a line of ours
     text = " ".join(traceback.format_exception_only(type(error), error)[-1].split())
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import ast
 import importlib.util
 from pathlib import Path
 
 from hone.base import places
 from hone.base.settings import UserError
 from hone.grade import child
+
+
+def functions_in(source: bytes) -> list[str]:
+    """The functions at the top level of a Python file that are not private. Raises SyntaxError or ValueError."""
+    kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
+    names = [node.name for node in ast.parse(source).body if isinstance(node, kinds)]
+    return [name for name in names if not name.startswith("_")]
 
 
 def read_target(target: str) -> bytes | None:

@@ -72,7 +72,11 @@ class StoredReward:
         if "reward" in row:
             mean = row["reward"]
             return f"{label}: reward {mean['value']:.3f} [{mean['low']:.3f}, {mean['high']:.3f}] ({parts})"
-        why = f"without {', '.join(self.left_out)}" if self.left_out else "no sample has one"
+        why = "no sample has one"
+        if self.left_out:
+            why = (
+                f"it needs {', '.join(self.left_out)}: parts that read a model, a server or token ids are left out here"
+            )
         return f"{label}: reward not measured ({why}){': ' * bool(parts)}{parts}"
 
 

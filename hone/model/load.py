@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 
 hf_logging.disable_progress_bar()
 
+#: A folder with none of these has no tokenizer of any kind.
+TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt", "tekken*")
+
 
 def device() -> torch.device:
     """The accelerator if there is one, else the CPU."""
@@ -81,14 +84,29 @@ def _of_checkpoint(config: ModelConfig) -> Any:
 
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
-    """Load the checkpoint's tokenizer. Raises UserError if it has no end-of-text token."""
+    """Load the checkpoint's tokenizer. Raises UserError if there is none, or it has no end-of-text token."""
     config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
     if lora.is_adapter(config.path) and not (Path(config.path) / "tokenizer_config.json").exists():
         config = config.at(base_of(config.path))
+    folder = Path(config.path).expanduser()
+    if folder.is_dir() and not any(path for pattern in TOKENIZER_FILES for path in folder.glob(pattern)):
+        raise UserError(
+            f"model.path: {config.path} has no tokenizer ({', '.join(TOKENIZER_FILES)}); put that of the model it was "
+            f"trained from there: AutoTokenizer.from_pretrained(BASE).save_pretrained({config.path!r})"
+        )
     tokenizer = _loaded(config, lambda: AutoTokenizer.from_pretrained(config.path, revision=config.revision))
     if tokenizer.eos_token_id is None:
         raise UserError(f"the tokenizer of {config.path} has no end-of-text token: stopping could not be learned")
     return tokenizer
+
+
+def require_weights(path: str) -> None:
+    """Raises UserError if `path` is a folder without weights; their contents are read by `load_model`."""
+    folder = places.locate(path).expanduser()
+    if folder.is_dir() and not any(path for pattern in ("*.safetensors", "*.bin") for path in folder.glob(pattern)):
+        raise UserError(
+            f"model.path: {path} has no weights (*.safetensors); give a folder with a checkpoint, or a hub id"
+        )
 
 
 def base_of(adapter: str) -> str:
@@ -126,7 +144,7 @@ def _loaded(config: ModelConfig, load: Callable[[], Any]) -> Any:
             "attention through transformers' AttentionInterface; choose another model"
         ) from error
     except (OSError, ValueError) as error:  # from transformers: missing file, unknown id, no network
-        first = str(error).strip().splitlines()[0]
+        first = str(error).strip().splitlines()[0].rstrip(".")
         raise UserError(f"model.path: {config.path}: {first}; give a folder with a checkpoint, or a hub id") from error
 
 

@@ -6,7 +6,6 @@ recipe = load_for_task("knights")                               # a task or a da
 
 from __future__ import annotations
 
-import ast
 import difflib
 import os
 import re
@@ -23,7 +22,7 @@ from hone.base import places, sealed
 from hone.base.overrides import override
 from hone.base.settings import ConfigError, Layer, Place, Section, UserError, merge, read, stage_name
 from hone.base.validate import explain, validate
-from hone.grade.targets import read_target
+from hone.grade.targets import functions_in, read_target
 from hone.recipe import schedule as schedules
 from hone.recipe import stages as chain
 from hone.recipe.recipe import KINDS, Name, Pipeline, Recipe, chosen, kinds_with
@@ -122,9 +121,7 @@ def find(path: str | Path) -> Path:
 def _refuse_others(file: Path) -> None:
     """Raises ConfigError for code or data in place of a recipe, and says how to use it."""
     if file.suffix == ".py":
-        kinds = (ast.FunctionDef, ast.AsyncFunctionDef)
-        functions = [node.name for node in _parsed(file).body if isinstance(node, kinds)]
-        names = [name for name in functions if not name.startswith("_")]
+        names = _functions(file)
         use = f"{file}:{names[0] if len(names) == 1 else 'FUNCTION'}"
         how = f"as a reward: hone train RECIPE reward={use}, or hone train --data ROWS --reward {use}"
         functions_are = f"its functions are {', '.join(names) or 'none'}"
@@ -134,9 +131,9 @@ def _refuse_others(file: Path) -> None:
         raise ConfigError([f"{file}: a file of rows, not a recipe; to train on them: {how}"])
 
 
-def _parsed(file: Path) -> ast.Module:
+def _functions(file: Path) -> list[str]:
     try:
-        return ast.parse(file.read_bytes())
+        return functions_in(file.read_bytes())
     except (SyntaxError, ValueError) as error:
         raise ConfigError([f"{file}: a Python file, not a recipe, and it cannot be parsed: {error}"]) from None
 

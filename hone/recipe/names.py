@@ -3,7 +3,8 @@
 A recipe that uses one of them gets an error that names ours: `hone.base.validate`.
 """
 
-#: Name in another program -> our setting, or what to write instead. `lora.r` holds in the section `lora` alone.
+#: Name in another program -> our setting, or `none: ` and why there is none. `lora.r` holds in the section `lora`
+#: alone.
 OTHER_NAMES = {
     # optimizer
     "learning_rate": "optim.lr",
@@ -15,6 +16,8 @@ OTHER_NAMES = {
     "adam_epsilon": "optim.eps",
     "lr_scheduler_type": "optim.decay",
     "lr_scheduler": "optim.decay",
+    "warmup_ratio": "optim.warmup_steps: a number of steps, not a share of them",
+    "optimizer": "none: it is AdamW; optim has its settings",
     # sizes and lengths
     "num_generations": "samples_per_prompt",
     "group_size": "samples_per_prompt",
@@ -22,9 +25,11 @@ OTHER_NAMES = {
     "rollouts_per_example": "samples_per_prompt",
     "batch_size": "prompts_per_step",
     "train_batch_size": "prompts_per_step",
-    "generation_batch_size": "prompts_per_step",
-    "per_device_train_batch_size": "tokens_per_microbatch (memory), or prompts_per_step (problems in a step)",
+    "generation_batch_size": "prompts_per_step, which counts problems: TRL's value divided by num_generations",
+    "per_device_train_batch_size": "prompts_per_step, which counts problems: TRL's value, times accumulation steps and "
+    "processes, divided by num_generations; memory is bounded by tokens_per_microbatch",
     "gradient_accumulation_steps": "tokens_per_microbatch: a step is divided into micro-batches of that many tokens",
+    "steps_per_generation": "algo.updates_per_rollout: TRL's value divided by its gradient_accumulation_steps",
     "ppo_micro_batch_size_per_gpu": "tokens_per_microbatch",
     "ppo_mini_batch_size": "algo.updates_per_rollout",
     "max_steps": "steps",
@@ -45,6 +50,7 @@ OTHER_NAMES = {
     "vllm_server_base_url": "rollout.vllm.url",
     "vllm_gpu_memory_utilization": "rollout.vllm.arguments: [--gpu-memory-utilization, '0.3']",
     "cache_implementation": "rollout.kv_cache_gib",
+    "repetition_penalty": "none: the sampled distribution must be the one that is trained",
     # objective
     "beta": "algo.kl.coef",
     "kl_coef": "algo.kl.coef",
@@ -107,11 +113,17 @@ OTHER_NAMES = {
     "save_steps": "checkpoint.every",
     "save_freq": "checkpoint.every",
     "save_total_limit": "checkpoint.keep",
+    "save_strategy": "checkpoint.every",
     "eval_steps": "eval.every",
+    "eval_strategy": "eval.every",
     "test_freq": "eval.every",
     "num_processes": "parallel",
     "tensor_parallel_size": "parallel.tensor",
     "logging_steps": "none: every step is recorded",
+    "log_completions": "none: every answer is recorded, in rollouts/",
+    "push_to_hub": "none: `hone export` writes an ordinary Hugging Face folder",
+    "remove_unused_columns": "none: every column reaches the reward",
+    "disable_dropout": "none: dropout is off",
 }
 
 #: Value in papers and other programs -> ours.

@@ -20,6 +20,8 @@ from hone.types import ENVIRONMENT_FAILURES, VERIFIER_FAILURES, Grade, Group, Pr
 #: Largest magnitude of a reward. Beyond it, differences are lost to rounding, and squares (value loss, standard
 #: deviation) overflow single precision.
 LARGEST = 1e15
+#: Characters of a failure's note in a message about many.
+NOTE = 200
 POSSIBLE = f"a reward is a finite number from {-LARGEST:g} to {LARGEST:g}"
 
 if TYPE_CHECKING:
@@ -182,7 +184,7 @@ def failures(groups: Iterable[Group]) -> str | None:
     if not out:
         return None
     kinds = Counter((reward.verdict, reward.note or "no reason given") for reward in out).most_common()
-    reasons = "; ".join(f"{count} x {verdict} ({note})" for (verdict, note), count in kinds[:3])
+    reasons = "; ".join(f"{count} x {verdict} ({_short(note)})" for (verdict, note), count in kinds[:3])
     rest = f"; and {len(kinds) - 3} other reasons" if len(kinds) > 3 else ""
     return f"{len(out)} of {len(rewards)} samples have no reward and were left out: {reasons}{rest}"
 
@@ -206,3 +208,8 @@ def _reward_groups(
     else:
         rewards = [reward(problem, group) for problem, group in zip(problems, answers, strict=True)]
     return [Group(p, group, tuple(scored)) for p, group, scored in zip(problems, answers, rewards, strict=True)]
+
+
+def _short(note: str) -> str:
+    """A note that may quote a whole answer, with its end: that names the place of an error. Rollouts have all of it."""
+    return note if len(note) <= NOTE else f"{note[: NOTE // 2]} ... {note[-NOTE // 2 :]}"

@@ -6,7 +6,9 @@ from typing import Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
+from hone.base import places
 from hone.base.settings import Section
+from hone.grade.targets import functions_in
 from hone.rewards.judge.config import JudgeConfig
 
 
@@ -129,7 +131,7 @@ class RewardConfig(Section):
                 raise ValueError(
                     f"parts: no reward {name!r}; there are {allowed}"
                     + (f"; of installed packages {more}" if more else "")
-                    + "; a function of yours is path/file.py:function"
+                    + f"; a function of yours is {_with_function(name)}"
                 )
         if "judge" in self.parts and self.judge.url is None:
             raise ValueError("judge.url: missing; give the judge's endpoint, as in https://api.openai.com/v1")
@@ -141,3 +143,14 @@ class RewardConfig(Section):
                     f"at least overlong.buffer ({self.overlong.buffer})"
                 )
         return self
+
+
+def _with_function(name: str) -> str:
+    """`reward.py:right` for `reward.py`, if that file has one function; else the form of such a name."""
+    if not name.endswith(".py"):
+        return "path/file.py:function"
+    try:
+        names = functions_in(places.locate(name).read_bytes())
+    except (OSError, SyntaxError, ValueError):  # only an example is lost: the name is refused anyway
+        names = []
+    return " or ".join(f"{name}:{function}" for function in names[:3]) or f"{name}:FUNCTION"

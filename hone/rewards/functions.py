@@ -271,7 +271,7 @@ class UserFunction(Part):
         if not isinstance(values, (list, tuple)):
             raise self._wrong(f"gave {type(values).__name__}, not a list of {count} numbers")
         if len(values) != count:
-            raise self._wrong(f"gave {len(values)} rewards for {count} completions")
+            raise self._wrong(f"gave {len(values)} rewards for {count} completions; return one for each, in order")
         details = [{f"{self.label}/{name}": column[i] for name, column in logged.items()} for i in range(count)]
         return [self._score(value, more) for value, more in zip(values, details, strict=True)]
 

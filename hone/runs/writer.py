@@ -51,6 +51,7 @@ class RunWriter:
         self.history = History(reach=reach)  # rows of metrics.jsonl that are read again
         self._reach = reach
         self._logs = seal.Logs(folder)
+        self._printed = ""  # the last event on the terminal
         self._unsynced: set[Path] = set()  # written since the last checkpoint
 
     @classmethod
@@ -123,9 +124,10 @@ class RunWriter:
             self.append("costs.jsonl", {"step": step, **costs})
 
     def event(self, kind: str, message: str, step: int | None = None, **details: Any) -> None:
-        """Record an unusual event, and print it once."""
+        """Record an unusual event, and print it unless the same was printed last."""
         self.append("events.jsonl", {"step": step, "kind": kind, "message": message, **details})
-        if self.world.main and kind not in ("checkpoint",):
+        if self.world.main and kind not in ("checkpoint",) and message != self._printed:
+            self._printed = message
             print(visible(f"[{kind}] {message}"), file=sys.stderr, flush=True)
 
     def log_eval(self, step: int, label: str, row: Mapping[str, Any], samples: Sequence[Mapping[str, Any]]) -> None:

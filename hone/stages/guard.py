@@ -93,8 +93,12 @@ def guard_rewards(writer: RunWriter, step: int, groups: Sequence[Group], watch: 
 def no_signal(groups: Sequence[Group], algo: AlgoConfig) -> str:
     """Why nothing was learned in a step without micro-batches, and what to change."""
     samples = [(group, i) for group in groups for i in range(len(group.rewards))]
+    alike = (
+        "no group had a reward difference: nothing was learned in this step. Problems that are neither too hard nor "
+        "too easy help, and a higher sampling.temperature; if it began in training, a lower optim.lr"
+    )
     if not samples:  # all were replaced, or there were none
-        return "no group had a reward difference: nothing was learned in this step"
+        return alike
     unscored = sum(group.rewards[i].verdict in VERIFIER_FAILURES for group, i in samples)
     masked = len(samples) - sum(map(len, updates_of(groups, algo))) - unscored
     remaining = len(samples) - unscored - masked
@@ -104,7 +108,7 @@ def no_signal(groups: Sequence[Group], algo: AlgoConfig) -> str:
     if unscored:
         out.append(f"{unscored} have no reward")
     if not out:
-        return "no group had a reward difference: nothing was learned in this step"
+        return alike
     remedy = "; raise sampling.max_tokens, or set algo.mask_truncated: false" if masked > unscored else ""
     rest = f"the other {remaining} have no reward difference" if remaining else "no sample is left to learn from"
     return f"of {len(samples)} samples {' and '.join(out)}; {rest}: nothing was learned in this step{remedy}"

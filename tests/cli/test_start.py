@@ -76,11 +76,17 @@ def test_init_asks_only_for_what_was_not_given_and_overwrites_nothing(model: str
     assert files == [Path("a/recipe.yaml")]
     with pytest.raises(UserError, match=r"a/recipe\.yaml exists already"):
         init("a", Choices(model=model, data="mine.jsonl", reward="outcome"), first)
+    init("b", Choices(model=model), first)
+    with pytest.raises(UserError, match=r"b/recipe\.yaml, b/rows\.jsonl, b/reward\.py exist already; .*remove them"):
+        init("b", Choices(model=model), first)
+    with pytest.raises(UserError, match=r"--data gone\.jsonl: no such file or folder; leave it out"):
+        init("c", Choices(model=model, data="gone.jsonl", reward="outcome"), first)
     with pytest.raises(UserError, match="a name consists of letters"):
         init("a b", Choices(model=model), first)
     with pytest.raises(UserError, match="starts from random weights"):
-        init("b", Choices(model="tiny"), first)
-    assert not Path("b").exists()
+        init("d", Choices(model="tiny"), first)
+    assert not Path("c").exists()
+    assert not Path("d").exists()
 
 
 def test_train_without_a_recipe(model: str) -> None:
@@ -96,6 +102,25 @@ def test_train_without_a_recipe(model: str) -> None:
         train_arguments(None, ["steps=3"], Choices())
     target, settings = train_arguments("demo", [], Choices(steps=3))
     assert (target, settings) == ("demo", ["steps=3"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--model ./gone --data rows.jsonl", "--model ./gone: model.path: ./gone is not a folder here"),
+        ("--model small --data gone.jsonl", "--data gone.jsonl: task.source: no file gone.jsonl"),
+        (
+            "--model small --data rows.jsonl --reward mine.py",
+            "--reward mine.py: reward.parts: no reward 'mine.py'; .* a function of yours is mine.py:right$",
+        ),
+        ("--model small --data rows.jsonl optim.lr=x", "override 'optim.lr=x': optim.lr: 'x' is not allowed"),
+    ],
+)
+def test_what_is_wrong_in_an_option_is_named_as_it_was_written(model: str, options: str, message: str) -> None:
+    Path("rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    Path("mine.py").write_text("def _inner():\n    pass\n\n\ndef right(completions, **columns):\n    return [1.0]\n")
+    with pytest.raises(UserError, match=f"^{message}"):
+        CliRunner().invoke(app, ["train", *options.split()], catch_exceptions=False)
 
 
 def test_a_run_from_the_command_line_alone(model: str, capfd: Any) -> None:

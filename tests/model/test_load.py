@@ -9,7 +9,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Qwen2Config, Qwen2ForCausa
 
 from hone.base.settings import UserError
 from hone.model.limits import context_limit
-from hone.model.load import check_supported, load_model, load_tokenizer, stop_token_ids
+from hone.model.load import check_supported, load_model, load_tokenizer, require_weights, stop_token_ids
 from hone.model.tiny import train_tokenizer
 from hone.model.update_mode import update_mode
 from hone.recipe.sections.model import ModelConfig
@@ -56,6 +56,20 @@ def test_models_stay_in_eval_mode_so_that_nothing_is_dropped(tmp_path: Path) -> 
 def test_what_is_not_there_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"model.path: {tmp_path}: .*give a folder with a checkpoint, or a hub id"):
         load_model(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_folder_without_a_tokenizer_is_named_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    with pytest.raises(UserError, match=r"has no tokenizer .*AutoTokenizer\.from_pretrained\(BASE\)\.save_pretrained"):
+        load_tokenizer(ModelConfig(path=str(tmp_path)))
+
+
+def test_a_folder_without_weights_is_refused_before_the_run(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=f"model.path: {tmp_path} has no weights"):
+        require_weights(str(tmp_path))
+    (tmp_path / "model-00001-of-00002.safetensors").touch()
+    require_weights(str(tmp_path))
+    require_weights("owner/name")  # of the hub: loading it says what is missing
 
 
 def test_a_tokenizer_that_cannot_stop_is_refused(tmp_path: Path) -> None:

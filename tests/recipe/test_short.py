@@ -1,6 +1,8 @@
 """Short forms of settings, names of other trainers, and files that are no recipes."""
 
+import ast
 import json
+import re
 from pathlib import Path
 
 import pytest
@@ -130,9 +132,11 @@ def test_the_schema_knows_short_forms():
         ),
         (
             "per_device_train_batch_size=2",
-            "per_device_train_batch_size: unknown key; hone's name for it is tokens_per_microbatch (memory), or "
-            "prompts_per_step (problems in a step)",
+            "per_device_train_batch_size: unknown key; hone's name for it is prompts_per_step, which counts problems: "
+            "TRL's value, times accumulation steps and processes, divided by num_generations; memory is bounded by "
+            "tokens_per_microbatch",
         ),
+        ("logging_steps=1", "logging_steps: unknown key; remove it: every step is recorded"),
         (
             "reward={my/r.py:f: 1}",
             "reward.my/r.py:f: unknown key; rewards are entries of parts: write reward: {parts: {my/r.py:f: 1.0}}",
@@ -151,6 +155,23 @@ def test_names_of_other_trainers_lead_to_settings_that_exist():
         assert other not in Recipe.model_fields
     choices = json.dumps(Recipe.model_json_schema())
     assert all(f'"{ours}"' in choices for ours in OTHER_VALUES.values())
+
+
+def test_the_recipe_for_users_of_trl(write):
+    """docs/trl.md: it loads, and every argument of TRL that stands there leads to a setting."""
+    page = (Path(__file__).parents[2] / "docs" / "trl.md").read_text(encoding="utf-8")
+    (script,), (recipe,) = re.findall(r"```python\n(.*?)```", page, re.S), re.findall(r"```yaml\n(.*?)```", page, re.S)
+    write('{"prompt": "1 + 1?", "answer": "2"}\n', "rows.jsonl")
+    write("def correct(completions, **columns): ...\ndef well_formatted(completions, **columns): ...\n", "rewards.py")
+    loaded = load(write(recipe))
+    (config, *_) = [call for call in ast.walk(ast.parse(script)) if isinstance(call, ast.Call) and call.keywords]
+    trl = {keyword.arg: ast.literal_eval(keyword.value) for keyword in config.keywords}
+    completions = trl["per_device_train_batch_size"] * trl["gradient_accumulation_steps"]
+    assert loaded.prompts_per_step * loaded.samples_per_prompt == completions
+    assert (loaded.steps, loaded.optim.lr, loaded.algo.clip_high) == (200, trl["learning_rate"], trl["epsilon_high"])
+    for key in trl:
+        (line,) = problems(write(MINIMAL), [f"{key}=1"])
+        assert "hone's name for it is" in line or "did you mean" in line, line
 
 
 # --- files that are no recipes ------------------------------------------------------------------

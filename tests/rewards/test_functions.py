@@ -1,6 +1,7 @@
 """Functions of the user's as rewards: the signatures people have, and everything that such a function can do wrong."""
 
 import hashlib
+import re
 from dataclasses import replace
 from importlib.metadata import EntryPoint
 from types import SimpleNamespace
@@ -162,6 +163,13 @@ def test_none_leaves_the_sample_out_and_the_others_in(reward):
     )
 
 
+def test_of_a_long_reason_the_message_has_beginning_and_end(reward):
+    composed = reward("def f(completions, **kwargs): raise ValueError('x' * 300)")
+    message = failures(reward_groups([PROBLEM], [tuple(GROUP)], composed))
+    assert re.search(r"2 x verifier_error \(f: ValueError: x+ \.\.\. x+ \(mine0?\.py:1\)\)$", message)
+    assert len(message) < 320
+
+
 @pytest.mark.parametrize("isolate", [False, True])
 def test_an_exception_leaves_out_what_the_call_was_about(reward, isolate):
     settings = {"isolate": True} if isolate else {}
@@ -294,7 +302,7 @@ def test_a_column_that_is_not_there_is_said_at_the_start(reward):
 def test_a_file_that_cannot_be_imported(reward):
     with pytest.raises(UserError, match=r"mine0.py:f: cannot be imported: ZeroDivisionError: division by zero \(mine0"):
         reward("1 / 0\ndef f(completions): pass")
-    with pytest.raises(UserError, match=r"no function 'g' in .*; there are f"):
+    with pytest.raises(UserError, match=r"no function 'g' in .*; there are f$"):
         reward("def f(completions): pass", "g")
 
 

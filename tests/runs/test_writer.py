@@ -72,6 +72,14 @@ def test_other_settings_on_resume_are_an_event(tmp_path: Path, capsys: pytest.Ca
     assert json.loads((tmp_path / "config.resolved.json").read_text()) == {"a": 2}
 
 
+def test_the_same_event_again_is_recorded_and_not_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = RunWriter(tmp_path)
+    for step, message in enumerate(["nothing", "nothing", "other", "nothing"]):
+        writer.event("no_signal", message, step)
+    assert [row["step"] for row in jsonl.read(tmp_path / "events.jsonl")] == [0, 1, 2, 3]
+    assert capsys.readouterr().err.split("[no_signal] ")[1:] == ["nothing\n", "other\n", "nothing\n"]
+
+
 def test_the_manifest_says_what_is_needed_to_run_again(tmp_path: Path) -> None:
     open_run(tmp_path)
     manifest = json.loads((tmp_path / "manifest.json").read_text())

@@ -237,11 +237,18 @@ def test_every_kind_of_file_is_read(tmp_path):
         ("a.csv", "question,answer\na\n", r"a\.csv:2: not as many fields"),
         ("a.csv", "question,answer\na,1,2\n", r"a\.csv:2: not as many fields"),
         ("a.json", '[{"a": 1}, 2]', r"entry 2 of the list is not a JSON object"),
-        ("a.json", '[{"a": 1},', r"a\.json:1: not JSON"),
-        ("a.jsonl", "{", r"a\.jsonl:1: not JSON"),
+        ("a.json", '[{"a": 1},', r"a\.json:1: not readable as JSON"),
+        ("a.jsonl", "{", r"a\.jsonl:1: not readable as JSON"),
         ("a.jsonl", '{"a": ' + "[" * 100_000 + "]" * 100_000 + "}", r"a\.jsonl:1: not readable as JSON"),
         ("a.jsonl", '{"a": 1}\n{"a": ' + "9" * 5000 + "}", r"a\.jsonl:2: not readable as JSON: Exceeds the limit"),
-        ("a.json", '{\n"data": []}', r"a\.json:1: not JSON .*is a list of objects, or one object per line"),
+        (
+            "a.json",
+            '{\n"data": []}',
+            r"a\.json:1: not readable as JSON.*has to be a list of objects, or one object on each",
+        ),
+        ("a.jsonl", "question,answer\na,1\n", r"one JSON object on each line; a table is read by its ending, \.csv"),
+        ("a.csv", "question;answer\na;1\n", r"a\.csv: the columns seem to be separated by ';', not ','; save it"),
+        ("a.tsv", "question,answer\na,1\n", r"a\.tsv: the columns seem to be separated by ',', not '\\t'; save it"),
         ("a.parquet", "x", r"not a readable parquet file"),
         ("a.txt", "x", r"expected a \.jsonl"),
     ],
@@ -250,6 +257,13 @@ def test_broken_files_are_named(tmp_path, name, text, message):
     (tmp_path / name).write_text(text)
     with pytest.raises(UserError, match=message):
         read_rows(tmp_path / name)
+
+
+@pytest.mark.parametrize(("text", "message"), [("", "no rows; write one"), ('{"question": "a?"}\n', "no column is kn")])
+def test_rows_that_do_not_do_are_named_by_their_file(tmp_path, text, message):
+    (tmp_path / "mine.jsonl").write_text(text)
+    with pytest.raises(UserError, match=rf"dataset: .*mine\.jsonl: {message}"):
+        DatasetTask(DatasetConfig(source=str(tmp_path / "mine.jsonl"))).problems("train")
 
 
 def test_cells_that_a_format_cannot_hold_are_said_and_nothing_is_lost(tmp_path):

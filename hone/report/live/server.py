@@ -42,7 +42,8 @@ def view(path: Path, host: str, port: int, travel: Travel | None = None) -> None
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listener.getsockname()[1]}/" + (f"?token={token}" if token else "")
     what = library.root if library.only is None else library.root / library.only
-    print(f"{visible(what)} at {address} ; Ctrl-C ends it", file=sys.stderr, flush=True)
+    missing = "" if what.exists() else " (nothing is there yet)"
+    print(f"{visible(what)}{missing} at {address} ; Ctrl-C ends it", file=sys.stderr, flush=True)
     if not hosts:
         print("note: the connection is not encrypted; an SSH tunnel to the default host is", file=sys.stderr)
     with contextlib.suppress(KeyboardInterrupt):

@@ -107,8 +107,9 @@ def _read_lines(path: Path) -> Iterator[bytes]:
                 row = json.loads(line)
             # not JSON, an integer of thousands of digits, or nested too deep
             except (ValueError, RecursionError) as error:
-                also = ". A .json file is a list of objects, or one object per line" if path.suffix == ".json" else ""
-                raise UserError(f"{path}:{number}: not readable as JSON: {error}{also}") from error
+                form = "a list of objects, or one object on each line" if path.suffix == ".json" else _ONE_A_LINE
+                message = f"{path}:{number}: not readable as JSON: {error}. The file has to be {form}"
+                raise UserError(message) from error
             if not isinstance(row, dict):
                 raise UserError(f"{path}:{number}: expected one JSON object per line")
             yield line.strip().encode()
@@ -167,10 +168,22 @@ def _wrong_list(path: Path) -> UserError:
     return UserError(f"{path}: entry {number} of the list is not a JSON object")
 
 
+_ONE_A_LINE = "one JSON object on each line; a table is read by its ending, .csv or .tsv"
+#: What separates columns in tables that have the wrong ending.
+_SEPARATORS = {".csv": ";\t|", ".tsv": ",;|"}
+
+
 def _read_table(path: Path) -> Iterator[bytes]:
+    suffix = path.suffix.lower()
+    separator = "\t" if suffix == ".tsv" else ","
     csv.field_size_limit(2**27)  # a worked solution may be longer than the module's limit of 131072 characters
     with path.open(encoding="utf-8-sig", newline="") as file:
-        reader = csv.DictReader(file, delimiter="\t" if path.suffix.lower() == ".tsv" else ",", strict=True)
+        first = file.readline()
+        if other := next((mark for mark in _SEPARATORS[suffix] if mark in first and separator not in first), None):
+            remedy = "save it with commas between its columns, or as .tsv with tabs"
+            raise UserError(f"{path}: the columns seem to be separated by {other!r}, not {separator!r}; {remedy}")
+        file.seek(0)
+        reader = csv.DictReader(file, delimiter=separator, strict=True)
         try:
             for row in reader:
                 if None in row or None in row.values():

@@ -185,8 +185,11 @@ class RowsTask:
     def _read(self) -> Read:
         rows = {split: _joined(these) for split, these in self.rows().items() if len(these)}
         if not rows:
-            raise UserError(f"{self.name}: {self.config.source}: no rows")
-        columns = recognise(Joined(list(rows.values())), self.config.columns, self.grading != "none")
+            raise UserError(f"{self._where}: no rows; write one JSON object on each line, or name another file")
+        try:
+            columns = recognise(Joined(list(rows.values())), self.config.columns, self.grading != "none")
+        except UserError as error:
+            raise UserError(f"{self._where}: {error}") from None
         self._rows, self._columns = rows, columns
         self._other = _task_of(columns)
         self._system = self._system_of(columns)
@@ -197,6 +200,10 @@ class RowsTask:
             lines.append(f"{self.name}: {index.without_domain} problems have no label in {self.config.domain_file}")
         pairs = {split: Pairs(Problems(rows, self._made, index, index.places(split))) for split in rows}
         return Read(pairs, index.faults, tuple(lines), index)
+
+    @property
+    def _where(self) -> str:
+        return f"{self.name}: {self.config.source}" if self.config.source is not None else self.name
 
     def _key(self, rows: Mapping[str, Joined]) -> str | None:
         """A key of the rows, the settings and the code that determine the problems."""
