@@ -144,7 +144,7 @@ class Episodes:
         batch = dict(enumerate(problems))
         if not isinstance(engine, Divides) or not engine.divided:
             return self._sample(batch, engine, sampling, samples, seed, progress)
-        # Each process plays its own share, and goes on with it while others play theirs.
+        # Each process plays its own share, independently of the others.
         alone = replace(self, world=ALONE)
         mine: list[tuple[Rollout, ...]] = []
 
@@ -166,7 +166,7 @@ class Episodes:
         seed: int,
         progress: Progress | None,
     ) -> list[tuple[Rollout, ...]]:
-        """As `sample`, of problems by their places in the whole batch, which choose their random numbers."""
+        """As `sample`, for problems given by their places in the whole batch, which determine their random numbers."""
         games = self._games(problems, samples)
         limits = [limit for limit in (self.config.max_tokens, engine.context) if limit is not None]
         limit = min(limits) - sampling.max_tokens if limits else None
@@ -266,7 +266,7 @@ class _Play:
                 game.reward = reward
 
     def _ask(self, ended: Sequence[_Game]) -> list[_Waiting]:
-        """Read the last turns; returns those that their environments have begun to answer."""
+        """Read the last turns; returns those that environments have begun to answer."""
         read: list[tuple[_Game, Message]] = []
         for game in ended:
             if game.turns[-1].finish != "stop":
@@ -337,7 +337,7 @@ def _first_prompts(games: Sequence[_Game], samples: int) -> list[Prompt]:
 
 
 def _next_prompts(games: Sequence[_Game]) -> list[Prompt]:
-    """Of the games that are ready."""
+    """The next prompts of the games that are ready."""
     prompts = []
     for game in games:
         if game.ready:

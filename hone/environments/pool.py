@@ -87,7 +87,7 @@ class Pool:
         return self.results(self.start(calls))
 
     def _wait(self, tickets: Sequence[int]) -> bool:
-        """Wait until all of these have results (True), or calls are past their deadline, and give those up (False)."""
+        """Wait until all of these have results (True), or abandon the calls that are past their deadline (False)."""
         with self._changed:
             first = 0  # of the tickets that may be without a result
             while True:
@@ -104,7 +104,7 @@ class Pool:
                 self._changed.wait(max(0.0, oldest + self.timeout - now) + 0.001)
 
     def _give_up(self, late: Sequence[int]) -> None:
-        """Leave the threads of these calls behind."""
+        """Abandon the threads of these calls."""
         for ticket in late:
             self._finish(ticket, Failed("timeout", f"no answer within {self.timeout:g} s"))
         self.abandoned += len(late)

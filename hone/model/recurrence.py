@@ -159,9 +159,9 @@ def delta_chunks(
     )
     now = value.new_zeros(rows * heads, size, value_size).float() if state is None else state.float().flatten(0, 1)
     outs = []
-    for new, old, asked, within, kept, left in zip(*(part.unbind(1) for part in parts), strict=True):
+    for new, old, queries, within, kept, left in zip(*(part.unbind(1) for part in parts), strict=True):
         change = torch.baddbmm(new, old, now, alpha=-1)  # [R * H, CHUNK, Dv]
-        outs.append(torch.baddbmm(asked @ now, within, change))
+        outs.append(torch.baddbmm(queries @ now, within, change))
         now = torch.baddbmm(now * left, kept.mT, change)
     out = torch.stack(outs, dim=1).flatten(1, 2)[:, :length].unflatten(0, (rows, heads))
     return out.transpose(1, 2), now.unflatten(0, (rows, heads))

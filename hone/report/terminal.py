@@ -70,7 +70,7 @@ def _overview(stage: Path, step: int, groups: list[list[dict[str, Any]]]) -> Ite
 
 
 def _turn_times(stage: Path, step: int) -> Iterator[str]:
-    """What each turn of the step's episodes took; nothing for answers in one turn."""
+    """The seconds of each turn of the step's episodes; empty for answers in one turn."""
     rows = [row for row in jsonl.read(stage / "timings.jsonl") if row.get("step") == step]
     turns = rows[-1].get("turns", []) if rows else []
     if turns:

@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 @runtime_checkable
 class Divides(Protocol):
-    """An engine for several processes. `divided`: each has an engine of its own; else the first one has it."""
+    """An engine for several processes. `divided`: each has its own engine; else only the first has one."""
 
     divided: bool
 

@@ -58,13 +58,13 @@ class Turns(Protocol):
         ...
 
     def forget(self, speaker: Speaker) -> None:
-        """The conversation is over."""
+        """End a conversation."""
         ...
 
 
 @runtime_checkable
 class Continues(Protocol):
-    """An engine that goes on with other conversations while one waits."""
+    """An engine that continues other conversations while one waits."""
 
     def turns(
         self, sampling: SamplingConfig, seed: int, keep: bool, progress: Progress | None

@@ -108,7 +108,7 @@ class RunWriter:
         seconds: Mapping[str, float],
         turns: Sequence[Mapping[str, float]] = (),
     ) -> None:
-        """`turns`: what is known of the times of each turn, where rollouts have several."""
+        """`turns`: the times of each turn, if rollouts have several."""
         row = {"step": step, **metrics}
         self.history.append(row)
         self.append("metrics.jsonl", row)

@@ -151,7 +151,8 @@ def prepared(recipe: Recipe | Pipeline, folder: Path, resume: bool) -> Todo | No
 
 
 def _check_inputs(recipe: Recipe | Pipeline, folder: Path) -> None:
-    """Raises UserError for a model or file inside the folder that this run sets aside: it would be gone."""
+    """Raises UserError for a model or file inside the folder that this run sets aside, where it would no longer be
+    found."""
     inside = os.path.join(os.path.abspath(folder), "")
     for stage, _ in stages_of(recipe):
         for path, value in leaves(stage):

@@ -153,7 +153,7 @@ class DecodeCache:
             self._mask[:, self.column - self.capacity].zero_()
 
     def sequence(self, row: int, tokens: int) -> Prompt:
-        """A copy of the row's prompt and the first `tokens` of its own; mixers' states are those of now."""
+        """A copy of the row's prompt and of its first `tokens` sampled tokens; mixers' states are the current ones."""
         prompt, start = self.row_prompts[row], self.starts[row]
         place, length = list(self.lengths).index(prompt), self.lengths[prompt]
         own = slice(start, start + tokens)

@@ -49,7 +49,7 @@ class Conversations:
             self._speaker |= {(number, g): speaker for g, speaker in enumerate(prompt.speakers)}
 
     def ended(self) -> list[tuple[Speaker, Turn]]:
-        """The turns that have ended when rows are replaced the next time."""
+        """The turns that have ended by the next time that rows are replaced."""
         ended: list[tuple[Speaker, Turn]] = []
         while self.core.busy and not (ended and self.core.due):
             for output in self.core.step():

@@ -144,12 +144,12 @@ class Core:
                 self._ended[work] = "abort"
 
     def forget(self, work: Work) -> None:
-        """No request will continue this finished sample; what was kept of it is dropped."""
+        """Drop what is kept of a finished sample, which no request will continue."""
         self._kept.take(work)
 
     @property
     def evicted(self) -> int:
-        """Kept samples that were dropped for want of memory, so far."""
+        """Number of kept samples that were dropped so far for lack of memory."""
         return self._kept.evicted
 
     def step(self) -> list[Output]:
@@ -203,7 +203,8 @@ class Core:
             self._append_tokens(rows, logits)
 
     def _steps_at_once(self) -> int:
-        """Steps until the next check. The states of a row that is kept must be taken at once: they go on."""
+        """Steps until the next check. The states of a row that is kept must be copied immediately, since they
+        advance."""
         kept = self._cache.states.layers and any(self._requests[request].keep for request, _ in self._rows.work)
         return 1 if kept else self._steps_per_check
 

@@ -165,7 +165,7 @@ class NativeEngine:
     def turns(
         self, sampling: SamplingConfig, seed: int, keep: bool, progress: turns.Progress | None
     ) -> Iterator[Conversations]:
-        """See `hone.rollout.turns`. Mixers that cannot go on from a state read every conversation again."""
+        """See `hone.rollout.turns`. With mixers that cannot continue from a state, every conversation is read again."""
         keep = keep and all(map(mixers.continues, mixers.recurrent(self._model)))
         with self.open() as core:
             yield Conversations(core, sampling, seed, keep, progress)

@@ -1,4 +1,4 @@
-"""Conversations that wait for their next prompt: what was read of them, so that it is not read again.
+"""Conversations that wait for their next prompt: their keys, values and states, so that they are not computed again.
 
     kept.add(work, cache.sequence(row, tokens))        # the turn has ended
     past = kept.take(work)                             # its next prompt is read behind it; None: it was evicted
@@ -27,11 +27,11 @@ class Kept:
 
     @property
     def positions(self) -> int:
-        """What all of them need, in key-value positions."""
+        """The key-value positions that all of them need."""
         return sum(map(self.positions_of, self._waiting))
 
     def positions_of(self, work: Work | None) -> int:
-        """What this one needs; 0 if it is not kept."""
+        """The key-value positions that this one needs; 0 if it is not kept."""
         past = None if work is None else self._waiting.get(work)
         return 0 if past is None else self.budget.positions(1, past.length, 0, 0)
 
