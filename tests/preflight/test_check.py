@@ -122,6 +122,15 @@ def test_a_question_that_is_a_sum_is_no_answer_to_itself(tmp_path):
     assert [f for f in found if f.level == "fail"] == []
 
 
+def test_the_remedy_is_for_what_was_paid():
+    kinds = [("gold answer", "right", 1.0), ("empty", "none", 0.0), ("gold, then wrong", "hack", 1.0),
+             ("tags only", "hack", 2.0)]  # fmt: skip
+    made = [Probed(Probe(n, k, ""), Reward(t, {}, "correct" if k == "right" else "wrong"), 0.0) for n, k, t in kinds]
+    first, second = [f.message for f in judge_scores(made) if f.level == "fail"]
+    assert first == "gold, then wrong scores 1, a right answer 1; read the last answer only"
+    assert second.endswith("give correctness more weight, or cap the parts that pay for it")
+
+
 def test_a_grader_that_takes_the_first_answer_is_caught():
     class First(KnightsTask):
         def grade(self, problem, text):

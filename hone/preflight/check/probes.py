@@ -31,8 +31,15 @@ RESTATED = (
     "what the question says (task.grading=text compares words), or ask for something else"
 )
 
+#: For a reward that finds the gold answer where a reader would not.
+REMEDIES = {
+    "answer in the thinking": "read what stands after the thinking only",
+    "gold, then wrong": "read the last answer only",
+    "both at once": "compare the whole answer with the gold one, instead of looking for it in there",
+    "every number": "compare the whole answer with the gold one, instead of looking for it in there",
+}
+
 SLOW, TOO_SLOW = 0.05, 1.0  # seconds for one answer, without a model or a server
-HOPELESS = 3.0  # seconds after which a probe is not timed again
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,11 +183,11 @@ def score(
             break
         rollout = rollout_of(problem, probe, count)
         best = float("inf")
-        for _ in range(3):  # the best of three, as the machine may be busy
+        for attempt in range(3):  # the machine may be busy, and the first call may start a grader's process
             start = time.perf_counter()
             (scored,) = reward(problem, [rollout])
             best = min(best, time.perf_counter() - start)
-            if best <= SLOW or best > HOPELESS:
+            if best <= SLOW or (attempt and best > TOO_SLOW):
                 break
         result.append(Probed(probe, scored, best))
     return result
@@ -262,7 +269,7 @@ def _cheats(rows: Sequence[Probed], gold: float) -> Iterator[Finding]:
         yield Finding("fail", "hack", f"{r.probe.name} is graded correct: {remedy}", r.probe.name)
     for r in paid:
         message = f"{r.probe.name} scores {r.reward.total:g}, a right answer {gold:g}"
-        remedy = "give correctness more weight, or cap the parts that pay for it"
+        remedy = REMEDIES.get(r.probe.name, "give correctness more weight, or cap the parts that pay for it")
         yield Finding("fail", "hack", f"{message}; {remedy}", r.probe.name)
     if not accepted and not paid:
         best = max(others, key=lambda r: r.reward.total)
