@@ -1,6 +1,6 @@
 """Whole runs of `hone train` with architectures that differ from the tiny one: checks, plan, sampling, updates, export.
 
-The reward is the share of vowels, which answers of a random model differ in, so that both steps are updates.
+The reward is the number of characters, which answers of a random model differ in, so that both steps are updates.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ samples_per_prompt: 3
 sampling: {{max_tokens: 16}}
 lora: {lora}
 optim: {{lr: 1.0e-2}}
-reward: {{parts: {{"{folder}/reward.py:vowels": 1.0}}}}
+reward: {{parts: {{"{folder}/reward.py:length": 1.0}}}}
 """
 REWARD = """
-def vowels(problem, rollouts):
-    return [sum(r.text.count(c) for c in "aeiou") / (1 + len(r.text)) for r in rollouts]
+def length(problem, rollouts):
+    return [len(r.text) / 100 for r in rollouts]
 """
 
 
