@@ -8,13 +8,14 @@ trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `pa
 
     base          Python and its libraries: measured (`BASE`)
     weights       W / (shard * tensor); with shard > 1 also `gathered`, the layers that are gathered at a time
+    whole copy    shard or tensor > 1: W, to sample and export from; kept between steps (`Network.gathered_model`)
     gradients     4 N / (shard * tensor): float32 also below bfloat16 weights (`hone.learn.master`)
     optimizer     8 N: two float32 moments (AdamW, arXiv:1711.05101); 4 N more of master weights below bfloat16
     activations   what the forward pass of the longest micro-batch keeps, and the peak of what the backward pass adds:
                   the step itself, traced on the meta device (`hone.preflight.plan.trace`)
     log-probs     a chunk of logits and the tensors computed from it, `hone.model.logprobs.BUDGET` elements each
     kv cache      2 * layers * kv heads * head size * bytes for each position, as in `hone.rollout.native.memory`
-    engine copy   CPU: weights laid out for oneDNN; LoRA in float32: merged matrices; shard or tensor > 1: all weights
+    engine copy   CPU: weights laid out for oneDNN; LoRA in float32: merged matrices
     prefill, sampling   hidden states of 8192 prompt tokens, and the logits of all rows
     reference, answerer, teacher   frozen models beside the policy
     data          CPU: problems in memory (`hone.preflight.plan.batch.data_bytes`)
@@ -269,6 +270,8 @@ def _standing(
     if split.shard > 1:
         parts["gathered"] = _gathered(mine)
     frozen = size_of(whole)
+    if split.shard * split.tensor > 1:
+        parts["whole copy"] = frozen
     if stage.stage == "rl" and stage.algo.kl.coef and stage.lora is None:
         parts["reference"] = frozen // (split.shard * split.tensor)
     perplexity = stage.reward.perplexity
@@ -348,8 +351,6 @@ def _generation(
     config, item = whole.config.get_text_config(), whole.dtype.itemsize
     packed = _copies(whole, stage.rollout.weights, device)
     copy = packed + (_merged(stage, whole) if stage.stage != "generate" else 0)
-    if split.shard * split.tensor > 1 and stage.stage != "generate":
-        copy += size_of(whole)
     width = 8 * config.hidden_size + 3 * getattr(config, "intermediate_size", 4 * config.hidden_size)
     prompt_tokens = min(PREFILL_TOKENS, -(-rows // stage.samples_per_prompt) * lengths.prompt)
     cut = stage.sampling.top_p < 1 or stage.sampling.top_k > 0
