@@ -178,12 +178,15 @@ def references(config: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
             yield key, value, "data"
         elif key in ("model.path", "teacher", "lora.path", "reward.perplexity.answerer") and value != "tiny":
             yield key, value, "model"
+    for key, word in _program_words(config):
+        if Path(word).expanduser().is_file() or is_known(word):
+            yield key, word, "code"
     for key, target in _targets(config):
-        if key.startswith("tools.search:"):
+        if key.startswith(("tools.search:", "environment.name.harbor:")):
             yield key, target.partition(":")[2], "data"
             continue
         place, colon, _ = target.rpartition(":")
-        if colon and (place.endswith(".py") or "/" in place):
+        if colon and "://" not in target and (place.endswith(".py") or "/" in place):
             yield key, place, "code"
 
 
@@ -193,6 +196,12 @@ def _targets(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield from ((f"tools.{target}", str(target)) for target in config.get("tools") or ())
     name = (config.get("environment") or {}).get("name") or {}
     yield from ((f"environment.name.{t}", str(t)) for t in (name.values() if isinstance(name, Mapping) else [name]))
+
+
+def _program_words(config: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """(key, word) of the words of an agent program that may be files; the first one is on the PATH."""
+    words = (config.get("environment") or {}).get("program") or ()
+    yield from ((f"environment.program.{word}", str(word)) for word in words[1:])
 
 
 def _leaves(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

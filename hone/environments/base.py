@@ -25,6 +25,15 @@ Schema = Mapping[str, Any]  # of a tool, as `transformers.utils.get_json_schema`
 
 
 @dataclass(frozen=True, slots=True)
+class ModelCall:
+    """A whole prompt: the conversation so far, and the tools offered."""
+
+    messages: tuple[Message, ...]
+    tools: tuple[Schema, ...] = ()
+    stop: tuple[str, ...] = ()  # the program is given the text before the first of them
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """An environment's answer to one message."""
 
@@ -32,6 +41,7 @@ class Observation:
     done: bool = False  # the episode is over
     reward: float | None = None  # for the turn; None: no reward for single turns
     parts: Mapping[str, float] = field(default_factory=dict)  # numbers to log, summed over the episode
+    call: ModelCall | None = None  # of programs: the next prompt as a whole, instead of messages to append
 
 
 class Environment:
@@ -44,8 +54,8 @@ class Environment:
         """The tools that are offered to the model; read after `reset`."""
         return ()
 
-    def reset(self, problem: Problem, seed: int) -> Sequence[Message] | None:
-        """Begin an episode. Returns the opening messages; None: those of the problem."""
+    def reset(self, problem: Problem, seed: int) -> Sequence[Message] | ModelCall | None:
+        """Begin an episode. Returns the opening messages, with a ModelCall all of the prompt; None: the problem's."""
         return None
 
     def step(self, message: Message) -> Observation:
@@ -67,3 +77,13 @@ class SingleTurn(Environment):
 
     def step(self, message: Message) -> Observation:
         return Observation(done=True)
+
+
+def checked(messages: Sequence[Message]) -> tuple[Message, ...]:
+    """The messages. Raises TypeError for an entry that is not a message."""
+    for message in messages:
+        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
+            raise TypeError(f"{message!r:.80} is not a message: give {{'role': ..., 'content': ...}}")
+        if not isinstance(message.get("content"), str):
+            raise TypeError(f"the content of a message is {type(message.get('content')).__name__}, not text")
+    return tuple(dict(message) for message in messages)

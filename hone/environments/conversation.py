@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from copy import copy
 from functools import cached_property
 from typing import Any
 
@@ -95,6 +96,47 @@ class Conversation:
         while (shorter := text.rstrip()) and shorter.endswith(ends):
             text = shorter.removesuffix(next(end for end in ends if shorter.endswith(end)))
         return text.rstrip()
+
+
+class Histories:
+    """The conversations of a program, which sends every prompt as a whole: which one continues which."""
+
+    def __init__(self, renderer: Renderer) -> None:
+        self._renderer = renderer
+        self._answered: list[tuple[Conversation, Turn, Message]] = []
+
+    def answered(self, conversation: Conversation, turn: Turn, message: Message) -> None:
+        """Remember a turn, and the message as which the program was given it."""
+        self._answered.append((conversation, turn, message))
+
+    def next(self, messages: Sequence[Message], tools: Sequence[Mapping[str, Any]]) -> Conversation:
+        """The conversation with these messages: the longest earlier one that they extend, or a new one.
+
+        Raises UserError where the chat template refuses the messages.
+        """
+        longest: tuple[Conversation, Turn, Message] | None = None
+        for conversation, turn, message in self._answered:
+            known = [*conversation.messages, message]
+            is_longer = longest is None or len(known) > len(longest[0].messages)
+            if is_longer and conversation.tools == list(tools) and extends(messages, known):
+                longest = conversation, turn, message
+        if longest is None:
+            return Conversation(self._renderer, messages, tools)
+        conversation, turn, message = longest
+        result = copy(conversation)
+        result.append(turn, message, messages[len(conversation.messages) + 1 :])
+        return result
+
+
+def extends(messages: Sequence[Message], known: Sequence[Message]) -> bool:
+    """Whether the messages begin with the known ones, and go on. Blanks around texts do not count."""
+    return len(messages) > len(known) and all(_same(a, b) for a, b in zip(messages, known))
+
+
+def _same(a: Message, b: Message) -> bool:
+    calls = [[call.get("function") for call in message.get("tool_calls") or ()] for message in (a, b)]
+    texts = [str(message.get("content") or "").strip() for message in (a, b)]
+    return a["role"] == b["role"] and texts[0] == texts[1] and calls[0] == calls[1]
 
 
 def _parts(message: Message) -> list[str]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from hone.base.settings import UserError
+from hone.environments.base import ModelCall
 from hone.environments.conversation import Conversation
 from hone.environments.formats import reader_of
 from hone.environments.play import Episodes
@@ -22,6 +23,8 @@ def demonstrated(example: Example, episodes: Episodes) -> list[Sample]:
     """
     environment, problem = episodes.make(), example.problem
     opening = environment.reset(problem, seed=0) or problem.messages
+    if isinstance(opening, ModelCall):
+        raise UserError("environment.program: a program has no worked answers; use stage: rl")
     conversation = Conversation(episodes.renderer, opening, environment.tools)
     renderer = episodes.renderer
     read = reader_of(renderer.tokenizer, environment.tools, renderer.is_raw)

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from hone.environments.base import Message, Schema
+from hone.types import Step
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -74,6 +75,12 @@ def reader_of(
     return lambda text: _read(text, parameters, tool_format)
 
 
+def complaint(reading: Reading) -> Step:
+    """The answer to a tool call that cannot be read."""
+    text = f"Error: the tool call could not be read: {reading.error}"
+    return Step(reading.message, ({"role": "user", "content": text},), error=reading.error)
+
+
 def format_of(chat_template: str) -> Format:
     """The format whose marks the template has; the last one, fenced blocks, for base models."""
     return next((f for f in FORMATS if any(mark in chat_template for mark in f.marks)), FENCED)
@@ -119,6 +126,8 @@ def _fitting(name: str, arguments: Any, parameters: Mapping[str, Any]) -> Mappin
 
 def _typed(name: str, key: str, value: Any, schema: Mapping[str, Any]) -> Any:
     kind = schema.get("type")
+    if not isinstance(kind, str):  # several, or none
+        return value
     if isinstance(value, str) and kind in ("integer", "number", "boolean", "array", "object"):
         try:
             value = json.loads(value)

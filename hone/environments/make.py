@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from hone.base.places import locate_target
@@ -12,8 +13,11 @@ from hone.base.settings import UserError
 from hone.base.world import ALONE, World
 from hone.environments.base import Environment, SingleTurn
 from hone.environments.calculator import calculator
+from hone.environments.harbor import HarborEnvironment, harbor_tasks
 from hone.environments.interrogation import KnightsInterrogation
 from hone.environments.play import Episodes
+from hone.environments.program import Launch, Program, check_module
+from hone.environments.recorder import Recorder
 from hone.environments.sandbox import python
 from hone.environments.search import PREFIX, search_tool
 from hone.environments.tools import Tool, ToolEnvironment
@@ -21,23 +25,36 @@ from hone.environments.trl import TRLEnvironment
 from hone.grade.child import describe, load_target
 from hone.grade.targets import read_target
 from hone.recipe.recipe import TrainedStage
+from hone.recipe.sections.environment import HARBOR, EnvironmentConfig
 from hone.rollout.prompts import Renderer
 
 ENVIRONMENTS: dict[str, type[Environment]] = {"knights_interrogation": KnightsInterrogation}
+#: Of environments that programs of hone play: the module that their interpreter needs, and the package that has it.
+MODULES = {"verifiers": ("verifiers.v1", "verifiers"), "openenv": ("websockets", "openenv-core")}
 TOOLS: dict[str, Callable[..., Any]] = {"calculator": calculator, "python": python}
 
 
 def make_episodes(recipe: TrainedStage, renderer: Renderer, world: World = ALONE) -> Episodes:
     """The `Episodes` of a stage. Raises UserError for an environment or tool that cannot be used."""
+    if recipe.environment.is_program and renderer.is_raw:
+        raise UserError(
+            "environment.program: programs send conversations, and this model is prompted with raw text; give a model "
+            "whose tokenizer has a chat template, with prompt.style: chat"
+        )
     return Episodes(renderer, environment_of(recipe), recipe.environment, world)
 
 
 def environment_of(recipe: TrainedStage) -> Callable[[], Environment]:
     """Makes an environment for one rollout."""
+    if recipe.environment.is_program:
+        return _program(recipe.environment)
     tools = tuple(load_tool(target) for target in recipe.tools)
     name = recipe.environment.name
     if name is None:
         return partial(ToolEnvironment, tools) if tools else SingleTurn
+    if isinstance(name, str) and name.startswith(HARBOR):
+        tasks = harbor_tasks(name.removeprefix(HARBOR))
+        return _alone(partial(HarborEnvironment, tasks, recipe.environment.timeout), name, tools)
     if isinstance(name, str) and name in ENVIRONMENTS:
         return _alone(ENVIRONMENTS[name], name, tools)
     targets: dict[str | None, str] = dict(name.items()) if isinstance(name, dict) else {None: name}
@@ -52,6 +69,15 @@ def environment_of(recipe: TrainedStage) -> Callable[[], Environment]:
     return partial(TRLEnvironment, classes, tools)
 
 
+def _program(config: EnvironmentConfig) -> Callable[[], Environment]:
+    if config.adapter is None:
+        return partial(Program, Launch(config, config.program), Recorder())
+    kind, target = config.adapter
+    launch = Launch(config, ("python", str(Path(__file__).with_name(f"{kind}_program.py")), target))
+    check_module(launch.command[0], *MODULES[kind])
+    return partial(Program, launch, Recorder())
+
+
 def load_tool(target: str) -> Tool:
     """The tool of a recipe. Raises UserError if it cannot be loaded, or its schema is incomplete."""
     if target.startswith(PREFIX):
@@ -61,7 +87,7 @@ def load_tool(target: str) -> Tool:
     return tool
 
 
-def _alone(kind: type[Environment], name: str, tools: Sequence[Tool]) -> Callable[[], Environment]:
+def _alone(kind: Callable[[], Environment], name: str, tools: Sequence[Tool]) -> Callable[[], Environment]:
     if tools:
         raise UserError(f"tools: the environment {name} has its own; remove the tools")
     return kind

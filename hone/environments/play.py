@@ -24,10 +24,12 @@ from typing import Any
 import numpy as np
 
 from hone.base import streams
+from hone.base.settings import UserError
 from hone.base.world import ALONE, World
-from hone.environments.base import Environment, Message, Observation, Schema, SingleTurn
-from hone.environments.conversation import Conversation
-from hone.environments.formats import Reading, reader_of
+from hone.environments.base import Environment, Message, ModelCall, Observation, SingleTurn, checked
+from hone.environments.chat import answer_message, told
+from hone.environments.conversation import Conversation, Histories
+from hone.environments.formats import Reading, complaint, reader_of
 from hone.environments.pool import Failed, Here, Pool
 from hone.recipe.sections.environment import EnvironmentConfig
 from hone.recipe.sections.rollout import SamplingConfig
@@ -38,7 +40,7 @@ from hone.rollout.turns import Prompt, open_turns
 from hone.types import End, Episode, Problem, Rollout, Step, Turn
 
 Progress = Callable[[int, int], None]
-Opening = tuple[tuple[Message, ...], tuple[Schema, ...]]  # the messages that begin an episode, the tools offered
+_KILLING = 30.0  # seconds
 
 
 @dataclass
@@ -58,8 +60,9 @@ class _Game:
     since: float = 0.0  # when the turn that is being sampled was submitted
     saying: float = 0.0  # seconds of the last turn
 
-    def begin(self, conversation: Conversation, read: Callable[[str], Reading]) -> None:
-        self.conversation, self.read = copy(conversation), read
+    def begin(self, call: ModelCall, conversation: Conversation, read: Callable[[str], Reading]) -> None:
+        self.call, self.conversation, self.read = call, copy(conversation), read
+        self.histories = Histories(conversation.renderer)  # of programs
 
     def submit(self) -> None:
         self.ready, self.since = False, perf_counter()
@@ -71,6 +74,13 @@ class _Game:
     def go_on(self, step: Step) -> None:
         """Another turn follows this step."""
         self.conversation.append(self.turns[-1], step.message, step.replies)
+        self.ready = True
+
+    def follow(self, step: Step, call: ModelCall, read: Callable[[str], Reading]) -> None:
+        """A program's next call follows this step. Raises UserError where the chat template refuses it."""
+        self.histories.answered(self.conversation, self.turns[-1], step.message)
+        self.call, self.read = call, read
+        self.conversation = self.histories.next(call.messages, call.tools)
         self.ready = True
 
     def stop(self, end: End, note: str | None = None) -> None:
@@ -89,10 +99,12 @@ class _Game:
 
     # --- what runs in a thread: the environment's part ----------------------------------------------------------------
 
-    def reset(self, seed: int) -> Opening:
+    def reset(self, seed: int) -> ModelCall:
         assert self.environment is not None
-        messages = self.environment.reset(self.problem, streams.environment(seed, self.problem.id))
-        return _checked(messages or self.problem.messages), tuple(self.environment.tools)
+        opening = self.environment.reset(self.problem, streams.environment(seed, self.problem.id))
+        if isinstance(opening, ModelCall):
+            return opening
+        return ModelCall(checked(opening or self.problem.messages), tuple(self.environment.tools))
 
     def step(self, message: Message) -> tuple[Observation, float]:
         """The answer, and how many seconds it took."""
@@ -103,13 +115,17 @@ class _Game:
             raise TypeError(f"step returned {type(observation).__name__}, not an Observation")
         if not observation.done and not observation.messages:
             raise ValueError("step returned no message, and the episode is not done")
-        return replace(observation, messages=_checked(observation.messages)), perf_counter() - started
+        return replace(observation, messages=checked(observation.messages)), perf_counter() - started
 
     def finish(self) -> float | None:
         assert self.environment is not None
         reward = self.environment.reward()
         self.environment.close()
         return None if reward is None else _number(reward)
+
+    def close(self) -> None:
+        assert self.environment is not None
+        self.environment.close()
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,6 +134,7 @@ class _Waiting:
 
     game: _Game
     message: Message
+    error: str | None  # why a tool call in it could not be read
     ticket: int | None
 
 
@@ -214,7 +231,8 @@ class Episodes:
 
     @cached_property
     def _pool(self) -> Pool:
-        return Pool(self.config.workers, self.config.timeout)
+        # A program bounds its own waiting, and is killed after it: that takes a moment more.
+        return Pool(self.config.workers, self.config.timeout + (_KILLING if self.config.is_program else 0.0))
 
 
 @dataclass
@@ -233,12 +251,20 @@ class _Play:
         known: dict[str, tuple[Conversation, Callable[[str], Reading]]] = {}
         openings = self._each(games, lambda game: game.reset(seed))
         for game, opening in zip(games, openings, strict=True):
-            messages, tools = (game.problem.messages, ()) if isinstance(opening, Failed) else opening
-            key = repr((messages, tools))
-            if key not in known:
-                read = reader_of(self.renderer.tokenizer, tools, self.renderer.is_raw)
-                known[key] = Conversation(self.renderer, messages, tools), read
-            game.begin(*known[key])
+            call = ModelCall(game.problem.messages) if isinstance(opening, Failed) else opening
+            key = repr((call.messages, call.tools))
+            try:
+                if key not in known:
+                    known[key] = Conversation(self.renderer, call.messages, call.tools), self._reader(call)
+                game.begin(call, *known[key])
+            except UserError as error:  # the chat template refuses what a program sent
+                if not self.config.is_program:
+                    raise
+                game.begin(call, Conversation(self.renderer, game.problem.messages), self._reader(call))
+                opening = Failed("error", str(error))
+            length = len(game.conversation.ids)
+            if self.config.is_program and self.limit is not None and length > self.limit:
+                opening = Failed("error", f"the first prompt has {length} tokens, and at most {self.limit} leave room")
             if isinstance(opening, Failed):
                 game.fail(opening)
 
@@ -264,23 +290,32 @@ class _Play:
                 game.fail(reward)
             else:
                 game.reward = reward
+        if self.config.is_program:
+            self._each([game for game in games if game.note is not None], _Game.close)
 
     def _ask(self, ended: Sequence[_Game]) -> list[_Waiting]:
         """Read the last turns; returns those that environments have begun to answer."""
-        read: list[tuple[_Game, Message]] = []
+        read: list[tuple[_Game, Message, str | None]] = []
+        is_program = self.config.is_program
         for game in ended:
-            if game.turns[-1].finish != "stop":
+            if game.turns[-1].finish != "stop" and not is_program:
                 game.steps.append(Step({"role": "assistant", "content": game.text}, seconds=(game.saying, 0.0)))
                 game.stop("max_tokens")
                 continue
             reading = game.read(game.text)
-            if reading.error is None:
-                read.append((game, reading.message))
+            if is_program and (reading.error is None or self.config.malformed == "reply"):
+                read.append((game, answer_message(game.text, reading, game.call, len(game.turns)), reading.error))
+            elif reading.error is None:
+                read.append((game, reading.message, None))
             else:
-                self._continue(game, replace(_complaint(reading), seconds=(game.saying, 0.0)))
-        calls = [partial(game.step, message) for game, message in read if game.environment is not None]
+                self._continue(game, replace(complaint(reading), seconds=(game.saying, 0.0)))
+        calls = [
+            partial(game.step, told(message, game.turns[-1]) if is_program else message)
+            for game, message, _ in read
+            if game.environment is not None
+        ]
         tickets = iter(self.runner.start(calls))
-        return [_Waiting(game, message, None if game.environment is None else next(tickets)) for game, message in read]
+        return [_Waiting(*one, None if one[0].environment is None else next(tickets)) for one in read]
 
     def _hear(self) -> list[_Game]:
         """Wait for the answers of environments, and add them to their conversations."""
@@ -294,13 +329,12 @@ class _Play:
                 continue
             observation, took = answer
             times = one.game.saying, took
-            step = Step(
-                one.message, observation.messages, observation.reward, parts=dict(observation.parts), seconds=times
-            )
-            self._continue(one.game, step, observation.done)
+            parts = dict(observation.parts)
+            step = Step(one.message, observation.messages, observation.reward, one.error, parts, seconds=times)
+            self._continue(one.game, step, observation.done, observation.call)
         return [one.game for one in waiting]
 
-    def _continue(self, game: _Game, step: Step, done: bool = False) -> None:
+    def _continue(self, game: _Game, step: Step, done: bool = False, call: ModelCall | None = None) -> None:
         """Add a step; the next prompt is made unless the episode ends with it."""
         game.steps.append(step)
         if done:
@@ -309,8 +343,16 @@ class _Play:
             game.stop("malformed_call")
         elif len(game.turns) >= self.config.max_turns:
             game.stop("max_turns")
-        else:
+        elif call is None:
             game.go_on(step)
+        else:
+            try:
+                game.follow(step, call, self._reader(call))
+            except UserError as error:  # as in `open`
+                game.fail(Failed("error", str(error)))
+
+    def _reader(self, call: ModelCall) -> Callable[[str], Reading]:
+        return reader_of(self.renderer.tokenizer, call.tools, self.renderer.is_raw)
 
     def _each(self, games: Sequence[_Game], call: Callable[[_Game], Any]) -> list[Any]:
         """The results of the call for every game, a `Failed` where there is none; run where the environments are."""
@@ -349,22 +391,6 @@ def _next_prompts(games: Sequence[_Game]) -> list[Prompt]:
 
 def _same_prompt(games: Sequence[_Game]) -> bool:
     return all(np.array_equal(game.conversation.ids, games[0].conversation.ids) for game in games[1:])
-
-
-def _complaint(reading: Reading) -> Step:
-    """The answer to a tool call that cannot be read."""
-    text = f"Error: the tool call could not be read: {reading.error}"
-    return Step(reading.message, ({"role": "user", "content": text},), error=reading.error)
-
-
-def _checked(messages: Sequence[Message]) -> tuple[Message, ...]:
-    """The messages. Raises TypeError for an entry that is not a message."""
-    for message in messages:
-        if not isinstance(message, Mapping) or not isinstance(message.get("role"), str):
-            raise TypeError(f"{message!r:.80} is not a message: give {{'role': ..., 'content': ...}}")
-        if not isinstance(message.get("content"), str):
-            raise TypeError(f"the content of a message is {type(message.get('content')).__name__}, not text")
-    return tuple(dict(message) for message in messages)
 
 
 def _number(reward: Any) -> float:

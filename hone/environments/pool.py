@@ -144,5 +144,7 @@ def _result(call: Call) -> Any:
     """The result of the user's code, or how it failed."""
     try:
         return call()
+    except TimeoutError as error:  # of an environment that bounds its own waiting
+        return Failed("timeout", str(error) or "TimeoutError")
     except (Exception, SystemExit) as error:  # whatever the user's code raises
         return Failed("error", f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")

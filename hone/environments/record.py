@@ -14,7 +14,7 @@ Row = Mapping[str, Any]
 def episode_row(rollout: Rollout) -> dict[str, Any]:
     """The course of an episode of several turns, with its messages and replies; empty for an answer in one turn."""
     episode = rollout.episode
-    plain = episode.end in ("done", "max_tokens") and not any(step.replies for step in episode.steps)
+    plain = episode.end in ("done", "max_tokens") and not any(step.replies or step.parts for step in episode.steps)
     if len(rollout.turns) == 1 and plain:
         return {}
     steps = [_step_row(step) for step in episode.steps]

@@ -102,7 +102,7 @@ def run_python(code: str, limits: Limits | None = None) -> str:
 
 def missing_protections() -> list[str]:
     """The protections that are missing on this machine; empty with bubblewrap for a user other than root."""
-    if _has_bubblewrap():
+    if has_bubblewrap():
         return [ROOT] if os.geteuid() == 0 else []
     missing = ["files: it can read and write what you can (install bubblewrap)"]
     if not _has_namespaces():
@@ -165,23 +165,16 @@ def _kill(process: subprocess.Popen[Any]) -> None:
 
 
 def _command(folder: str, limits: Limits, bubblewrap: bool | None = None) -> list[str]:
-    wrapped = _has_bubblewrap() if bubblewrap is None else bubblewrap
+    wrapped = has_bubblewrap() if bubblewrap is None else bubblewrap
     isolate = not wrapped and sys.platform.startswith("linux")
     numbers = (limits.memory_mb << 20, int(limits.seconds) + 1, limits.processes, limits.folder_mb << 20, int(isolate))
-    start = [_interpreter(), "-I", "-S", "-c", _START, *map(str, numbers)]
+    start = [interpreter(), "-I", "-S", "-c", _START, *map(str, numbers)]
     return [*_wrapping(limits), *start] if wrapped else start
 
 
 def _wrapping(limits: Limits) -> list[str]:
     """bubblewrap with nothing but the interpreter, its libraries, and a folder in memory."""
-    seen = [place for place in (sys.base_prefix, sysconfig.get_path("stdlib"), "/usr", "/etc/ld.so.cache") if place]
-    binds = [part for place in dict.fromkeys(seen) for part in ("--ro-bind-try", place, place)]
-    for name in ("bin", "lib", "lib32", "lib64", "sbin"):
-        path = Path("/", name)
-        if path.is_symlink():
-            binds += ["--symlink", os.readlink(path), str(path)]
-        elif path.is_dir():
-            binds += ["--ro-bind", str(path), str(path)]
+    binds = system_binds()
     packages = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": sys.base_prefix}))
     if packages.is_dir():
         binds += ["--size", "65536", "--tmpfs", str(packages)]  # the standard library only
@@ -195,13 +188,27 @@ def _wrapping(limits: Limits) -> list[str]:
     ]
 
 
-def _interpreter() -> str:
+def system_binds() -> list[str]:
+    """Arguments of bubblewrap: hone's interpreter without its virtual environment, and the system, to read."""
+    seen = [place for place in (sys.base_prefix, sysconfig.get_path("stdlib"), "/usr", "/etc/ld.so.cache") if place]
+    binds = [part for place in dict.fromkeys(seen) for part in ("--ro-bind-try", place, place)]
+    for name in ("bin", "lib", "lib32", "lib64", "sbin"):
+        path = Path("/", name)
+        if path.is_symlink():
+            binds += ["--symlink", os.readlink(path), str(path)]
+        elif path.is_dir():
+            binds += ["--ro-bind", str(path), str(path)]
+    return binds
+
+
+def interpreter() -> str:
     """The interpreter outside of any virtual environment, so that its folder is all it needs."""
     return str(Path(getattr(sys, "_base_executable", None) or sys.executable).resolve())
 
 
 @functools.cache
-def _has_bubblewrap() -> bool:
+def has_bubblewrap() -> bool:
+    """Whether bubblewrap is installed and may be used."""
     return shutil.which("bwrap") is not None and _works(bubblewrap=True)
 
 

@@ -21,11 +21,15 @@ from hone.types import BoolArray, FloatArray, Group, IntArray, Rollout, Sample, 
 
 
 def chains(rollout: Rollout) -> list[list[Turn]]:
-    """The turns, grouped into chains in which every prompt begins with all tokens of the turn before."""
+    """The turns, grouped into chains in which every prompt begins with all tokens of the turn before.
+
+    Programs may hold several conversations at once: a turn continues the longest chain that it can.
+    """
     result: list[list[Turn]] = []
     for turn in rollout.turns:
-        if result and _continues(turn, result[-1][-1]):
-            result[-1].append(turn)
+        before = [chain for chain in result if _continues(turn, chain[-1])]
+        if before:
+            max(before, key=lambda chain: len(chain[-1].prompt_ids)).append(turn)
         else:
             result.append([turn])
     return result

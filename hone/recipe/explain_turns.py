@@ -13,15 +13,20 @@ def turns(stage: TrainedStage) -> list[str]:
     environment, name = stage.environment, stage.environment.name
     what = ", ".join(name.values()) if isinstance(name, dict) else name
     answers = [f"the environment {what}"] if what else []
+    if environment.is_program:
+        played = f"the program `{' '.join(environment.program)}`" if environment.program else answers[0]
+        where = "in bubblewrap" if environment.contained else "with your rights"
+        answers = [f"{played}, in a process ({where}) for each rollout,"]
     answers += [f"the tool{'s' * (len(stage.tools) > 1)} {', '.join(stage.tools)}"] if stage.tools else []
     verb = "answer" if len(answers) > 1 or (not what and len(stage.tools) > 1) else "answers"
+    rewriter = "the template or the program" if environment.is_program else "the template"
     limit = environment.max_tokens
     room = f"{limit} tokens (environment.max_tokens)" if limit else "the model's context"
     return [
         f"an episode has at most {environment.max_turns} turns of at most {stage.sampling.max_tokens} tokens; "
         f"{' and '.join(answers)} {verb}; prompt, turns and replies together fit {room}",
         "the sampled tokens of every turn are trained; replies, and text that the chat template inserts, are read but "
-        "not trained; if the template rewrites earlier messages, the following turns are another sample with the same "
+        f"not trained; if {rewriter} rewrites earlier messages, the following turns are another sample with the same "
         "advantage",
     ]
 

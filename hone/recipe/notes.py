@@ -128,7 +128,7 @@ def _trained(stage: TrainedStage, updates: int | None) -> Iterator[str]:
             "the full learning rate"
         )
     if not stage.has_turns and stage.environment.changed():
-        yield "environment has no effect without environment.name or tools: problems are answered in one turn"
+        yield "environment has no effect without a name, a program or tools: problems are answered in one turn"
     if stage.layers.train == "all" and stage.layers.count is not None:
         yield "layers.count has no effect with layers.train all; it goes with first and last"
 

@@ -108,7 +108,7 @@ class TrainedStage(StageSettings):
     @property
     def has_turns(self) -> bool:
         """Whether a rollout may have several turns."""
-        return self.environment.name is not None or bool(self.tools)
+        return self.environment.name is not None or self.environment.is_program or bool(self.tools)
 
     @property
     def rollout_sampling(self) -> SamplingConfig:

@@ -127,9 +127,21 @@ def _tools(stage: TrainedStage) -> None:
             raise impossible(f"tools.{number}", message)
 
 
+def _program(stage: LoopStage) -> None:
+    """What does not go together with an agent program."""
+    if not stage.environment.is_program:
+        return
+    if stage.tools:
+        raise impossible("tools", "a program has tools of its own; remove the tools, or environment.program")
+    if stage.prompt.style == "raw":
+        raise impossible("prompt.style", "a program sends conversations; set this to chat")
+
+
 def check_sft(stage: SFTStage) -> None:
     _model(stage)
     _tools(stage)
+    if stage.environment.is_program:
+        raise impossible("environment.program", "a program has no worked answers; remove it, or use stage: rl")
     sft = stage.sft
     if sft.data is not None:
         return
@@ -206,6 +218,7 @@ def _loop(stage: LoopStage) -> None:
         raise impossible("steps", f"random streams are kept apart for {streams.STEPS:,} steps; give fewer steps")
     _model(stage)
     _tools(stage)
+    _program(stage)
     _best_checkpoints(stage)
     if stage.lora is not None and stage.lora.dropout:
         raise impossible("lora.dropout", DROPOUT)
@@ -255,6 +268,12 @@ def check_rl(stage: RLStage) -> None:
 
 
 def _reward(stage: RLStage) -> None:
+    if stage.environment.is_program:
+        if stage.environment.scored_by is None and "environment" in stage.reward.parts:
+            message = "the reward has the part environment, which a program gives; set this to file or exit"
+            raise impossible("environment.reward", message)
+        if stage.algo.credit == "turn":
+            raise impossible("algo.credit", "a program gives no rewards for single turns; set this to episode")
     for part in stage.reward.parts:
         tasks = tasks_of(part)
         if tasks and kind_of(stage.task.name) not in tasks:

@@ -122,9 +122,10 @@ def rollout_metrics(groups: Sequence[Group]) -> dict[str, float]:
 def _episodes(rollouts: Sequence[Rollout]) -> dict[str, float]:
     """Metrics of rollouts with several turns: their number, ends, branches, tool calls, and the environments' own
     metrics."""
-    if not any(len(r.turns) > 1 or r.episode.end not in ("done", "max_tokens") for r in rollouts):
-        return {}
     episodes = [r.episode for r in rollouts]
+    ended = any(e.end not in ("done", "max_tokens") or any(step.parts for step in e.steps) for e in episodes)
+    if not ended and all(len(r.turns) == 1 for r in rollouts):
+        return {}
     names = sorted({name for e in episodes for step in e.steps for name in step.parts})
     calls = [sum(len(step.message.get("tool_calls") or ()) for step in e.steps) for e in episodes]
     return {

@@ -2,6 +2,7 @@
 
 import pickle
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -40,11 +41,29 @@ def recipe(tmp_path, monkeypatch):
     return make
 
 
-def play(recipe, *said: str):
+OPENAI = '''"""As much of the `openai` client as the example uses."""
+import json, os, types, urllib.request
+
+
+class OpenAI:
+    def __init__(self):
+        self.chat = types.SimpleNamespace(completions=self)
+
+    def create(self, **body):
+        head = {"Authorization": "Bearer " + os.environ["OPENAI_API_KEY"]}
+        request = urllib.request.Request(
+            os.environ["OPENAI_BASE_URL"] + "/chat/completions", json.dumps(body).encode(), head
+        )
+        with urllib.request.urlopen(request) as response:
+            return json.load(response, object_hook=lambda found: types.SimpleNamespace(**found))
+'''
+
+
+def play(recipe, *said: str, problem=PROBLEM):
     tokenizer = tokenizer_of("Qwen2.5")
     episodes: Episodes = make_episodes(recipe, Renderer(tokenizer, PromptConfig(), ""))
     engine = Scripted(tokenizer, lambda p, g, k: said[k])
-    ((rollout,),) = episodes.sample([PROBLEM], engine, SamplingConfig(max_tokens=20), samples=1, seed=0)
+    ((rollout,),) = episodes.sample([problem], engine, SamplingConfig(max_tokens=20), samples=1, seed=0)
     return rollout
 
 
@@ -184,3 +203,15 @@ def test_reward_functions_take_the_environments(recipe, tmp_path):
 def test_the_names_in_recipes_are_those_of_the_code():
     assert set(BUILT_IN) == set(ENVIRONMENTS)
     assert set(BUILT_IN_TOOLS) == set(TOOLS)
+
+
+def test_a_program(recipe, tmp_path):
+    pytest.importorskip("uvicorn")
+    settings = block("program recipe").replace("reward: file", "reward: file, runtime: process")
+    loaded = recipe(settings, block("program"))
+    (tmp_path / "openai.py").write_text(OPENAI)
+    rollout = play(loaded, "I think 5.", "It is 42.", problem=replace(PROBLEM, answer="42"))
+    assert (rollout.episode.end, rollout.episode.note) == ("done", None)
+    assert rollout.episode.reward == 1.0
+    assert rollout.episode.steps[1].parts == {"length": 9.0}
+    assert rollout.episode.steps[0].replies[0]["content"] == "Check that again."

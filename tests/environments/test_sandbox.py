@@ -96,12 +96,12 @@ QUICK = ("connects", "a large array", "a loop", "much output", "a large file", "
 @pytest.fixture(params=["bubblewrap", "namespaces"])
 def protected(request, monkeypatch):
     monkeypatch.setenv("HONE_SECRET", "x")
-    if request.param == "bubblewrap" and not sandbox._has_bubblewrap():
+    if request.param == "bubblewrap" and not sandbox.has_bubblewrap():
         pytest.skip("bubblewrap is not installed")
     if request.param == "namespaces":
         if not sandbox._has_namespaces():
             pytest.skip("this system permits no namespaces; missing_protections says so")
-        monkeypatch.setattr(sandbox, "_has_bubblewrap", lambda: False)
+        monkeypatch.setattr(sandbox, "has_bubblewrap", lambda: False)
     return request.param
 
 
@@ -169,7 +169,7 @@ def test_what_code_prints(protected):
 
 
 def test_missing_protections_are_named(monkeypatch):
-    monkeypatch.setattr(sandbox, "_has_bubblewrap", lambda: False)
+    monkeypatch.setattr(sandbox, "has_bubblewrap", lambda: False)
     monkeypatch.setattr(sandbox, "_has_namespaces", lambda: False)
     missing = missing_protections()
     assert [line.split(":")[0] for line in missing[:3]] == ["files", "network", "processes"]

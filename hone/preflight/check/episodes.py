@@ -59,6 +59,9 @@ def played(stage: TrainedStage, task: Task, renderer: Renderer) -> Iterator[Find
         yield from (Finding("warn", "sandbox", f"the tool python is not kept from {line}") for line in missing)
         if not missing:
             yield Finding("pass", "sandbox", "the tool python has no access to files and the network (bubblewrap)")
+    if stage.environment.is_program and stage.environment.runtime == "process":
+        line = "the program and what it runs for the model can do what you can; environment.runtime: bwrap contains it"
+        yield Finding("warn", "sandbox", line)
     problem = next(iter(task.problems("train")), None)
     if problem is None:
         return
@@ -66,12 +69,16 @@ def played(stage: TrainedStage, task: Task, renderer: Renderer) -> Iterator[Find
         rollout = _play(episodes, stage, problem, texts)
         ended = f"{len(rollout.turns)} turns, ended by {rollout.episode.end}"
         if rollout.episode.end in ENVIRONMENT_FAILURES:
-            level = "fail" if name == "right" else "warn"
+            begun = (
+                stage.environment.is_program and rollout.num_tokens > 0
+            )  # what fails later may be the answer's fault
+            level = "fail" if name == "right" and not begun else "warn"
             why = f"{ended}: {rollout.episode.note}; such samples are left out"
             yield Finding(level, NAME, f"{problem.id}, {name} messages: {why}", name)  # type: ignore[arg-type]
         else:
             yield Finding("pass", NAME, f"{problem.id}, {name} messages: {ended}", name)
-    yield from _shown(episodes, problem)
+    if not stage.environment.is_program:
+        yield from _shown(episodes, problem)
 
 
 def _scripts(task: Task, problem: Problem) -> dict[str, list[str]]:
