@@ -144,9 +144,12 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any, monkeypatch: pyte
     rows = []
     for i, text in enumerate(EVIL):
         fields = dict.fromkeys(("problem_id", "level", "prompt", "verdict", "extracted", "note", "finish"), text)
-        rows.append(
-            answer(1, i % GROUP, text=text) | fields | {"index": 0, "parts": {text: 1.0}, "policy_version": text}
-        )
+        call = {"content": text, "tool_calls": [{"function": {"name": text, "arguments": text}}]}
+        turn = {"message": call, "replies": [{"role": text, "name": text, "content": text}], "error": text,
+                "seconds": {text: 1.0}}  # fmt: skip
+        steps = [turn, turn | {"message": {"content": text}}] if i % 2 else []
+        row = answer(1, i % GROUP, text=text) | fields
+        rows.append(row | {"index": 0, "parts": {text: 1.0}, "policy_version": text, "steps": steps})
     write_step(run, 1, rows, piece=EVIL[7])
     for text in EVIL:
         append(
@@ -172,7 +175,8 @@ def test_hostile_text_stays_text(tmp_path: Path, browser: Any, monkeypatch: pyte
             "",
             *(f"evil/-/{name}" for name in ("overview", "rollouts", "distributions", "evaluations", "settings", "log")),
         ]
-        pages += [f"evil/-/{kind}/1/{i}" for i in range(0, len(EVIL), 6) for kind in ("group", "sample")]
+        pages += ["evil/-/travel?step=1", "evil/-/read"]
+        pages += [f"evil/-/{kind}/1/{i}" for i in range(0, len(EVIL), 5) for kind in ("group", "sample")]
         for where in pages:
             shown.open(page, where)
             page.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
