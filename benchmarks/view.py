@@ -4,6 +4,7 @@
     .venv/bin/python benchmarks/view.py --rollouts 2000 --folder /tmp/run    # keeps the generated run
     .venv/bin/python benchmarks/view.py --scroll              # frames while the table is scrolled; needs Playwright
     .venv/bin/python benchmarks/view.py --training            # how much a page that watches slows training
+    .venv/bin/python benchmarks/view.py --grow runs/demo/rl   # processor time of the server while that run grows
 
 The run is generated: texts, rewards and tokens are made up, the files are those of a real run. Printed are the time of
 the first page and of the first 100 rows with an index built from nothing and with its cache, the time of a token view
@@ -13,7 +14,8 @@ the first page and of the first 100 rows with an index built from nothing and wi
 frames, and those of the same page at rest, which show what the machine itself does. `--training` trains the same small
 recipe in pairs, with and without a page, in alternating order. The page is a client that asks for what an open browser
 asks for, as often. A pair has the same seed, so that step k does the same work in both: printed is the median ratio of
-the times of a step, with its bootstrap interval, and the processor time of the server by second of training.
+the times of a step, with its bootstrap interval, and the processor time of the server by second of training. `--grow`
+gives the latter without training: the steps of a finished stage appear in a copy, one every four seconds.
 """
 
 from __future__ import annotations
@@ -239,6 +241,42 @@ def _train(folder: Path, name: str, seed: int, steps: int) -> tuple[list[float],
     return [json.loads(row)["seconds"] for row in rows], used
 
 
+def grow(source: Path, folder: Path, steps: int, seconds: float = 4.0) -> dict[str, Any]:
+    """The processor time of a server with a page while the last `steps` of a finished stage appear one by one."""
+    copy = folder / "one"
+    rows = {name: (source / f"{name}.jsonl").read_text().splitlines(True) for name in ("metrics", "timings")}
+    for name in ("rollouts", "tokens"):
+        (copy / name).mkdir(parents=True)
+    for name in ("config.resolved.json", "manifest.json"):
+        shutil.copy(source / name, copy / name)
+
+    def appear(step: int) -> None:
+        for name in (layout.rollouts_name(step), layout.tokens_name(step)):
+            shutil.copy(source / name, copy / name)
+        for name, lines in rows.items():
+            with (copy / f"{name}.jsonl").open("a") as file:
+                file.write(lines[step])
+
+    first = len(rows["metrics"]) - steps
+    for step in range(first):
+        appear(step)
+    with served(copy, folder / "cache") as (address, server):
+        over = threading.Event()
+        page = threading.Thread(target=_watch, args=(address, "/api/run/one", over))
+        page.start()
+        time.sleep(2 * seconds)  # until the steps that were there are indexed
+        used, began = sum(server.cpu_times()[:2]), time.perf_counter()
+        for step in range(first, first + steps):
+            appear(step)
+            time.sleep(seconds)
+        used, wall = sum(server.cpu_times()[:2]) - used, time.perf_counter() - began
+        over.set()
+        page.join()
+    answers = len((source / layout.rollouts_name(first)).read_text().splitlines())
+    return {"steps": steps, "answers a step": answers, "seconds a step": seconds,
+            "server, % of one core": round(100 * used / wall, 2)}  # fmt: skip
+
+
 def _watch(address: str, run: str, over: threading.Event) -> None:
     """Asks what a browser on the answers of a run asks, and what one on its overview asks."""
     place: dict[str, dict[str, int]] = {
@@ -248,8 +286,8 @@ def _watch(address: str, run: str, over: threading.Event) -> None:
         for second in range(100_000):
             if over.wait(1.0):
                 return
-            client.get(f"{run}/-/rollouts?start=0&count=1")
             if second % 3 == 0:
+                client.get(f"{run}/-/rollouts?start=0&count=1")
                 client.get(f"{run}/-/rollouts?start=0&count=100")
                 for name, where in place.items():
                     answer = client.get(f"{run}/-/rows/{name}", params=where).json()
@@ -265,10 +303,14 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="keep the generated run here, or use the one that is there")
     parser.add_argument("--scroll", action="store_true", help="only the frames while the table is scrolled")
     parser.add_argument("--training", action="store_true", help="only how much a page slows training")
+    parser.add_argument("--grow", type=Path, metavar="STAGE", help="only the server's processor time while it grows")
     parser.add_argument("--pairs", type=int, default=6)
     parser.add_argument("--steps", type=int, default=30)
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
+        if arguments.grow:
+            print(json.dumps(grow(arguments.grow, Path(temporary), arguments.steps)))
+            return
         if arguments.training:
             print(json.dumps(training(Path(temporary), arguments.pairs, arguments.steps)))
             return

@@ -92,7 +92,9 @@ export async function page(context) {
       change({ preset: options.presets[(at + 1) % options.presets.length]?.name ?? "", sort: "" });
     }],
   });
+  let looks = 0;
   context.every(async () => {
+    if (last?.whole && ++looks % 3) return; // while the run is being read every second, then every third
     const now = await get(`${path}/rollouts?${parameters({ start: 0, count: 1 })}`, context.signal);
     if (now.version !== options.version) await load(); // they may have been asked for before the index knew anything
     if (now.version === last?.version && now.whole === last?.whole) return;
