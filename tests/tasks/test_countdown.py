@@ -254,7 +254,7 @@ def test_splits_are_disjoint_whatever_the_seeds():
 
 
 def test_a_split_that_cannot_be_filled_is_an_error():
-    with pytest.raises(UserError, match=r"found \d+ distinct problems of 3 numbers for the train split, 5000 were"):
+    with pytest.raises(UserError, match=r"found \d+ distinct problems of 3 numbers for the train split, but 5000 were"):
         CountdownTask(CountdownConfig(numbers=(3,), max_number=3, max_target=5, train=5000)).problems("train")
 
 
