@@ -168,9 +168,7 @@ class ServerLifecycle(ABC):
         while lost is not None:
             log = self._end(lost)
             how = "it is restarted" if self.config.url is None else f"waiting for it at {self.config.url}"
-            self._count(
-                lost, f"{how} with the weights of version {self._version}, then asked again for {waiting}", log
-            )
+            self._count(lost, f"{how} with the weights of version {self._version}, then asked again for {waiting}", log)
             lost = None
             if self.config.url is None:
                 self._start()
