@@ -215,3 +215,13 @@ def test_a_program(recipe, tmp_path):
     assert rollout.episode.reward == 1.0
     assert rollout.episode.steps[1].parts == {"length": 9.0}
     assert rollout.episode.steps[0].replies[0]["content"] == "Check that again."
+
+
+def test_environments_of_others_are_programs_of_hone(recipe):
+    expected = {"verifiers": ("my-taskset", True), "openenv": ("http://127.0.0.1:8000", False)}
+    for kind, (target, contained) in expected.items():
+        environment = recipe(block(f"{kind} recipe")).environment
+        assert environment.adapter == (kind, target)
+        assert environment.is_program
+        assert environment.scored_by == "file"
+        assert environment.contained == contained

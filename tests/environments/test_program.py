@@ -10,16 +10,19 @@ import pytest
 
 from hone.base import jsonl
 from hone.base.settings import UserError
+from hone.environments.make import make_episodes
 from hone.environments.play import Episodes
 from hone.environments.program import Launch, Program
 from hone.environments.recorder import Recorder
 from hone.environments.sandbox import has_bubblewrap
 from hone.learn.samples import to_samples
+from hone.preflight.check.episodes import played
 from hone.recipe.sections.environment import EnvironmentConfig
 from hone.recipe.sections.prompt import PromptConfig
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.prompts import Renderer
 from hone.stages import pipeline
+from hone.tasks import make_task
 from hone.types import Group, Problem, Reward, Turn
 from tests.environments.templates import tokenizer_of
 from tests.environments.trained import Ears, bits, check_run, recipe_of
@@ -219,3 +222,36 @@ def test_a_killed_run_trains_the_same_bits(tmp_path, monkeypatch):
         shutil.rmtree(run / "checkpoints" / newer, ignore_errors=True)
     assert pipeline.run(recipe, resume=True) == run
     assert bits(run) == expected
+
+
+def test_the_check_before_a_run_plays_the_program(tmp_path):
+    environment = {"program": ["python", str(PLAIN)], "runtime": "process", "reward": "file", "timeout": 60}
+    renderer = Renderer(tokenizer_of("Qwen2.5"), PromptConfig(), "")
+    findings = {}
+    for orders in ("file", "crash"):
+        stage = recipe_of(tmp_path, {**environment, "variables": {"ORDERS": orders}})
+        findings[orders] = list(played(stage, make_task(stage.task, 0), renderer))
+    levels = {orders: [(one.level, one.name) for one in found] for orders, found in findings.items()}
+    assert levels["file"] == [("warn", "sandbox"), *[("pass", "environment")] * 3]
+    assert levels["crash"][:2] == [("warn", "sandbox"), ("fail", "environment")]
+    assert "without a call of the model" in findings["crash"][1].message
+    with pytest.raises(UserError, match="whose tokenizer has a chat template"):
+        make_episodes(stage, Renderer(tokenizer_of("Qwen2.5"), PromptConfig(style="raw"), ""))
+
+
+@pytest.mark.parametrize(
+    "settings, why",
+    [
+        ({"environment": {"program": ["python"], "name": "a.py:B"}}, "remove one"),
+        ({"environment": {"name": "a.py:B", "runtime": "process"}}, "is for programs"),
+        ({"environment": {"name": "verifiers:x", "reward": "exit"}}, "gives its own"),
+        ({"environment": {"name": "openenv:here"}}, "names no server"),
+        ({"environment": {"program": ["python"]}}, "set this to file or exit"),
+        ({"environment": {"program": ["python"], "reward": "exit"}, "tools": ["calculator"]}, "tools of its own"),
+        ({"environment": {"program": ["python"], "reward": "exit"}, "algo": {"credit": "turn"}}, "for single turns"),
+        ({"environment": {"program": ["python"], "reward": "exit"}, "prompt": {"style": "raw"}}, "set this to chat"),
+    ],
+)
+def test_settings_that_cannot_work_are_errors(settings, why, tmp_path):
+    with pytest.raises(UserError, match=why):
+        recipe_of(tmp_path, **settings)
