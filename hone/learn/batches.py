@@ -24,7 +24,7 @@ from hone.learn.totals import split_by_sample
 from hone.model.lora import adapter_off
 from hone.recipe.sections.algo import AlgoConfig
 from hone.recipe.sections.rollout import SamplingConfig
-from hone.types import VERIFIER_FAILURES, FloatArray, Group, MicroBatch, Sample
+from hone.types import VERIFIER_FAILURES, FloatArray, Group, MicroBatch, Rollout, Sample
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -102,11 +102,16 @@ def updates_of(groups: Sequence[Group], algo: AlgoConfig, graded: bool = True) -
     places = [(p, g) for p, group in enumerate(groups) for g, r in enumerate(group.rollouts) for _ in chains(r)]
     updates: list[list[int]] = [[] for _ in range(algo.updates_per_rollout)]
     for i, (p, g) in enumerate(places):
-        masked = algo.mask_truncated and groups[p].rollouts[g].finish == "length"
+        masked = is_masked(groups[p].rollouts[g], algo)
         failed = graded and groups[p].rewards[g].verdict in VERIFIER_FAILURES
         if not masked and not failed:
             updates[p % algo.updates_per_rollout].append(i)
     return updates
+
+
+def is_masked(rollout: Rollout, algo: AlgoConfig) -> bool:
+    """Whether `algo.mask_truncated` leaves the rollout out: its last turn was cut off."""
+    return algo.mask_truncated and rollout.finish == "length"
 
 
 def minibatches(

@@ -17,7 +17,7 @@ from safetensors.torch import save
 
 from hone.base import checksums
 from hone.base.settings import UserError
-from hone.learn.batches import updates_of
+from hone.learn.batches import is_masked
 from hone.recipe.sections.algo import AlgoConfig, WatchConfig
 from hone.rewards.base import failures
 from hone.runs.writer import RunWriter
@@ -99,8 +99,9 @@ def no_signal(groups: Sequence[Group], algo: AlgoConfig) -> str:
     )
     if not samples:  # all were replaced, or there were none
         return alike
-    unscored = sum(group.rewards[i].verdict in VERIFIER_FAILURES for group, i in samples)
-    masked = len(samples) - sum(map(len, updates_of(groups, algo))) - unscored
+    scored = [(group, i) for group, i in samples if group.rewards[i].verdict not in VERIFIER_FAILURES]
+    unscored = len(samples) - len(scored)
+    masked = sum(is_masked(group.rollouts[i], algo) for group, i in scored)
     remaining = len(samples) - unscored - masked
     out = []
     if masked:

@@ -15,6 +15,7 @@ from hone.base import jsonl
 from hone.base.world import World
 from hone.learn.batches import Batch, prepare
 from hone.learn.policy import Policy
+from hone.learn.samples import chains
 from hone.recipe.sections.algo import AlgoConfig, KLConfig, WatchConfig
 from hone.recipe.sections.optim import OptimConfig
 from hone.runs.writer import RunWriter
@@ -186,6 +187,9 @@ def test_a_step_that_taught_nothing_says_why() -> None:
         "sample is left to learn from: nothing was learned in this step; raise sampling.max_tokens, or set "
         "algo.mask_truncated: false"
     )
+    branched = [replace(g, rollouts=tuple(replace(r, turns=r.turns * 2) for r in g.rollouts)) for g in cut]
+    assert all(len(chains(r)) == 2 for g in branched for r in g.rollouts)
+    assert no_signal(branched, masking) == no_signal(cut, masking)  # rollouts are counted, however they branch
     unscored = [replace(g, rewards=tuple(replace(r, verdict="verifier_error") for r in g.rewards)) for g in groups]
     assert f"of {count} samples {count} have no reward; no sample is left" in no_signal(unscored, masking)
 
