@@ -240,7 +240,9 @@ class Browser:
         self._recent: dict[tuple[int, Query], Array] = {}
 
     def rows(self, query: Query) -> tuple[Table, Array]:
-        """The current table, and the row numbers that the query selects, in order."""
+        """The current table, and the row numbers that the query selects, in order; a single step is read at once."""
+        if query.first is not None and query.first == query.last:
+            self.index.ensure(query.first)
         table = self.index.table()
         key = table.version, query
         rows = self._recent.get(key)

@@ -13,12 +13,12 @@ const SPIKES = 6;
 export async function page(context) {
   const path = base(context.run, context.stage);
   const files = { metrics: new Rows(context.run, context.stage, "metrics"), events: new Rows(context.run, context.stage, "events") };
-  const [options, choices] = await Promise.all([get(`${path}/travel`, context.signal), get(`${path}/choices`, context.signal),
-    ...Object.values(files).map((file) => file.refresh(context.signal))]);
-  const [first, last] = choices.steps;
-  if (last === undefined) {
-    return fill(context.main, h("section.page", null, h("h1", null, "Time travel"), h("p.empty", null, "No step with answers yet.")));
+  const [options] = await Promise.all([get(`${path}/travel`, context.signal), ...Object.values(files).map((file) => file.refresh(context.signal))]);
+  const steps = files.metrics.bySteps.map((row) => row.step);
+  if (!steps.length) {
+    return fill(context.main, h("section.page", null, h("h1", null, "Time travel"), h("p.empty", null, "This stage has no finished step yet.")));
   }
+  const [first, last] = [steps[0], steps.at(-1)];
   const asked = Number(context.params.get("step") ?? spikes(files.events.rows)[0]?.step ?? last);
   const view = { step: Math.min(last, Math.max(first, Number.isInteger(asked) ? asked : last)) };
   const input = h("input", { type: "number", min: first, max: last, value: view.step, onchange: () => go(Number(input.value)) });
