@@ -97,6 +97,10 @@ class MasterAdamW(torch.optim.AdamW):
         self.state.clear()
         self.configure(optim, layers)
 
+    def stepped(self) -> list[torch.Tensor]:
+        """All tensors that are stepped, in a fixed order: masters by depth, then the value head."""
+        return [p for group in self.param_groups for p in group["params"]]
+
     def sum_gradients(self, world: World, partial: Collection[str]) -> None:
         """Sum over all processes, never average: the weights of the loss are those of the whole batch.
 
