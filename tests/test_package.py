@@ -19,6 +19,8 @@ import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+import hone
+
 ROOT = Path(__file__).resolve().parents[1]
 
 #: What is imported under another name than that of its package, or comes with one in a version that this one pins.
@@ -149,7 +151,7 @@ def test_it_works_without_the_checkout(installed: Installed) -> None:
     place = installed.run("python", "-c", "import hone; print(hone.__file__)")
     assert Path(place.strip()).is_relative_to(installed.folder)
     assert (Path(place.strip()).parent / "py.typed").is_file()
-    assert installed.run("hone", "--version").split()[-1] == metadata.version("hone-rl")
+    assert installed.run("hone", "--version").split()[-1] == hone.__version__
     assert "knights" in installed.run("hone", "config", "show", "demo")
     (installed.folder / "away" / "tiny.yaml").write_text(TINY)
     installed.run("hone", "train", "tiny.yaml", "steps=2", "prompts_per_step=2", "samples_per_prompt=2")
