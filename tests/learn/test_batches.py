@@ -86,6 +86,7 @@ class Models:
 
     @contextmanager
     def without_adapter(self, model: str) -> Iterator[None]:
+        assert model == "reference"
         self.off.append(model)
         yield
         self.off.clear()
@@ -264,3 +265,26 @@ def test_the_penalty_of_a_value_head_is_paid_token_by_token() -> None:
     discounted = algo.model_copy(update={"value": algo.value.model_copy(update={"gamma": 0.5, "lam": 0.0})})
     _, targets = ppo_advantages(groups, values, discounted, None)
     assert_allclose(np.concatenate(targets[0]), [0.0, 1.0, 0.0])  # lam 0: reward + gamma * next value
+
+
+def test_a_value_head_with_a_penalty_in_the_reward_or_in_the_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values 0. In the reward, half of .1, .2 | .3 | .4 | .5, .6 is paid token by token; in the loss none is."""
+    models = Models(monkeypatch, dict.fromkeys(NOW, 0.0))
+    paid = AlgoConfig(advantage="gae", kl=KLConfig(coef=0.5, estimator="k1", place="reward"))
+    targets = by_id(models.prepare(GROUPS, paid).minibatches[0], "value_targets")
+    for i, expected in enumerate(([0.85, 0.9], [-0.15], [-0.2], [1.45, 1.7])):
+        assert targets[i] == pytest.approx(expected, abs=1e-6)
+    update = models.prepare(GROUPS, AlgoConfig(advantage="gae", kl=KLConfig(coef=0.5))).minibatches[0]
+    assert by_id(update, "value_targets")[0] == [1.0, 1.0]
+    assert by_id(update, "ref_logprobs")[1] == pytest.approx([-2.3])
+
+
+def test_the_limit_of_the_sampling_is_that_of_the_reduction(models: Models) -> None:
+    (update,) = models.prepare(GROUPS, AlgoConfig(reduction="constant")).minibatches
+    assert by_id(update, "weights")[0] == pytest.approx([0.05, 0.05])  # 1 / (4 samples * 5 tokens)
+
+
+def test_a_forward_pass_that_leaves_micro_batches_out_is_an_error() -> None:
+    samples = [s for g in GROUPS for s in to_samples(g)]
+    with pytest.raises(ValueError, match="zip"):
+        per_sample(samples, lambda given: [], packer())
