@@ -185,8 +185,7 @@ class Episodes:
     ) -> list[tuple[Rollout, ...]]:
         """As `sample`, for problems given by their places in the whole batch, which determine their random numbers."""
         games = self._games(problems, samples)
-        limits = [limit for limit in (self.config.max_tokens, engine.context) if limit is not None]
-        limit = min(limits) - sampling.max_tokens if limits else None
+        limit = self._longest_prompt(engine, sampling) if self._has_turns else None
         play = _Play(self.renderer, self.config, self.world, self._runner(games), limit)
         of_place = {game.place: game for game in games}
         play.open(games, seed)
@@ -219,6 +218,11 @@ class Episodes:
             for p, problem in problems.items()
             for g in range(samples)
         ]
+
+    def _longest_prompt(self, engine: Engine, sampling: SamplingConfig) -> int | None:
+        """The longest prompt after which another turn fits; None: there is no limit."""
+        limits = [limit for limit in (self.config.max_tokens, engine.context) if limit is not None]
+        return min(limits) - sampling.max_tokens if limits else None
 
     def _runner(self, games: Sequence[_Game]) -> Here | Pool:
         own = [game.environment for game in games if game.environment is not None]
