@@ -403,7 +403,7 @@ def test_levels_are_in_order() -> None:
 @pytest.mark.parametrize("width", [320, 390, 768, 1280])
 def test_no_page_scrolls_sideways(built: Path, tmp_path: Path, width: int) -> None:
     scrolled, sections = scroll_width(built, width, tmp_path)
-    assert sections == 6
+    assert sections == built.read_text().count("<section") > 0  # the frame has loaded the page
     assert scrolled <= width
 
 
