@@ -174,7 +174,7 @@ def test_a_target_that_is_not_there(target, message):
         ("def f(: pass", "cannot be imported: SyntaxError"),
         ("import sys; sys.exit(1)", "cannot be imported: SystemExit: 1"),
         ("import os; os._exit(5)", "the worker ended (exit code 5) while it was imported"),
-        ("def g(): pass", "LookupError: no function 'f' in {file}; there are g"),
+        ("def g(): pass", "cannot be imported: no function 'f' in {file}; there are g"),
         ("f = 3", "is int, not a function"),
     ],
 )
