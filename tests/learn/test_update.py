@@ -18,7 +18,7 @@ from hone.learn import batches, checkpoint
 from hone.learn.batches import minibatches, per_sample, prepare, updates_of
 from hone.learn.forward import Outputs
 from hone.learn.master import master_weights
-from hone.learn.objective import Objective
+from hone.learn.objective import METRICS, Objective
 from hone.learn.policy import Policy
 from hone.learn.totals import Totals, split_by_sample
 from hone.recipe.sections.algo import AlgoConfig, CorrectionConfig, KLConfig
@@ -256,13 +256,13 @@ def test_totals_are_those_of_each_micro_batch_read_at_once() -> None:
         hidden = torch.zeros(3, 2, requires_grad=True)
         hidden.grad = torch.tensor([[3.0, 0.0], [0.0, 4.0], [5.0, 12.0]])
         logprobs = torch.tensor([-1.0, -2.5, -3.0]) - start
-        sums = torch.arange(6, dtype=torch.float64)
+        sums = torch.arange(len(METRICS), dtype=torch.float64)
         outputs = Outputs(hidden, logprobs, torch.ones(3) * start)
         totals.add(batch, outputs, Objective(torch.tensor(0.5), sums), torch.tensor(0.25))
     assert totals.tokens == 0  # nothing was waited for
     totals.read()
     assert (totals.loss, totals.value_loss, totals.tokens, totals.mismatch) == (1.0, 0.5, 6, 2.5)
-    assert totals.sums.tolist() == [0.0, 2.0, 4.0, 6.0, 8.0, 10.0]
+    assert totals.sums.tolist() == [2.0 * i for i in range(len(METRICS))]
     assert {i: v.tolist() for i, v in totals.logprobs.items()} == {1: [-1, -2.5], 0: [-3], 3: [-3, -4.5], 2: [-5]}
     assert {i: v.tolist() for i, v in totals.entropies.items()} == {1: [0, 0], 0: [0], 3: [2, 2], 2: [2]}
     assert totals.grad_norms == {1: 5.0, 0: 13.0, 3: 5.0, 2: 13.0}

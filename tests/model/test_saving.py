@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -96,7 +97,10 @@ def test_nothing_else_writes_the_settings_of_a_model() -> None:
     """A folder written by `model.save_pretrained` itself would lack them."""
     root = Path(__file__).resolve().parents[2] / "hone"
     for file in root.rglob("*.py"):
-        lines = [line.strip() for line in file.read_text().splitlines() if ".save_pretrained(" in line]
+        calls = [node for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+        lines = [
+            ast.unparse(c) for c in calls if isinstance(c.func, ast.Attribute) and c.func.attr == "save_pretrained"
+        ]
         if file.name == "saving.py":
             continue
         if file.name == "lora.py":

@@ -165,7 +165,7 @@ def test_the_budget_ends_the_asking_and_what_was_paid_for_stays(tmp_path):
         assert answers[3].message == "the budget of 3 calls (judge.max_calls) is used up"
         assert len(server.requests) == 3
         assert ask(judge, [0, 1]) == [0, 1]  # from the cache
-        with pytest.raises(UserError, match=r"budget of 3 calls \(judge.max_calls\) is used up; raise it and go on"):
+        with pytest.raises(UserError, match=r"budget of 3 calls \(judge.max_calls\) is used up; raise it"):
             ask(judge, [4])
         spent = judge_at(server, tmp_path, max_tokens=25, concurrency=1, cache=None)
         assert [isinstance(a, Failure) for a in ask(spent, range(5))] == [False, False, False, True, True]

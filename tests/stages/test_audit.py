@@ -204,16 +204,16 @@ def test_sigterm_in_the_middle_of_sampling_loses_no_finished_step(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """In step 3, between two checkpoints: steps 0 to 2 count, though only 0 and 1 had been saved."""
-    generate = NativeEngine.generate
+    begin = NativeEngine.open  # every sampling begins with it
 
     def told(self: NativeEngine, *arguments: Any, **keywords: Any) -> Any:
         if jsonl.read(tmp_path / "runs" / "small" / "metrics.jsonl")[2:]:
             os.kill(os.getpid(), signal.SIGTERM)
-        return generate(self, *arguments, **keywords)
+        return begin(self, *arguments, **keywords)
 
     before = threads()
     with monkeypatch.context() as patch:
-        patch.setattr(NativeEngine, "generate", told)
+        patch.setattr(NativeEngine, "open", told)
         with pytest.raises(Preempted) as stopped:
             pipeline.run(recipe(tmp_path, "checkpoint.stop_within_seconds=200"))
     cancel_timers(before)

@@ -95,7 +95,7 @@ def test_faulty_files_are_named(tmp_path):
     with pytest.raises(UserError, match=r"rows\.jsonl: row 1: statements: "):
         task(test_file=str(path)).problems("test")
     path.write_text(json.dumps(ROW) + "\nnot json\n")
-    with pytest.raises(UserError, match=r"rows\.jsonl:2: not JSON"):
+    with pytest.raises(UserError, match=r"rows\.jsonl:2: not readable as JSON"):
         task(test_file=str(path)).problems("test")
     with pytest.raises(UserError, match="no such data file"):
         task(test_file=str(tmp_path / "none.jsonl")).problems("test")
