@@ -61,6 +61,9 @@ class Policy:
     def local_view(self) -> Policy:
         return self
 
+    def main_view(self) -> Policy:
+        return self
+
 
 def main(out: str) -> None:
     world = World.from_env(ParallelConfig(replicate=2))

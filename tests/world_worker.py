@@ -59,7 +59,12 @@ def five_steps(case: dict[str, Any]) -> dict[str, Any]:
         for name in ("logprobs", "grad_norms"):
             values = getattr(stats, name)
             found[name].append([torch.as_tensor(values[i]) for i in sorted(values)])
-    found["weights"] = {n: p.detach().clone() for n, p in policy.gathered_model().named_parameters()}
+    weights = {n: p.detach().clone() for n, p in policy.gathered_model().named_parameters()}
+    whole = policy.main_view()  # without a copy in the other processes
+    assert (whole is not None) == world.main
+    if whole is not None:
+        assert all(torch.equal(p, weights[n]) for n, p in whole.model.named_parameters())
+    found["weights"] = weights
     return found
 
 

@@ -14,7 +14,7 @@ from hone.base.world import ALONE, World
 from hone.learn.state import read_weights
 from hone.model import lora as adapters
 from hone.model.load import load_model, load_tokenizer, stop_token_ids
-from hone.model.parallel import assemble, spread
+from hone.model.parallel import assemble, spread, take_part
 from hone.model.saving import save_model
 from hone.recipe.sections.model import LoraConfig, ModelConfig
 
@@ -72,7 +72,8 @@ class Network:
     def _take(self, model: PreTrainedModel) -> None:
         """Set the model to train; if it is to be sharded, keep this process's part."""
         self._cut = spread(model, self.world) if self.world.is_sharded else None
-        self._gathered: PreTrainedModel | None = None
+        self._gathered: PreTrainedModel | None = None  # the whole copy of `local_view`
+        self._on_host: PreTrainedModel | None = None  # that of `main_view`
         self.model = model.eval()  # always: see `hone.model.update_mode`
 
     def _attach(self, model: PreTrainedModel, lora: LoraConfig, weights: Path | None = None) -> None:
@@ -102,18 +103,46 @@ class Network:
         return frozenset() if self._cut is None else self._cut.partial
 
     def gathered_model(self) -> PreTrainedModel:
-        """The whole model: itself, or if it is sharded a gathered copy. A collective: every process calls it."""
-        if self._cut is None:
-            return self.model
-        self._gathered = assemble(self.model, self._cut, self._gathered)
-        return self._gathered
+        """The whole model: itself, or if it is sharded a gathered copy. A collective: every process calls it.
+
+        The copy is the one that `local_view` keeps, if there is one; otherwise it is the caller's.
+        """
+        return self.model if self._cut is None else assemble(self.model, self._cut, self._gathered)
 
     def local_view(self: Self) -> Self:
-        """A copy for this process alone: its forward passes do not synchronise with other ranks."""
+        """A copy for this process alone: its forward passes do not synchronise with other ranks. A collective.
+
+        Of a sharded model, every process keeps a whole copy from then on.
+        """
         if self.world.size == 1:
             return self
+        model = self.gathered_model()
+        if self._cut is not None:
+            self._gathered = model
+        return self._alone(model)
+
+    def main_view(self: Self) -> Self | None:
+        """As `local_view`, for the main process; None in the others. A collective.
+
+        Of a sharded model, the main process keeps a whole copy in the memory of its host: no device has to hold one.
+        """
+        model = self._whole_on_main()
+        return None if model is None else self._alone(model)
+
+    def _whole_on_main(self) -> PreTrainedModel | None:
+        """The whole model in the main process, None in the others; the copy of `local_view` if there is one."""
+        if self._cut is None or self._gathered is not None:
+            model = self.gathered_model()
+            return model if self.world.main else None
+        if not self.world.main:
+            take_part(self.model)
+            return None
+        self._on_host = assemble(self.model, self._cut, self._on_host, torch.device("cpu"))
+        return self._on_host
+
+    def _alone(self: Self, model: PreTrainedModel) -> Self:
         view = copy.copy(self)
-        view.world, view.model, view._cut = ALONE, self.gathered_model(), None
+        view.world, view.model, view._cut = ALONE, model, None
         return view
 
     # --- the adapter --------------------------------------------------------------------------
@@ -137,24 +166,25 @@ class Network:
 
     def export(self, folder: Path) -> None:
         """Write an ordinary Hugging Face checkpoint, with the adapter merged in."""
-        model = self.gathered_model()
-        with adapters.merged(model):
-            self._export(model, folder)
+        model = self._whole_on_main()
+        if model is not None:
+            with adapters.merged(model):
+                self._export(model, folder)
 
     def export_base(self, folder: Path) -> None:
         """Write the model without its adapter, as `export` does."""
-        model = self.gathered_model()
-        with adapters.adapter_off(model):
-            self._export(model, folder)
+        model = self._whole_on_main()
+        if model is not None:
+            with adapters.adapter_off(model):
+                self._export(model, folder)
 
     def export_adapter(self, folder: Path) -> None:
         """Write the adapter alone, in peft's format, with the tokenizer."""
-        model = self.gathered_model()
-        if self.world.main:
+        model = self._whole_on_main()
+        if model is not None:
             adapters.save_adapter(model, folder, self.base)
             self.tokenizer.save_pretrained(folder)
 
     def _export(self, model: PreTrainedModel, folder: Path) -> None:
-        if self.world.main:
-            save_model(model, folder, max_shard_size="1000GB")  # one file
-            self.tokenizer.save_pretrained(folder)
+        save_model(model, folder, max_shard_size="1000GB")  # one file
+        self.tokenizer.save_pretrained(folder)

@@ -228,18 +228,34 @@ def cut_as(p: torch.Tensor | None, part: torch.Tensor) -> torch.Tensor:
     )
 
 
-def assemble(model: PreTrainedModel, cut: Cut, into: PreTrainedModel | None = None) -> PreTrainedModel:
-    """An ordinary model with the current weights, gathered one parameter at a time; `into`: an earlier result."""
+def assemble(
+    model: PreTrainedModel, cut: Cut, into: PreTrainedModel | None = None, device: torch.device | None = None
+) -> PreTrainedModel:
+    """An ordinary model with the current weights, gathered one parameter at a time. Every process calls it.
+
+    `into`: an earlier result. `device`: of a new one; by default that of the parts.
+    """
     if into is None:
-        device = model.device
-        memory = {id(p): _empty(p, device) for p in cut.blueprint.parameters()}
-        into = copy.deepcopy(cut.blueprint, memory)
-        nn.Module.to(into, device)
+        into = _unfilled(cut, model.device if device is None else device)
     targets = dict(into.named_parameters())
     with torch.no_grad():
         for name, p in model.named_parameters():
             targets[name].copy_(whole_tensor(p))
     return into
+
+
+def take_part(model: PreTrainedModel) -> None:
+    """The part of `assemble` of a process that needs no copy: it only sends."""
+    for p in model.parameters():
+        whole_tensor(p)
+
+
+def _unfilled(cut: Cut, device: torch.device) -> PreTrainedModel:
+    """The whole model on `device`; its parameters have no values yet."""
+    memory = {id(p): _empty(p, device) for p in cut.blueprint.parameters()}
+    model = copy.deepcopy(cut.blueprint, memory)
+    nn.Module.to(model, device)
+    return model
 
 
 def _empty(p: torch.Tensor, device: torch.device) -> nn.Parameter:

@@ -77,10 +77,16 @@ class DistributedEngine:
 
     def sync(self, policy: Policy, version: int) -> dict[str, float]:
         """Returns the first process's metrics of the comparison. Raises PolicyMismatch on every process."""
-        alone = policy.local_view()
         if self.divided:
-            return self._each(lambda: self._own().sync(alone, version), "the check of the weights")[0]
-        return self._world.on_main(lambda: self._own().sync(alone, version), "new weights in the server", patient=True)
+            own = policy.local_view()
+            return self._each(lambda: self._own().sync(own, version), "the check of the weights")[0]
+        whole = policy.main_view()
+
+        def sync() -> dict[str, float]:
+            assert whole is not None, "the first process has the whole model"
+            return self._own().sync(whole, version)
+
+        return self._world.on_main(sync, "new weights in the server", patient=True)
 
     @property
     def context(self) -> int | None:

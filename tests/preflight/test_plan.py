@@ -260,7 +260,7 @@ def test_estimate_is_of_the_stage_that_needs_most_and_reaches_nothing() -> None:
     found = estimate(load("knights-distil-full"))
     assert found.stage == "teacher"
     assert found.device == "cuda"
-    assert 60 * GIB < found.peak_bytes < 70 * GIB  # in each of 4 processes, 14 of them a whole copy of 7B
+    assert 45 * GIB < found.peak_bytes < 60 * GIB  # in each of 4 processes
     assert sum(found.parts.values()) == found.peak_bytes
 
 

@@ -8,7 +8,7 @@ trained parameters (with LoRA those of the adapter), `shard` and `tensor` of `pa
 
     base          Python and its libraries: measured (`BASE`)
     weights       W / (shard * tensor); with shard > 1 also `gathered`, the layers that are gathered at a time
-    whole copy    shard or tensor > 1: W, to sample and export from; kept between steps (`Network.gathered_model`)
+    whole copy    shard or tensor > 1, with the native engine: W, to sample from; kept (`Network.local_view`)
     gradients     4 N / (shard * tensor): float32 also below bfloat16 weights (`hone.learn.master`)
     optimizer     8 N: two float32 moments (AdamW, arXiv:1711.05101); 4 N more of master weights below bfloat16
     activations   what the forward pass of the longest micro-batch keeps, and the peak of what the backward pass adds:
@@ -270,8 +270,8 @@ def _standing(
     if split.shard > 1:
         parts["gathered"] = _gathered(mine)
     frozen = size_of(whole)
-    if split.shard * split.tensor > 1:
-        parts["whole copy"] = frozen
+    if split.shard * split.tensor > 1 and (stage.rollout.engine == "native" or device == "cpu"):
+        parts["whole copy"] = frozen  # with servers in the main process's host memory
     if stage.stage == "rl" and stage.algo.kl.coef and stage.lora is None:
         parts["reference"] = frozen // (split.shard * split.tensor)
     perplexity = stage.reward.perplexity
