@@ -275,3 +275,33 @@ def answers(url: str) -> bool:
     except ServerError:
         return False
     return True
+
+
+def test_a_sharded_policy_is_served_from_its_first_process(tmp_path: Path) -> None:
+    """Two processes with half of the weights each: the server has all of them after every update."""
+    (tmp_path / "vowels.py").write_text(
+        "def vowels(completions, **columns):\n"
+        "    return [sum(c in 'aeiou3' for c in text) / 10 for text in completions]\n"
+    )
+    vllm = {"python": PYTHON, "arguments": ["--enforce-eager"], "environment": ENVIRONMENT, "start_timeout": 1200}
+    settings = {
+        "name": "sharded",
+        "model": {"tiny": TINY.model_dump()},
+        "task": "countdown",
+        "reward": f"{tmp_path}/vowels.py:vowels",
+        "parallel": {"shard": 2},
+        "rollout": {"engine": "vllm", "vllm": vllm, "max_sequences": 32},
+        "sampling": {"max_tokens": 24},
+        "eval": {"problems": 2},
+        "optim": {"lr": 1e-3},
+        "prompts_per_step": 2,
+        "samples_per_prompt": 4,
+        "steps": 3,
+    }
+    (tmp_path / "recipe.yaml").write_text(json.dumps(settings))
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "-m", "hone"]
+    subprocess.run([*launch, "train", "recipe.yaml"], cwd=tmp_path, check=True, timeout=1400)
+    rows = jsonl.read(tmp_path / "runs" / "sharded" / "metrics.jsonl")
+    assert len(rows) == 3
+    assert all(row["grad_norm"] > 0 for row in rows)  # each sync brings other weights
+    assert all(row["identity/gap"] < 1e-5 and row["identity/tensors"] == 16 for row in rows)
