@@ -14,6 +14,7 @@ One instance plays one rollout at a time. Randomness comes from `seed`, so that 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -87,3 +88,11 @@ def checked(messages: Sequence[Message]) -> tuple[Message, ...]:
         if not isinstance(message.get("content"), str):
             raise TypeError(f"the content of a message is {type(message.get('content')).__name__}, not text")
     return tuple(dict(message) for message in messages)
+
+
+def finite(reward: Any) -> float:
+    """The reward as a number. Raises ValueError for nan and infinity."""
+    value = float(reward)
+    if not math.isfinite(value):
+        raise ValueError(f"the reward is {value}; give a finite number")
+    return value

@@ -13,7 +13,6 @@ between common turns.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
@@ -26,7 +25,7 @@ import numpy as np
 from hone.base import streams
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
-from hone.environments.base import Environment, Message, ModelCall, Observation, SingleTurn, checked
+from hone.environments.base import Environment, Message, ModelCall, Observation, SingleTurn, checked, finite
 from hone.environments.chat import answer_message, told
 from hone.environments.conversation import Conversation, Histories
 from hone.environments.formats import Reading, complaint, reader_of
@@ -121,7 +120,7 @@ class _Game:
         assert self.environment is not None
         reward = self.environment.reward()
         self.environment.close()
-        return None if reward is None else _number(reward)
+        return None if reward is None else finite(reward)
 
     def close(self) -> None:
         assert self.environment is not None
@@ -395,10 +394,3 @@ def _next_prompts(games: Sequence[_Game]) -> list[Prompt]:
 
 def _same_prompt(games: Sequence[_Game]) -> bool:
     return all(np.array_equal(game.conversation.ids, games[0].conversation.ids) for game in games[1:])
-
-
-def _number(reward: Any) -> float:
-    value = float(reward)
-    if not math.isfinite(value):
-        raise ValueError(f"the reward is {value}; give a finite number")
-    return value

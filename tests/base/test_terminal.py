@@ -78,7 +78,9 @@ def test_an_error_of_safetensors_is_one_of_the_disk(tmp_path: Path) -> None:
 
 
 def test_sigterm_before_anything_runs_is_75(tmp_path: Path) -> None:
-    code = MAIN.format(verb="train", what="(print('here', flush=True), __import__('time').sleep(60))")
+    # In small pieces: Python does not wake from a sleep for a signal that came just before the sleep began.
+    sleep = "[__import__('time').sleep(0.1) for _ in range(600)]"
+    code = MAIN.format(verb="train", what=f"(print('here', flush=True), {sleep})")
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE,
                                env=ENVIRONMENT)  # fmt: skip
     assert process.stdout is not None
