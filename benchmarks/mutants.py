@@ -156,8 +156,8 @@ def _reason(module: str, mutant: Mutant) -> str | None:
 def _record(module: str, row: dict[str, object]) -> None:
     modules = json.loads(RESULTS.read_text())["modules"] if RESULTS.exists() else {}
     modules[module] = {"tests": MODULES[module], **row}
-    found = {"command": "make mutants", "modules": {name: modules[name] for name in MODULES if name in modules}}
-    RESULTS.write_text(json.dumps(found, indent=1) + "\n")
+    results = {"command": "make mutants", "modules": {name: modules[name] for name in MODULES if name in modules}}
+    RESULTS.write_text(json.dumps(results, indent=1) + "\n")
 
 
 def _mutate(module: str, folder: Path) -> tuple[Counter[str], list[Mutant]]:

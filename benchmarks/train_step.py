@@ -84,8 +84,8 @@ def main() -> None:
                     rows.setdefault(f"{side}/{setting}", []).append(child(side, setting, folder, arguments))
         if "memory" in arguments.settings:
             with ThreadPoolExecutor() as both:  # at once: nothing is timed here
-                found = both.map(lambda side: child(side, "memory", folder, arguments), ("trl", "hone"))
-                rows |= {f"{side}/memory": [one] for side, one in zip(("trl", "hone"), found, strict=True)}
+                memory = both.map(lambda side: child(side, "memory", folder, arguments), ("trl", "hone"))
+                rows |= {f"{side}/memory": [one] for side, one in zip(("trl", "hone"), memory, strict=True)}
     result = summary(rows, arguments)
     print(table(result))
     if not arguments.quick:
@@ -115,8 +115,8 @@ def child(side: str, setting: str, folder: str, arguments: argparse.Namespace) -
     if done.returncode:
         raise SystemExit(f"{side} {setting} failed:\n{done.stderr[-3000:]}")
     print(f"{side} {setting}: {time.perf_counter() - start:.0f} s", file=sys.stderr, flush=True)
-    found: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return found
+    row: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return row
 
 
 def allocator() -> str | None:
@@ -126,13 +126,13 @@ def allocator() -> str | None:
 
 def summary(rows: dict[str, list[dict[str, Any]]], arguments: argparse.Namespace) -> dict[str, Any]:
     sides: dict[str, dict[str, float]] = {}
-    for name, found in rows.items():
+    for name, repeats in rows.items():
         if name.endswith("memory"):
-            sides[name] = found[0]
+            sides[name] = repeats[0]
             continue
-        steps = [step for one in found for step in one["steps"]]
+        steps = [step for one in repeats for step in one["steps"]]
         sides[name] = {key: statistics.median(step[key] for step in steps) for key in steps[0]}
-        sides[name]["peak_rss_bytes"] = max(one["peak_rss_bytes"] for one in found)
+        sides[name]["peak_rss_bytes"] = max(one["peak_rss_bytes"] for one in repeats)
 
     def ratio(setting: str, key: str) -> float:
         trl, hone = sides[f"trl/{setting}"], sides[f"hone/{setting}"]

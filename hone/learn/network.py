@@ -124,7 +124,7 @@ class Network:
     def main_view(self: Self) -> Self | None:
         """As `local_view`, for the main process; None in the others. A collective.
 
-        Of a sharded model, the main process keeps a whole copy in the memory of its host: no device has to hold one.
+        Of a sharded model, the main process keeps a whole copy in the memory of its host, and no device keeps one.
         """
         model = self._whole_on_main()
         return None if model is None else self._alone(model)

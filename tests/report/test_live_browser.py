@@ -2,7 +2,7 @@
 
     pip install -e '.[browser]'
     .venv/bin/python -m pytest -m browser tests/report/test_live_browser.py
-    .venv/bin/python -m pytest -m browser tests/report/test_live_browser.py --basetemp=/tmp/shots   # pictures below it
+    .venv/bin/python -m pytest -m browser tests/report/test_live_browser.py --basetemp=shots   # pictures below it
 
 `CHROMIUM` names the browser; the default is `chromium` on the PATH.
 """

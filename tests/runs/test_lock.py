@@ -130,7 +130,7 @@ def test_a_killed_owner_that_nobody_has_reaped_is_dead(start: Any, tmp_path: Pat
     while owner.started(process.pid) is not None:
         time.sleep(0.01)
     with lock.held(tmp_path / "mine"):
-        pass
+        assert json.loads(lock.place(tmp_path / "mine").read_bytes())["pid"] == os.getpid()
 
 
 def test_a_suspended_owner_is_alive(start: Any, tmp_path: Path, fast: None) -> None:
@@ -146,7 +146,7 @@ def test_a_number_given_to_another_process_is_not_the_owner(start: Any, tmp_path
     one = replace(owner.myself(), pid=process.pid, process="1")  # it started at another time
     lock.place(tmp_path / "mine").write_bytes(owner.as_bytes(one))
     with lock.held(tmp_path / "mine"):
-        pass
+        assert json.loads(lock.place(tmp_path / "mine").read_bytes())["pid"] == os.getpid()
 
 
 def test_of_many_one_has_it_at_a_time(start: Any, tmp_path: Path) -> None:
