@@ -122,7 +122,8 @@ class Nothing(Environment):
 
 
 def overhead(rounds: int, width: int, layers: int) -> dict[str, float]:
-    """Seconds of the engine alone (median), and of episodes relative to it (median of paired ratios)."""
+    """Processor seconds of the engine alone (median), and the time of episodes relative to it (medians of paired
+    ratios): of the processor, and on the clock."""
     tokenizer = _tokenizer()
     renderer = Renderer(tokenizer, PromptConfig(style="raw", system="", template="{user}\n"), "")
     engine = NativeEngine(model_of(width, layers), [VOCABULARY - 1], RolloutConfig())
@@ -138,18 +139,22 @@ def overhead(rounds: int, width: int, layers: int) -> dict[str, float]:
     }
     for side in sides.values():
         side(0)
-    seconds: dict[str, list[float]] = {name: [] for name in sides}
+    clocks = {"CPU": time.process_time, "wall": time.perf_counter}
+    seconds: dict[tuple[str, str], list[float]] = {(name, clock): [] for name in sides for clock in clocks}
     for seed in range(rounds):
         for name, side in sides.items():
-            started = time.process_time()
+            started = {clock: read() for clock, read in clocks.items()}
             side(seed)
-            seconds[name].append(time.process_time() - started)
-    alone = seconds["engine"]
+            for clock, read in clocks.items():
+                seconds[name, clock].append(read() - started[clock])
     ratios = {
-        f"{name} / engine": round(statistics.median(a / b for a, b in zip(seconds[name], alone, strict=True)), 4)
+        f"{name} / engine, {clock}": round(
+            statistics.median(a / b for a, b in zip(seconds[name, clock], seconds["engine", clock], strict=True)), 4
+        )
         for name in ("episodes", "environment")
+        for clock in clocks
     }
-    return {"engine, CPU seconds": round(statistics.median(alone), 3), **ratios}
+    return {"engine, CPU seconds": round(statistics.median(seconds["engine", "CPU"]), 3), **ratios}
 
 
 def _tokenizer() -> PreTrainedTokenizerFast:

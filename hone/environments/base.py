@@ -27,11 +27,13 @@ Schema = Mapping[str, Any]  # of a tool, as `transformers.utils.get_json_schema`
 
 @dataclass(frozen=True, slots=True)
 class ModelCall:
-    """A whole prompt: the conversation so far, and the tools offered."""
+    """A whole prompt: the conversation so far, the tools offered, and how the answer is to be sampled."""
 
     messages: tuple[Message, ...]
     tools: tuple[Schema, ...] = ()
-    stop: tuple[str, ...] = ()  # the program is given the text before the first of them
+    stop: tuple[str, ...] = ()  # the first of them ends the turn; the program is given the text before it
+    max_tokens: int | None = None  # of the turn; None, or more than the recipe's: the recipe's
+    other: Mapping[str, float] = field(default_factory=dict)  # temperature, top_p: what is sampled is the recipe's
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """Chat completions of OpenAI's API: a request becomes a `ModelCall`, and a sampled turn the answer.
 
 https://platform.openai.com/docs/api-reference/chat/create. What changes the shape of an answer and is not there (`n`,
-`response_format`, `logprobs`) is refused; how tokens are sampled (`temperature`, `max_tokens`, ...) is not read.
+`response_format`, `logprobs`) is refused. `stop` and `max_tokens` end the turn; `temperature` and `top_p` are noted.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ _UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "functions": (None, []),
     "response_format": (None, {"type": "text"}),
 }
+#: Parameters that are not followed: log-probs are those of the distribution that the recipe samples from.
+_OTHER = ("temperature", "top_p")
 _ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
 
 
@@ -46,7 +48,13 @@ def read_call(body: bytes) -> tuple[ModelCall, str, bool]:
     tools = request.get("tools") if request.get("tool_choice") != "none" else None
     if not isinstance(tools, list | None):
         raise ApiError("tools: give a list", param="tools")
-    call = ModelCall(read, tuple(_tool(one) for one in tools or ()), _stops(request.get("stop")))
+    call = ModelCall(
+        read,
+        tuple(_tool(one) for one in tools or ()),
+        stop=_stops(request.get("stop")),
+        max_tokens=_most_tokens(request),
+        other={name: _number(request, name) for name in _OTHER if request.get(name) is not None},
+    )
     return call, str(request.get("model", ""))[:200], bool(request.get("stream"))
 
 
@@ -116,11 +124,28 @@ def _stops(stop: Any) -> tuple[str, ...]:
     return tuple(stops)
 
 
+def _most_tokens(request: Mapping[str, Any]) -> int | None:
+    """The smaller of the parameter's new name and its old one."""
+    names = ("max_completion_tokens", "max_tokens")
+    limits = {name: request[name] for name in names if request.get(name) is not None}
+    for name, value in limits.items():
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            raise ApiError(f"{name}: give a whole number of at least 1", param=name)
+    return min(limits.values(), default=None)
+
+
+def _number(request: Mapping[str, Any], name: str) -> float:
+    value = request[name]
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        raise ApiError(f"{name}: give a number", param=name)
+    return float(value)
+
+
 # --- from turns to answers --------------------------------------------------------------------------------------------
 
 
 def answer_message(text: str, reading: Reading, call: ModelCall, number: int) -> Message:
-    """The message as which a program is given turn `number` of its rollout.
+    """Turn `number` of a rollout, as the message that its program receives.
 
     Without the text that stopped the turn, as OpenAI's API does it; a call that cannot be read stays text. Calls are
     numbered through the episode: programs tell results apart by the id. Nine characters, which Mistral's template

@@ -1,114 +1,69 @@
-"""Harbor task folders (https://www.harborframework.com/docs/tasks), played inside bubblewrap.
+"""Plays Harbor tasks: in a container where the task has an image, else inside bubblewrap.
 
     environment: harbor:tasks/                 # tasks/NAME/task.toml; the row's column `folder` says which NAME
 
-    instruction.md       what the model is asked, instead of the problem's prompt
-    environment/         files of the working folder, copied for each rollout
-    tests/test.sh        run after the episode; writes /logs/verifier/reward.txt or reward.json
-    task.toml            [environment] workdir; [verifier] timeout_sec, env
-
-The model has one tool, `bash`. Every command is a process of its own in a sandbox without network, which sees the
-system and three folders of the rollout: the working folder, /logs and, for the tests alone, /tests. What needs an
-image, a network, a GPU or several steps is refused before the run: there is no runtime for it here.
+The model has one tool, `bash`. In a container, what a command leaves running goes on until the episode ends, as with
+Harbor itself. In bubblewrap every command is a process of its own, which sees the system and three folders of the
+rollout: the working folder, /logs and, for the tests alone, /tests.
 """
 
 from __future__ import annotations
 
-import importlib
-import re
+import contextlib
 import shutil
 import sys
 import tempfile
+import threading
+import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from hone.base.places import locate
 from hone.base.settings import UserError
 from hone.environments.base import Environment, Message, Observation, Schema
-from hone.environments.process import Contained, Process, clean_environment
-from hone.environments.program import read_reward
+from hone.environments.containers import Container, Ran, Runtime
+from hone.environments.harbor_task import HarborTask, read_tasks
+from hone.environments.process import Bounds, Contained, Process, clean_environment
+from hone.environments.program import LARGEST_REWARD, REWARD, reward_numbers
 from hone.environments.sandbox import has_bubblewrap
 from hone.environments.tools import LONGEST_RESULT, Tool, ToolEnvironment
 from hone.types import Problem
 
 COLUMN = "folder"  # of the row: which task
-#: What task.toml may hold of [environment] without changing anything here.
-_HARMLESS = {"workdir", "build_timeout_sec", "cpus", "memory", "memory_mb", "storage", "storage_mb", "gpus"}
-_OFF: tuple[Any, ...] = (None, False, 0, "", [], {})
+_KEPT = LONGEST_RESULT - 200  # bytes of the output of a command, and a note
+_SETUP = 30.0  # seconds for a command of hone's own
+_TEST_OUTPUT = "/logs/verifier/test-stdout.txt"  # Harbor's name for it
 
 
-@dataclass(frozen=True)
-class HarborTask:
-    """One folder."""
-
-    folder: Path
-    instruction: str
-    workdir: str
-    test_seconds: float
-    test_variables: Mapping[str, str]
+class BrokenError(Exception):
+    """The model has left its container so that the tests cannot be brought in."""
 
 
-def read_tasks(folder: Path) -> dict[str, HarborTask]:
-    """The tasks of a folder by name; a folder that is a task itself is the only one, by the name "".
+class Place(Protocol):
+    """Where the commands of one rollout are run."""
 
-    Raises UserError for a folder without tasks, and for a task that cannot be played here.
-    """
-    if (folder / "task.toml").is_file():
-        return {"": read_task(folder)}
-    tasks = {file.parent.name: read_task(file.parent) for file in sorted(folder.glob("*/task.toml"))}
-    if not tasks:
-        raise UserError(f"environment harbor:{folder}: no task.toml in it or in its folders")
-    return tasks
+    def run(self, command: str, seconds: float) -> Ran:
+        """Run a command of the model."""
 
+    def test(self, seconds: float) -> Ran:
+        """Bring the tests in, and run them. Raises BrokenError."""
 
-def read_task(folder: Path) -> HarborTask:
-    """Raises UserError for a task that cannot be played here."""
-    settings = _toml(folder / "task.toml")
-    environment, verifier = settings.get("environment") or {}, settings.get("verifier") or {}
-    for name in ("instruction.md", "tests/test.sh"):
-        if not (folder / name).is_file():
-            raise UserError(f"{folder}: {name} is missing")
-    for name in ("Dockerfile", "docker-compose.yaml", "docker-compose.yml"):
-        if (folder / "environment" / name).exists():
-            raise UserError(f"{folder}: environment/{name} needs a container; only tasks without an image are played")
-    if settings.get("steps"):
-        raise UserError(f"{folder}: a task of several steps is not played; give one with a single instruction")
-    public = environment.get("allow_internet") is True or environment.get("network_mode") == "public"
-    if public or verifier.get("network_mode") == "public":
-        raise UserError(f"{folder}: task.toml demands a network, and bubblewrap gives none; remove that from it")
-    off = {"allow_internet", "network_mode"}
-    for key, value in environment.items():
-        if key not in _HARMLESS | off and value not in _OFF:
-            raise UserError(f"{folder}: task.toml has [environment] {key}, which bubblewrap cannot do; remove it")
-    if environment.get("gpus"):
-        raise UserError(f"{folder}: task.toml demands {environment['gpus']} GPUs, and the sandbox has none")
-    workdir = str(environment.get("workdir") or "/app")
-    if not re.fullmatch(r"/(?!tests\b|logs\b|usr\b|proc\b|dev\b|run\b|tmp\b)[\w./-]*\w", workdir) or ".." in workdir:
-        raise UserError(f"{folder}: [environment] workdir is {workdir}; give a folder of its own, such as /app")
-    instruction = (folder / "instruction.md").read_text(encoding="utf-8").strip()
-    seconds = float(verifier.get("timeout_sec") or 600.0)
-    return HarborTask(folder, instruction, workdir, seconds, dict(verifier.get("env") or {}))
+    def read_reward(self, name: str) -> bytes | None:
+        """The beginning of a file in /logs/verifier; None if it is not there."""
 
-
-def _toml(file: Path) -> dict[str, Any]:
-    if sys.version_info < (3, 11):
-        raise UserError("environment harbor: task.toml is read by Python 3.11 or later; use a newer one")
-    tomllib: Any = importlib.import_module("tomllib")
-    try:
-        settings: dict[str, Any] = tomllib.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:  # of both: TOML, and UTF-8
-        raise UserError(f"{file}: {error}") from error
-    return settings
+    def close(self) -> None:
+        """Remove all of it. May be called again."""
 
 
 class HarborEnvironment(Environment):
-    """One rollout of a task."""
+    """One rollout of a task. `runtime`: None where no task has an image."""
 
-    def __init__(self, tasks: Mapping[str, HarborTask], seconds: float) -> None:
-        self._tasks, self._seconds = tasks, 0.8 * seconds  # of a command: it ends before the step is given up
+    def __init__(self, tasks: Mapping[str, HarborTask], seconds: float, runtime: Runtime | None = None) -> None:
+        self._tasks, self._seconds, self._runtime = tasks, seconds, runtime
         self._tools = ToolEnvironment((Tool(self._tool()),))
+        self._place: Place | None = None
+        self._closed, self._lock = False, threading.Lock()
 
     @property
     def tools(self) -> Sequence[Schema]:
@@ -119,43 +74,46 @@ class HarborEnvironment(Environment):
         if name not in self._tasks:
             raise UserError(f"{problem.id}: its column {COLUMN} is {name!r}; there are {', '.join(self._tasks)}")
         self._task = self._tasks[name]
-        self._root = tempfile.TemporaryDirectory(prefix="hone-harbor-", ignore_cleanup_errors=True)
-        root = Path(self._root.name).resolve()
-        self._home, self._work, self._logs = root / "home", root / "work", root / "logs"
-        for folder in (self._home, self._logs / "verifier", self._logs / "agent"):
-            folder.mkdir(parents=True)
-        source = self._task.folder / "environment"
-        if source.is_dir():
-            shutil.copytree(source, self._work, symlinks=True)
-        else:
-            self._work.mkdir()
+        place = InFolders(self._task) if self._task.image is None else self._container(self._task)
+        with self._lock:
+            self._place = place
+        if self._closed:  # too late: the episode has been given up
+            self.close()
         return [*problem.messages[:-1], {"role": "user", "content": self._task.instruction}]
 
     def step(self, message: Message) -> Observation:
         return self._tools.step(message)
 
     def reward(self) -> float:
-        """Run the tests. Raises TimeoutError for tests that do not end, RuntimeError for tests without a reward."""
+        """Run the tests; 0 in a container that the model has broken, since it is to gain nothing by that.
+
+        Raises TimeoutError for tests that do not end, RuntimeError for tests without a reward.
+        """
+        assert self._place is not None
         try:
-            shutil.rmtree(self._logs / "verifier")
-            (self._logs / "verifier").mkdir()
-            tests = Path(self._root.name).resolve() / "tests"
-            shutil.copytree(self._task.folder / "tests", tests)
-            command = f"cd {self._task.workdir} && bash /tests/test.sh"
             seconds = min(self._task.test_seconds, self._seconds)
-            ended, output = self._run(command, seconds, self._task.test_variables, tests)
-            if not ended:
+            ran = self._place.test(seconds)
+            if not ran.ended:
                 raise TimeoutError(f"tests/test.sh did not end within {seconds:g} s")
             for name in ("reward.json", "reward.txt"):
-                path = self._logs / "verifier" / name
-                if path.is_file() and not path.is_symlink():
-                    return read_reward(path)["reward"]
-            raise RuntimeError(f"tests/test.sh wrote no reward; its output ends with: {output[-200:]}")
+                text = self._place.read_reward(name)
+                if text is not None:
+                    return reward_numbers(text, name)[REWARD]
+            raise RuntimeError(f"tests/test.sh wrote no reward; its output ends with: {ran.output[-200:]}")
+        except BrokenError:
+            return 0.0
         finally:
             self.close()
 
     def close(self) -> None:
-        self._root.cleanup()
+        with self._lock:
+            self._closed, place = True, self._place
+        if place is not None:
+            place.close()
+
+    def _container(self, task: HarborTask) -> Place:
+        assert self._runtime is not None
+        return InContainer(task, self._runtime)
 
     def _tool(self) -> Any:
         def bash(command: str) -> str:
@@ -164,28 +122,156 @@ class HarborEnvironment(Environment):
             Args:
                 command: The command.
             """
-            ended, output = self._run(f"cd {self._task.workdir} && {command}", self._seconds, {})
-            return output if ended else f"{output}\nError: ended after {self._seconds:g} s"
+            assert self._place is not None
+            ran = self._place.run(command, self._seconds)
+            if ran.note:
+                return f"{ran.output}\nError: {ran.note}"
+            if not ran.ended:
+                return f"{ran.output}\nError: ended after {self._seconds:g} s"
+            return f"{ran.output}\n[exit status {ran.status}]" if ran.status else ran.output
 
         return bash
 
+
+class InFolders:
+    """bubblewrap, and a copy of the task's files."""
+
+    def __init__(self, task: HarborTask) -> None:
+        self._task = task
+        self._root = tempfile.TemporaryDirectory(prefix="hone-harbor-", ignore_cleanup_errors=True)
+        root = Path(self._root.name).resolve()
+        self._home, self._work, self._logs, self._tests = (root / name for name in ("home", "work", "logs", "tests"))
+        for folder in (self._home, self._logs / "verifier", self._logs / "agent"):
+            folder.mkdir(parents=True)
+        source = task.folder / "environment"
+        if source.is_dir():
+            shutil.copytree(source, self._work, symlinks=True)
+        else:
+            self._work.mkdir()
+
+    def run(self, command: str, seconds: float) -> Ran:
+        return self._run(command, seconds, self._task.variables, ())
+
+    def test(self, seconds: float) -> Ran:
+        self._set_aside(self._logs / "verifier")
+        (self._logs / "verifier").mkdir()
+        shutil.copytree(self._task.folder / "tests", self._tests)
+        variables = {**self._task.variables, **self._task.test_variables}
+        return self._run(_test_command(), seconds, variables, ((self._tests, "/tests"),))
+
+    def read_reward(self, name: str) -> bytes | None:
+        path = self._logs / "verifier" / name
+        if path.parent.is_symlink() or path.is_symlink() or not path.is_file():
+            return None  # a link made inside would be followed outside
+        with path.open("rb") as file:
+            return file.read(LARGEST_REWARD + 1)
+
+    def close(self) -> None:
+        self._root.cleanup()
+
+    def _set_aside(self, path: Path) -> None:
+        """Rename what is there, if anything: whatever it is, and whatever the model has forbidden there."""
+        self._logs.chmod(0o755)
+        with contextlib.suppress(FileNotFoundError):
+            path.rename(self._logs / uuid.uuid4().hex)
+
     def _run(
-        self, command: str, seconds: float, variables: Mapping[str, str], tests: Path | None = None
-    ) -> tuple[bool, str]:
-        """(whether it ended by itself, its output) of a command in the sandbox."""
-        places = [(self._work, self._task.workdir), (self._logs, "/logs"), *([(tests, "/tests")] if tests else [])]
-        inside = Contained(self._home, writable=tuple(places)).command(["bash", "-c", command])
+        self, command: str, seconds: float, variables: Mapping[str, str], added: tuple[tuple[Path, str], ...]
+    ) -> Ran:
+        workdir = str(self._task.workdir)
+        places = ((self._work, workdir), (self._logs, "/logs"), *added)
+        inside = Contained(self._home, writable=places).command(["bash", "-c", f"cd {workdir} && {command}"])
         environment = clean_environment({**variables, "HOME": self._home, "TMPDIR": "/tmp"})
-        process = Process(inside, environment, self._home, kept=LONGEST_RESULT - 200)  # and a note
+        process = Process(inside, environment, self._home, bounds=Bounds(_KEPT))
         ended = process.wait(seconds)
         process.kill()
-        note = f"\nError: {process.note}" if process.note else ""
-        status = f"\n[exit status {process.status}]" if ended and process.status else ""
-        return ended, f"{process.tail}{note}{status}"
+        return Ran.of(process, ended)
 
 
-def harbor_tasks(target: str) -> dict[str, HarborTask]:
-    """The tasks of `harbor:FOLDER`. Raises UserError for what cannot be played here."""
-    if not has_bubblewrap():
+class InContainer:
+    """A container of the task's image."""
+
+    def __init__(self, task: HarborTask, runtime: Runtime) -> None:
+        assert task.image is not None
+        self._task, self._runtime = task, runtime
+        self._container: Container = runtime.start(task.image, task.limits)
+        try:
+            self._prepare("mkdir -p /logs/agent /logs/verifier && chmod 777 /logs/agent /logs/verifier")
+        except BaseException:
+            self.close()
+            raise
+
+    def run(self, command: str, seconds: float) -> Ran:
+        task = self._task
+        return self._container.run(
+            command, seconds, variables=task.variables, user=task.user, workdir=task.workdir, kept=_KEPT
+        )
+
+    def test(self, seconds: float) -> Ran:
+        task = self._task
+        try:
+            self._prepare("rm -rf /tests /logs/verifier && mkdir -p /logs/verifier && chmod 777 /logs/verifier")
+            self._container.copy_in(task.folder / "tests", "/tests")
+        except RuntimeError as error:  # when the episode began, the container worked
+            self._runtime.check()
+            raise BrokenError(str(error)) from error
+        variables = {**task.variables, **task.test_variables}
+        return self._container.run(
+            _test_command(), seconds, variables=variables, user=task.test_user, workdir=task.workdir
+        )
+
+    def read_reward(self, name: str) -> bytes | None:
+        most = LARGEST_REWARD + 1
+        ran = self._container.run(f"head -c {most} /logs/verifier/{name}", _SETUP, user="0", kept=most)
+        return ran.output.encode() if ran.ended and ran.status == 0 else None
+
+    def close(self) -> None:
+        try:
+            self._container.remove()
+        except RuntimeError as error:  # the reward stands; when hone ends, the container is removed again
+            print(f"{self._task.folder}: its container stays for now: {error}", file=sys.stderr)
+
+    def _prepare(self, command: str) -> None:
+        """Raises RuntimeError: the image lacks bash, or the model has broken the container."""
+        ran = self._container.run(command, _SETUP, user="0", workdir="/")
+        if not ran.ended or ran.status != 0:
+            raise RuntimeError(f"the container cannot run `{command}`: {ran.note or ran.output[-300:] or 'no answer'}")
+
+
+def harbor_tasks(target: str) -> tuple[dict[str, HarborTask], Runtime | None]:
+    """The tasks of `harbor:FOLDER`, and what runs their containers; their images are built or pulled where missing.
+
+    Raises UserError for what cannot be played here.
+    """
+    tasks = read_tasks(Path(locate(target)).expanduser().resolve())
+    if any(task.image is None for task in tasks.values()) and not has_bubblewrap():
         raise UserError(f"environment harbor:{target}: bubblewrap is not there or may not be used; install it")
-    return read_tasks(Path(locate(target)).expanduser().resolve())
+    with_image = [task for task in tasks.values() if task.image is not None]
+    if not with_image:
+        return tasks, None
+    try:
+        runtime = Runtime.find()
+    except UserError as error:
+        raise UserError(f"environment harbor:{target}: {with_image[0].folder} needs an image, and {error}") from error
+    for task in with_image:
+        _provide(task, runtime)
+    return tasks, runtime
+
+
+def _provide(task: HarborTask, runtime: Runtime) -> None:
+    assert task.image is not None
+    if runtime.has(task.image):
+        return
+    print(f"{'building' if task.is_built else 'pulling'} the image of {task.folder}", file=sys.stderr)
+    try:
+        if task.is_built:
+            runtime.build(task.folder / "environment", task.build_seconds)
+        else:
+            runtime.pull(task.image, task.build_seconds)
+    except RuntimeError as error:
+        raise UserError(f"{task.folder}: its image could not be built or pulled: {error}") from error
+
+
+def _test_command() -> str:
+    """The command of the tests: their output may be long, and its end is shown."""
+    return f"bash /tests/test.sh > {_TEST_OUTPUT} 2>&1; tail -c 300 {_TEST_OUTPUT}"

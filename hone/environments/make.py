@@ -53,8 +53,8 @@ def environment_of(recipe: TrainedStage) -> Callable[[], Environment]:
     if name is None:
         return partial(ToolEnvironment, tools) if tools else SingleTurn
     if isinstance(name, str) and name.startswith(HARBOR):
-        tasks = harbor_tasks(name.removeprefix(HARBOR))
-        return _alone(partial(HarborEnvironment, tasks, recipe.environment.timeout), name, tools)
+        tasks, runtime = harbor_tasks(name.removeprefix(HARBOR))
+        return _alone(partial(HarborEnvironment, tasks, recipe.environment.timeout, runtime), name, tools)
     if isinstance(name, str) and name in ENVIRONMENTS:
         return _alone(ENVIRONMENTS[name], name, tools)
     targets: dict[str | None, str] = dict(name.items()) if isinstance(name, dict) else {None: name}

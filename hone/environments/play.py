@@ -14,124 +14,35 @@ between common turns.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
-from time import perf_counter
 from typing import Any
 
-import numpy as np
-
-from hone.base import streams
 from hone.base.settings import UserError
 from hone.base.world import ALONE, World
-from hone.environments.base import Environment, Message, ModelCall, Observation, SingleTurn, checked, finite
+from hone.environments.base import Environment, Message, ModelCall, SingleTurn
 from hone.environments.chat import answer_message, told
-from hone.environments.conversation import Conversation, Histories
+from hone.environments.conversation import Conversation
 from hone.environments.formats import Reading, complaint, reader_of
+from hone.environments.game import Game, active, first_prompts, next_prompts
 from hone.environments.pool import Failed, Here, Pool
 from hone.recipe.sections.environment import EnvironmentConfig
 from hone.recipe.sections.rollout import SamplingConfig
 from hone.rollout.engine import Engine
 from hone.rollout.prompts import Renderer
 from hone.rollout.together import Divides
-from hone.rollout.turns import Prompt, open_turns
-from hone.types import End, Episode, Problem, Rollout, Step, Turn
+from hone.rollout.turns import open_turns
+from hone.types import Problem, Rollout, Step
 
 Progress = Callable[[int, int], None]
 _KILLING = 30.0  # seconds
-
-
-@dataclass
-class _Game:
-    """One episode while it is played."""
-
-    problem: Problem
-    place: tuple[int, int]  # (p, g): which problem, which sample
-    environment: Environment | None  # None: another process runs it
-    turns: list[Turn] = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
-    text: str = ""  # of the last turn
-    end: End | None = None
-    note: str | None = None
-    reward: float | None = None
-    ready: bool = True  # its next prompt is known, and has not been submitted
-    since: float = 0.0  # when the turn that is being sampled was submitted
-    saying: float = 0.0  # seconds of the last turn
-
-    def begin(self, call: ModelCall, conversation: Conversation, read: Callable[[str], Reading]) -> None:
-        self.call, self.conversation, self.read = call, copy(conversation), read
-        self.histories = Histories(conversation.renderer)  # of programs
-
-    def submit(self) -> None:
-        self.ready, self.since = False, perf_counter()
-
-    def say(self, turn: Turn, text: str) -> None:
-        self.turns.append(turn)
-        self.text, self.saying = text, perf_counter() - self.since
-
-    def go_on(self, step: Step) -> None:
-        """Another turn follows this step."""
-        self.conversation.append(self.turns[-1], step.message, step.replies)
-        self.ready = True
-
-    def follow(self, step: Step, call: ModelCall, read: Callable[[str], Reading]) -> None:
-        """A program's next call follows this step. Raises UserError where the chat template refuses it."""
-        self.histories.answered(self.conversation, self.turns[-1], step.message)
-        self.call, self.read = call, read
-        self.conversation = self.histories.next(call.messages, call.tools)
-        self.ready = True
-
-    def stop(self, end: End, note: str | None = None) -> None:
-        self.end, self.note, self.ready = end, note, False
-
-    def fail(self, failed: Failed) -> None:
-        self.stop("environment_timeout" if failed.kind == "timeout" else "environment_error", failed.why)
-
-    def rollout(self, version: int) -> Rollout:
-        """The finished rollout. `version`: of the policy, for an episode that failed before its first turn."""
-        assert self.end is not None
-        instance = getattr(self.environment, "instance", self.environment)
-        episode = Episode(self.end, tuple(self.steps), self.reward, self.note, instance)
-        nothing = Turn(self.conversation.ids, np.empty(0, np.int64), np.empty(0, np.float32), "abort", version)
-        return Rollout(self.problem.id, self.place[1], tuple(self.turns) or (nothing,), self.text, episode)
-
-    # --- what runs in a thread: the environment's part ----------------------------------------------------------------
-
-    def reset(self, seed: int) -> ModelCall:
-        assert self.environment is not None
-        opening = self.environment.reset(self.problem, streams.environment(seed, self.problem.id))
-        if isinstance(opening, ModelCall):
-            return opening
-        return ModelCall(checked(opening or self.problem.messages), tuple(self.environment.tools))
-
-    def step(self, message: Message) -> tuple[Observation, float]:
-        """The answer, and how many seconds it took."""
-        assert self.environment is not None
-        started = perf_counter()
-        observation = self.environment.step(message)
-        if not isinstance(observation, Observation):
-            raise TypeError(f"step returned {type(observation).__name__}, not an Observation")
-        if not observation.done and not observation.messages:
-            raise ValueError("step returned no message, and the episode is not done")
-        return replace(observation, messages=checked(observation.messages)), perf_counter() - started
-
-    def finish(self) -> float | None:
-        assert self.environment is not None
-        reward = self.environment.reward()
-        self.environment.close()
-        return None if reward is None else finite(reward)
-
-    def close(self) -> None:
-        assert self.environment is not None
-        self.environment.close()
 
 
 @dataclass(frozen=True, slots=True)
 class _Waiting:
     """A message that an environment is to answer; `ticket` None: another process does."""
 
-    game: _Game
+    game: Game
     message: Message
     error: str | None  # why a tool call in it could not be read
     ticket: int | None
@@ -185,17 +96,17 @@ class Episodes:
         """As `sample`, for problems given by their places in the whole batch, which determine their random numbers."""
         games = self._games(problems, samples)
         limit = self._longest_prompt(engine, sampling) if self._has_turns else None
-        play = _Play(self.renderer, self.config, self.world, self._runner(games), limit)
+        play = _Play(self.renderer, self.config, self.world, self._runner(games), limit, sampling)
         of_place = {game.place: game for game in games}
         play.open(games, seed)
 
         def report(ended: int) -> None:
             if progress is not None:
-                progress(len(games) - len(_active(games)) + ended, len(games))
+                progress(len(games) - len(active(games)) + ended, len(games))
 
         with open_turns(engine, sampling, seed, keep=self._has_turns, progress=report) as turns:
-            turns.submit(_first_prompts(games, samples))
-            while _active(games):
+            turns.submit(first_prompts(games, samples))
+            while active(games):
                 ended = []
                 for place, turn in turns.ended():
                     of_place[place].say(turn, self.renderer.text(turn.completion_ids))
@@ -204,16 +115,16 @@ class Episodes:
                 for game in settled:
                     if game.end is not None:
                         turns.forget(game.place)
-                turns.submit(_next_prompts(settled))
+                turns.submit(next_prompts(settled))
         play.finish(games)
         version = max((turn.policy_version for game in games for turn in game.turns), default=0)
         rollouts = [game.rollout(version) for game in games]
         return [tuple(rollouts[i * samples : (i + 1) * samples]) for i in range(len(problems))]
 
-    def _games(self, problems: Mapping[int, Problem], samples: int) -> list[_Game]:
+    def _games(self, problems: Mapping[int, Problem], samples: int) -> list[Game]:
         own = set(self.world.share(list(problems)))
         return [
-            _Game(problem, (p, g), self.make() if p in own else None)
+            Game(problem, (p, g), self.make() if p in own else None)
             for p, problem in problems.items()
             for g in range(samples)
         ]
@@ -223,7 +134,7 @@ class Episodes:
         limits = [limit for limit in (self.config.max_tokens, engine.context) if limit is not None]
         return min(limits) - sampling.max_tokens if limits else None
 
-    def _runner(self, games: Sequence[_Game]) -> Here | Pool:
+    def _runner(self, games: Sequence[Game]) -> Here | Pool:
         own = [game.environment for game in games if game.environment is not None]
         return Here() if all(environment.instant for environment in own) else self._pool
 
@@ -234,8 +145,8 @@ class Episodes:
 
     @cached_property
     def _pool(self) -> Pool:
-        # A program bounds its own waiting, and is killed after it: that takes a moment more.
-        return Pool(self.config.workers, self.config.timeout + (_KILLING if self.config.is_program else 0.0))
+        # A program or container bounds its own waiting, and is killed after it: that takes a moment more.
+        return Pool(self.config.workers, self.config.timeout + (_KILLING if self.config.is_outside else 0.0))
 
 
 @dataclass
@@ -247,9 +158,10 @@ class _Play:
     world: World
     runner: Here | Pool
     limit: int | None
+    sampling: SamplingConfig
     waiting: list[_Waiting] = field(default_factory=list)  # whose environments have begun to answer
 
-    def open(self, games: Sequence[_Game], seed: int) -> None:
+    def open(self, games: Sequence[Game], seed: int) -> None:
         """Begin all episodes. The samples of a problem have the same seed, so that they begin alike."""
         known: dict[str, tuple[Conversation, Callable[[str], Reading]]] = {}
         openings = self._each(games, lambda game: game.reset(seed))
@@ -271,7 +183,7 @@ class _Play:
             if isinstance(opening, Failed):
                 game.fail(opening)
 
-    def after(self, ended: Sequence[_Game], running: int) -> list[_Game]:
+    def after(self, ended: Sequence[Game], running: int) -> list[Game]:
         """Read the last turns of these games, and let their environments answer.
 
         Returns the games that have ended or have a next prompt. `running`: turns of others that are being sampled.
@@ -285,20 +197,20 @@ class _Play:
                 game.stop("max_tokens")
         return settled
 
-    def finish(self, games: Sequence[_Game]) -> None:
+    def finish(self, games: Sequence[Game]) -> None:
         """Ask for the rewards of the episodes, and close their environments."""
         whole = [game for game in games if game.note is None]
-        for game, reward in zip(whole, self._each(whole, _Game.finish), strict=True):
+        for game, reward in zip(whole, self._each(whole, Game.finish), strict=True):
             if isinstance(reward, Failed):
                 game.fail(reward)
             else:
                 game.reward = reward
-        if self.config.is_program:
-            self._each([game for game in games if game.note is not None], _Game.close)
+        if self.config.is_outside:
+            self._each([game for game in games if game.note is not None], Game.close)
 
-    def _ask(self, ended: Sequence[_Game]) -> list[_Waiting]:
+    def _ask(self, ended: Sequence[Game]) -> list[_Waiting]:
         """Read the last turns; returns those that environments have begun to answer."""
-        read: list[tuple[_Game, Message, str | None]] = []
+        read: list[tuple[Game, Message, str | None]] = []
         is_program = self.config.is_program
         for game in ended:
             if game.turns[-1].finish != "stop" and not is_program:
@@ -320,7 +232,7 @@ class _Play:
         tickets = iter(self.runner.start(calls))
         return [_Waiting(*one, None if one[0].environment is None else next(tickets)) for one in read]
 
-    def _hear(self) -> list[_Game]:
+    def _hear(self) -> list[Game]:
         """Wait for the answers of environments, and add them to their conversations."""
         waiting, self.waiting = sorted(self.waiting, key=lambda one: one.game.place), []  # by process
         own = self.runner.results([one.ticket for one in waiting if one.ticket is not None])
@@ -332,12 +244,12 @@ class _Play:
                 continue
             observation, took = answer
             times = one.game.saying, took
-            parts = dict(observation.parts)
+            parts = {**observation.parts, **(one.game.noted(self.sampling) if self.config.is_program else {})}
             step = Step(one.message, observation.messages, observation.reward, one.error, parts, seconds=times)
             self._continue(one.game, step, observation.done, observation.call)
         return [one.game for one in waiting]
 
-    def _continue(self, game: _Game, step: Step, done: bool = False, call: ModelCall | None = None) -> None:
+    def _continue(self, game: Game, step: Step, done: bool = False, call: ModelCall | None = None) -> None:
         """Add a step; the next prompt is made unless the episode ends with it."""
         game.steps.append(step)
         if done:
@@ -357,40 +269,7 @@ class _Play:
     def _reader(self, call: ModelCall) -> Callable[[str], Reading]:
         return reader_of(self.renderer.tokenizer, call.tools, self.renderer.is_raw)
 
-    def _each(self, games: Sequence[_Game], call: Callable[[_Game], Any]) -> list[Any]:
+    def _each(self, games: Sequence[Game], call: Callable[[Game], Any]) -> list[Any]:
         """The results of the call for every game, a `Failed` where there is none; run where the environments are."""
         own = [partial(call, game) for game in games if game.environment is not None]
         return self.world.gather(self.runner.run(own), "answers of environments")
-
-
-def _active(games: Sequence[_Game]) -> list[_Game]:
-    return [game for game in games if game.end is None]
-
-
-def _first_prompts(games: Sequence[_Game], samples: int) -> list[Prompt]:
-    """Samples of a problem that begin alike are sampled from one prompt."""
-    groups: dict[int, list[_Game]] = {}
-    for game in _active(games):
-        groups.setdefault(game.place[0], []).append(game)
-    prompts = []
-    for p, group in groups.items():
-        if len(group) == samples and _same_prompt(group):
-            prompts.append(Prompt(group[0].conversation.ids, p, tuple(game.place for game in group)))
-            for game in group:
-                game.submit()
-    return [*prompts, *_next_prompts(games)]
-
-
-def _next_prompts(games: Sequence[_Game]) -> list[Prompt]:
-    """The next prompts of the games that are ready."""
-    prompts = []
-    for game in games:
-        if game.ready:
-            game.submit()
-            stream = streams.turn(*game.place, len(game.turns))
-            prompts.append(Prompt(game.conversation.ids, stream, (game.place,)))
-    return prompts
-
-
-def _same_prompt(games: Sequence[_Game]) -> bool:
-    return all(np.array_equal(game.conversation.ids, games[0].conversation.ids) for game in games[1:])

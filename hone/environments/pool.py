@@ -20,6 +20,7 @@ from typing import Any
 from hone.base.settings import UserError
 
 Call = Callable[[], Any]
+_IDLE = 2.0  # seconds that a thread waits for another call
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,25 +52,34 @@ class Here:
 
 
 class Pool:
-    """`workers` calls at the same time, `timeout` seconds for each. `abandoned` counts threads that hang."""
+    """`workers` calls at the same time, `timeout` seconds for each. `abandoned` counts threads that hang.
+
+    Calls that take no time are run one after the other by a thread or two: a thread that begins a call wakes one other
+    for the next, which runs when the first waits for something, or after a few milliseconds. Between two calls a thread
+    takes no lock, since threads that take turns at one would change places at every call.
+    """
 
     def __init__(self, workers: int, timeout: float, most_abandoned: int = 500) -> None:
         self.workers, self.timeout, self.most_abandoned = workers, timeout, most_abandoned
         self.abandoned = 0
         self._waiting: deque[tuple[int, Call]] = deque()  # those that no thread has begun
-        self._started: dict[int, float] = {}  # running call -> when it began
+        self._started: dict[int, float] = {}  # running call -> when it began; who removes it has its result
         self._results: dict[int, Any] = {}
-        self._threads = 0  # that are not left behind
+        self._missing: set[int] | None = None  # those whose results are waited for; None: nothing is waited for
         self._number = 0
-        self._changed = threading.Condition()
+        lock = threading.Lock()
+        self._work, self._done = threading.Condition(lock), threading.Condition(lock)
+        # With the lock held:
+        self._threads = 0  # that are not left behind
+        self._idle = 0  # of those, the ones without a call
+        self._waking = False  # a thread has been told of a call, and has not looked for it yet
 
     def start(self, calls: Sequence[Call]) -> list[int]:
         """Begin the calls; returns a ticket for each, with which `results` fetches its result."""
         tickets = list(range(self._number, self._number + len(calls)))
         self._number += len(calls)
-        with self._changed:
-            self._waiting += zip(tickets, calls, strict=True)
-            self._start_threads()
+        self._waiting += zip(tickets, calls, strict=True)
+        self._wake()
         return tickets
 
     def results(self, tickets: Sequence[int]) -> list[Any]:
@@ -88,56 +98,87 @@ class Pool:
 
     def _wait(self, tickets: Sequence[int]) -> bool:
         """Wait until all of these have results (True), or abandon the calls that are past their deadline (False)."""
-        with self._changed:
-            first = 0  # of the tickets that may be without a result
-            while True:
-                while first < len(tickets) and tickets[first] in self._results:
-                    first += 1
-                if first == len(tickets):
-                    return True
-                now = monotonic()
-                late = [ticket for ticket, began in self._started.items() if now - began >= self.timeout]
+        self._missing = missing = set(tickets)
+        missing.difference_update([ticket for ticket in tickets if ticket in self._results])
+        late: list[int] = []
+        with self._done:
+            while missing:
+                now, started = monotonic(), list(self._started.copy().items())  # others change it
+                late = [ticket for ticket, began in started if now - began >= self.timeout]
                 if late:
-                    self._give_up(late)
-                    return False
-                oldest = min(self._started.values(), default=now)
-                self._changed.wait(max(0.0, oldest + self.timeout - now) + 0.001)
+                    break
+                oldest = min((began for _, began in started), default=now)
+                self._done.wait(oldest + self.timeout - now + 0.001)
+        self._missing = None
+        self._give_up(late)
+        return not missing
 
     def _give_up(self, late: Sequence[int]) -> None:
-        """Abandon the threads of these calls."""
+        """Abandon the threads of these calls, unless they have ended in the meantime."""
         for ticket in late:
-            self._finish(ticket, Failed("timeout", f"no answer within {self.timeout:g} s"))
-        self.abandoned += len(late)
-        self._threads -= len(late)
-        self._start_threads()
+            if self._started.pop(ticket, None) is not None:
+                self._results[ticket] = Failed("timeout", f"no answer within {self.timeout:g} s")
+                self.abandoned += 1
+                with self._work:
+                    self._threads -= 1
+        self._wake()
 
-    def _start_threads(self) -> None:
-        while self._threads < min(self.workers, len(self._waiting) + len(self._started)):
-            self._threads += 1
-            threading.Thread(target=self._work, name="hone-environment", daemon=True).start()
+    def _wake(self) -> None:
+        """Have another thread take a call, if one waits."""
+        if not self._waiting or self._waking:
+            return
+        with self._work:
+            if self._waking:
+                return
+            if self._idle:
+                self._waking = True
+                self._work.notify()
+            elif self._threads < self.workers:
+                self._waking = True
+                self._threads += 1
+                threading.Thread(target=self._run_calls, name="hone-environment", daemon=True).start()
 
-    def _work(self) -> None:
-        while (taken := self._take()) is not None:
-            ticket, call = taken
-            result = _result(call)
-            with self._changed:
-                if ticket not in self._started:  # abandoned: another thread has taken this one's place
+    # --- in a thread ---
+
+    def _run_calls(self) -> None:
+        while self._await_call():
+            while self._waiting:
+                try:
+                    ticket, call = self._waiting.popleft()
+                except IndexError:  # another thread was faster
+                    break
+                self._started[ticket] = monotonic()
+                self._wake()
+                result = _result(call)
+                if self._started.pop(ticket, None) is None:  # abandoned: another thread takes this one's place
                     return
-                self._finish(ticket, result)
+                self._results[ticket] = result
+                self._report(ticket)
 
-    def _take(self) -> tuple[int, Call] | None:
-        with self._changed:
+    def _report(self, ticket: int) -> None:
+        missing = self._missing
+        if missing is None:
+            return
+        missing.discard(ticket)
+        if not missing:
+            with self._done:
+                self._done.notify_all()
+
+    def _await_call(self) -> bool:
+        """Whether there is a call; False after a while without one: then the thread ends."""
+        with self._work:
+            self._idle += 1
+            notified = True
+            while True:
+                self._waking = False  # before it looks: `start`, without the lock, may see it and notify no thread
+                if self._waiting or not notified:
+                    break
+                notified = self._work.wait(_IDLE)
+            self._idle -= 1
             if not self._waiting:
                 self._threads -= 1
-                return None
-            ticket, call = self._waiting.popleft()
-            self._started[ticket] = monotonic()
-            return ticket, call
-
-    def _finish(self, ticket: int, result: Any) -> None:
-        del self._started[ticket]
-        self._results[ticket] = result
-        self._changed.notify_all()
+                return False
+            return True
 
 
 def _result(call: Call) -> Any:

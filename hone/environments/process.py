@@ -11,6 +11,7 @@ writes into its own folder; it has no network, but one port of loopback that lea
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
 import signal
@@ -38,7 +39,8 @@ if sys.platform.startswith("linux"):
     import ctypes
     ctypes.CDLL(None).prctl(1, 9, 0, 0, 0)  # PR_SET_PDEATHSIG, SIGKILL: outlives exec
 size = int(sys.argv[1])
-resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
+if size:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, size))
 resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 os.execvp(sys.argv[2], sys.argv[2:])
 """
@@ -67,8 +69,16 @@ os._exit(status if status >= 0 else 128 - status)
 """
 
 
+@dataclass(frozen=True)
+class Bounds:
+    """`kept`: bytes of the end of a program's output. `largest_file`: bytes that it may write into one; None: any."""
+
+    kept: int = TAIL
+    largest_file: int | None = LARGEST_FILE
+
+
 class Process:
-    """A running program. `ended` is called once, from another thread, when it is gone. `kept`: bytes of its output.
+    """A running program. `ended` is called once, from another thread, when it is gone.
 
     Raises OSError if it cannot be started.
     """
@@ -81,11 +91,11 @@ class Process:
         *,
         stdin: bytes = b"",
         ended: Callable[[], None] = lambda: None,
-        kept: int = TAIL,
+        bounds: Bounds = Bounds(),
     ) -> None:
-        self._start = [interpreter(), "-I", "-S", "-c", _START, str(LARGEST_FILE), *command]
+        self._start = [interpreter(), "-I", "-S", "-c", _START, str(bounds.largest_file or 0), *command]
         self._environment, self._folder, self._stdin, self._ended = dict(environment), folder, stdin, ended
-        self._kept = kept
+        self._kept = bounds.kept
         self.status: int | None = None
         self.note = ""  # why it was killed, if hone did
         self._output = bytearray()
@@ -132,6 +142,9 @@ class Process:
                 )
         except OSError as error:
             self._failure = error
+            return
+        except ValueError as error:  # a command cannot hold a NUL, or half of a surrogate pair
+            self._failure = OSError(errno.EINVAL, f"the command cannot be run: {error}")
             return
         finally:
             self._started.set()

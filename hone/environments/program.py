@@ -20,6 +20,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from hone.base.extras import needed
 from hone.base.places import locate
 from hone.base.settings import UserError
 from hone.environments.base import Environment, Message, ModelCall, Observation
@@ -54,7 +55,7 @@ class Launch:
             import starlette  # noqa: F401
             import uvicorn  # noqa: F401
         except ImportError as error:
-            raise UserError(f"environment.program needs {error.name}: pip install 'hone-rl[serve]'") from error
+            raise UserError(f"environment.program needs {error.name}: {needed('serve')}") from error
         if self.config.contained and not has_bubblewrap():
             raise UserError(
                 "environment.runtime: bwrap is not there or may not be used (install bubblewrap); with `process` the "
@@ -214,19 +215,23 @@ class Program(Environment):
 
 
 def read_reward(path: Path) -> dict[str, float]:
-    """The numbers in a file: a JSON object with `reward` and others to log, or the reward alone.
+    """As `reward_numbers`, of a file."""
+    with path.open("rb") as file:
+        return reward_numbers(file.read(LARGEST_REWARD + 1), path.name)
+
+
+def reward_numbers(text: bytes, name: str) -> dict[str, float]:
+    """The numbers in the text of file `name`: a JSON object with `reward` and others to log, or the reward alone.
 
     Raises RuntimeError for anything else.
     """
-    with path.open("rb") as file:
-        text = file.read(LARGEST_REWARD + 1)
     try:
         value: Any = json.loads(text)
         numbers = {str(k): float(v) for k, v in value.items()} if isinstance(value, dict) else {REWARD: float(value)}
     except (ValueError, TypeError, OverflowError, RecursionError):
         numbers = {}
     if REWARD not in numbers or not all(map(math.isfinite, numbers.values())):
-        raise RuntimeError(f"{path.name} holds {text[:80]!r}; give a finite number, or {{'{REWARD}': number, ...}}")
+        raise RuntimeError(f"{name} holds {text[:80]!r}; give a finite number, or {{'{REWARD}': number, ...}}")
     return numbers
 
 

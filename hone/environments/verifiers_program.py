@@ -3,6 +3,8 @@
     verifiers_program.py TASKSET              plays the task whose number is the column `idx` of the row on stdin
     verifiers_program.py TASKSET --rows 100   prints rows of 100 tasks, for `task: {name: dataset, grading: none, ...}`
 
+TASKSET is a name, or a name with settings of the taskset: `textarena?game=Hangman-v0`.
+
 Runs in the interpreter that has verifiers and the taskset, and imports nothing of hone. The model's answers come from
 OPENAI_BASE_URL, as those of any program; the taskset's rewards and metrics go into the file HONE_REWARD.
 """
@@ -17,12 +19,14 @@ import json
 import os
 import sys
 from typing import Any
+from urllib.parse import parse_qsl
 
 from verifiers.v1.clients import ModelContext
+from verifiers.v1.configs.agent import AgentConfig
 from verifiers.v1.configs.client import EvalClientConfig
 from verifiers.v1.env import RunSlot
 from verifiers.v1.runtimes.subprocess import SubprocessRuntime
-from verifiers.v1.utils.loaders import load_environment, resolve_env_config
+from verifiers.v1.utils.loaders import env_config_type, load_environment, resolve_env_config
 
 
 def main() -> None:
@@ -39,10 +43,26 @@ def main() -> None:
     asyncio.run(_play(env, json.load(sys.stdin)))
 
 
-def _config(taskset: str) -> dict[str, Any]:
-    """One agent that chats and calls the taskset's tools, in processes of this machine."""
+def _config(target: str) -> dict[str, Any]:
+    """Agents that chat and call the taskset's tools, in processes of this machine. The policy plays all of them."""
+    name, _, query = target.partition("?")
+    settings = {key: _value(text) for key, text in parse_qsl(query)}
     agent = {"runtime": {"type": "subprocess"}, "harness": {"id": "null"}}
-    return {"taskset": {"id": taskset}, "agent": agent, "interception": {"type": "server"}}
+    fields = env_config_type(name).model_fields.items()
+    seats = {seat: agent for seat, field in fields if _is_kind(field.annotation, AgentConfig)}
+    return {"taskset": {"id": name, **settings}, **seats, "interception": {"type": "server"}}
+
+
+def _is_kind(kind: Any, base: type) -> bool:
+    return isinstance(kind, type) and issubclass(kind, base)
+
+
+def _value(text: str) -> Any:
+    """A number or another JSON value, else text."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 async def _play(env: Any, row: dict[str, Any]) -> None:

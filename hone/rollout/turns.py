@@ -40,6 +40,16 @@ class Prompt:
     ids: IntArray  # [Lp]
     stream: int
     speakers: tuple[Speaker, ...]
+    max_tokens: int | None = None  # of this turn, where fewer than those of the batch
+    stop: tuple[str, ...] = ()  # strings that end this turn, beside those of the batch
+
+    def sampling(self, batch: SamplingConfig) -> SamplingConfig:
+        """How this turn is sampled, in a batch with these settings."""
+        if self.max_tokens is None and not self.stop:
+            return batch
+        most = batch.max_tokens if self.max_tokens is None else min(self.max_tokens, batch.max_tokens)
+        stops = tuple(dict.fromkeys((*batch.stop, *self.stop)))
+        return batch.model_copy(update={"max_tokens": most, "stop": stops})
 
 
 class Turns(Protocol):
@@ -102,14 +112,15 @@ class _Rounds:
         self._waiting += prompts
 
     def ended(self) -> list[tuple[Speaker, Turn]]:
-        """The turns of all prompts; those with equally many samples are sampled together."""
+        """The turns of all prompts; those with equally many samples and the same settings are sampled together."""
         waiting, self._waiting = self._waiting, []
         turns: list[tuple[Speaker, Turn]] = []
-        for samples in sorted({len(prompt.speakers) for prompt in waiting}, reverse=True):
-            some = [prompt for prompt in waiting if len(prompt.speakers) == samples]
+        kinds = dict.fromkeys((len(prompt.speakers), prompt.sampling(self._sampling)) for prompt in waiting)
+        for samples, sampling in sorted(kinds, key=lambda kind: kind[0], reverse=True):
+            some = [p for p in waiting if (len(p.speakers), p.sampling(self._sampling)) == (samples, sampling)]
             groups = self._engine.generate(
                 [prompt.ids for prompt in some],
-                self._sampling,
+                sampling,
                 samples=samples,
                 seed=self._seed,
                 progress=None if self._progress is None else _shifted(self._progress, len(turns)),

@@ -261,6 +261,44 @@ def test_results_come_in_order_from_several_threads():
     assert len(threads) == 3
 
 
+def test_calls_that_take_no_time_need_few_threads():
+    pool = Pool(64, 5.0)
+    threads = set()
+    for _ in range(5):
+        pool.run([lambda: threads.add(threading.get_ident())] * 200)
+    assert len(threads) < 32
+
+
+class Appended(deque):
+    """A deque that is empty when it is first looked at, and gets a call right after."""
+
+    append_call = None
+
+    def __bool__(self):
+        seen, append = len(self) > 0, self.append_call
+        if append is not None:
+            self.append_call = None
+            thread = threading.Thread(target=append, daemon=True)
+            thread.start()
+            thread.join(0.2)  # it may wait for a lock of this thread
+        return seen
+
+
+def test_a_thread_that_goes_to_sleep_hears_of_a_call_that_comes_at_this_moment():
+    pool, since = Pool(1, 5.0), time.monotonic()
+    pool._waiting, pool._threads, pool._waking = Appended(), 1, True
+    pool._waiting.append_call = lambda: pool.start([lambda: 1])
+    assert pool._await_call()
+    assert time.monotonic() - since < 1.0
+
+
+def test_calls_that_wait_for_each_other_run_at_the_same_time():
+    pool, everybody = Pool(16, 5.0), threading.Barrier(16)
+    for _ in range(3):
+        pool.run([lambda: None] * 100)
+        assert not any(isinstance(result, Failed) for result in pool.run([everybody.wait] * 16))
+
+
 def test_of_many_calls_some_hang_some_crash_and_none_is_lost():
     def call(i):
         if i % 20 == 0:

@@ -224,6 +224,53 @@ def test_a_killed_run_trains_the_same_bits(tmp_path, monkeypatch):
     assert bits(run) == expected
 
 
+LIMITED = """
+import json, os, sys, urllib.request
+
+def ask(messages, **more):
+    body = json.dumps({"model": "policy", "messages": messages, **more}).encode()
+    head = {"Authorization": f"Bearer {os.environ['OPENAI_API_KEY']}", "Content-Type": "application/json"}
+    request = urllib.request.Request(f"{os.environ['OPENAI_BASE_URL']}/chat/completions", body, head)
+    with urllib.request.urlopen(request) as response:
+        return json.load(response)["choices"][0]
+
+messages = json.load(sys.stdin)["prompt"]
+first = ask(messages, max_tokens=3, temperature=0.0)
+messages += [first["message"], {"role": "user", "content": "More."}]
+second = ask(messages, stop=STOPS, temperature=1.0)
+messages += [second["message"], {"role": "user", "content": "And more."}]
+third = ask(messages, max_completion_tokens=500)
+with open(os.environ["HONE_REWARD"], "w") as file:
+    json.dump({"reward": len(second["message"]["content"]), "cuts": first["finish_reason"] == "length"}, file)
+"""
+
+
+def test_limits_of_single_calls_are_kept_and_trained_as_they_were_sampled(tmp_path, monkeypatch):
+    stops = [chr(code) for code in range(48, 123)]
+    (tmp_path / "limited.py").write_text(LIMITED.replace("STOPS", repr(stops[:16])))
+    environment = {"program": ["python", str(tmp_path / "limited.py")], "runtime": "process", "reward": "file"}
+    ears = Ears(monkeypatch)
+    run = check_run(recipe_of(tmp_path, {**environment, "timeout": 60}), ears)
+    turns = [turn for _, turn in ears.turns]
+    text = tokenizer_of("Qwen2.5").decode
+    first = [turn for turn in turns if "More." not in text(turn.prompt_ids.tolist())]
+    third = [turn for turn in turns if "And more." in text(turn.prompt_ids.tolist())]
+    second = [turn for turn in turns if not any(turn is other for other in (*first, *third))]
+    assert len(first) == len(second) == len(third) >= 6
+    assert {len(turn.completion_ids) for turn in first} == {3}
+    for turn in second:
+        said = text(turn.completion_ids.tolist())
+        assert not any(stop in text(turn.completion_ids[:-1].tolist()) for stop in stops[:16])
+        assert turn.finish == "length" or any(stop in said for stop in stops[:16])
+    assert any(turn.finish == "stop" and len(turn.completion_ids) < 24 for turn in second)
+    assert max(len(turn.completion_ids) for turn in third) == 24  # the recipe's
+    for row in jsonl.read(run / "metrics.jsonl"):
+        assert row["episode/cuts"] == 1.0
+        assert row["episode/cut"] >= 1.0
+        assert row["episode/other_sampling"] == 1.0
+        assert row["length/truncated"] == 0.0  # the programs went on, and ended
+
+
 def test_the_check_before_a_run_plays_the_program(tmp_path):
     environment = {"program": ["python", str(PLAIN)], "runtime": "process", "reward": "file", "timeout": 60}
     renderer = Renderer(tokenizer_of("Qwen2.5"), PromptConfig(), "")

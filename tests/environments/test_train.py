@@ -3,14 +3,18 @@
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from hone.base import jsonl
 from hone.recipe.load import load
 from hone.stages import pipeline
+from hone.stages.record import rollout_metrics
+from hone.types import Episode, Group, Problem, Reward, Rollout, Turn
 from tests.test_end_to_end import bits
 
+PROBLEM = Problem("p", "t", ({"role": "user", "content": "?"},), None)
 RECIPE = """
 name: small
 runs: {folder}/runs
@@ -59,6 +63,7 @@ def test_episodes_in_the_loop_and_the_same_bits_after_a_kill(tmp_path: Path) -> 
     rows = jsonl.read(run / "rl" / "metrics.jsonl")
     assert any(row["grad_norm"] for row in rows)
     assert all(1.5 < row["episode/turns"] <= 4.0 for row in rows)
+    assert all(row["episode/read_again"] == 0.0 and row["episode/read_tokens"] > 4.0 for row in rows)
     rollouts = jsonl.read(run / "rl" / "rollouts" / "step_000000.jsonl")
     tokens = load_file(run / "rl" / "tokens" / "step_000000.safetensors")
     assert tokens["lengths"].tolist() == [row["tokens"] for row in rollouts]
@@ -69,3 +74,19 @@ def test_episodes_in_the_loop_and_the_same_bits_after_a_kill(tmp_path: Path) -> 
         shutil.rmtree(run / "rl" / "checkpoints" / newer, ignore_errors=True)
     assert pipeline.run(recipe, resume=True) == run
     assert bits(run) == expected
+
+
+def test_turns_that_were_read_again_are_counted() -> None:
+    def turn(prompt: list[int], completion: list[int], read: int | None) -> Turn:
+        return Turn(np.asarray(prompt), np.asarray(completion), np.zeros(len(completion), np.float32), "stop", 0, read)
+
+    def reads(*numbers: int | None) -> dict[str, float]:
+        turns = (turn([1, 2], [3, 4], numbers[0]), turn([1, 2, 3, 4, 5, 6], [7], numbers[1]))
+        rollouts = [Rollout("p", g, turns, "", Episode("done")) for g in range(2)]
+        reward = Reward(1.0, {}, "correct")
+        metrics = rollout_metrics([Group(PROBLEM, tuple(rollouts), (reward, reward))])
+        return {name: metrics[name] for name in ("episode/read_tokens", "episode/read_again") if name in metrics}
+
+    assert reads(2, 3) == {"episode/read_tokens": 5.0, "episode/read_again": 0.0}  # the reply, and the token before it
+    assert reads(2, 6) == {"episode/read_tokens": 8.0, "episode/read_again": 1.0}
+    assert reads(2, None) == {}  # a server does not say

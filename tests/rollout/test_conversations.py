@@ -162,6 +162,7 @@ def test_a_reply_costs_its_own_tokens(folder: Path) -> None:
     assert isinstance(turns, Conversations)
     assert max(map(len, said.values())) == 3
     assert (turns.core.read_tokens, turns.core.evicted) == (30 + 12 + 25 + replies, 0)
+    assert sum(turn.read or 0 for of_speaker in said.values() for turn in of_speaker) == turns.core.read_tokens
 
 
 def test_memory_evicts_the_conversation_that_has_waited_longest(folder: Path) -> None:
@@ -173,6 +174,7 @@ def test_memory_evicts_the_conversation_that_has_waited_longest(folder: Path) ->
     assert isinstance(kept, Conversations)
     assert turns.core.evicted > 0
     assert turns.core.read_tokens > kept.core.read_tokens
+    assert sum(turn.read or 0 for of_speaker in said.values() for turn in of_speaker) == turns.core.read_tokens
     assert_same(said, expected)
 
 

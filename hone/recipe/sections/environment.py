@@ -58,6 +58,11 @@ class EnvironmentConfig(Section):
         return bool(self.program) or self.adapter is not None
 
     @property
+    def is_outside(self) -> bool:
+        """Whether episodes hold processes, which bound their own time, and are ended after a failure too."""
+        return self.is_program or (isinstance(self.name, str) and self.name.startswith(HARBOR))
+
+    @property
     def scored_by(self) -> Literal["file", "exit"] | None:
         """What gives the reward of a program."""
         return self.reward if self.adapter is None else "file"

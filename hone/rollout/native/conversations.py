@@ -36,7 +36,7 @@ class Conversations:
         requests = [
             Request(
                 prompt.ids,
-                self._sampling,
+                prompt.sampling(self._sampling),
                 self._seed,
                 prompt.stream,
                 len(prompt.speakers),

@@ -12,7 +12,7 @@ reported at once; it is replaced when enough rows have finished.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -90,6 +90,7 @@ class Core:
         self._submitted = 0
         self._queue, self._kept = queue, queue.kept
         self.read_tokens = 0  # tokens of prompts that were computed so far
+        self._reads: dict[int, int] = {}  # of each request, those that no finished turn has been given
         self._arrived = False  # requests were submitted since rows last entered
         self._rows = Rows.enter([], self._requests, self._device)
         self._alive: list[bool] = []  # [B] as of the last check
@@ -261,7 +262,7 @@ class Core:
             self._append_tokens(entering, logits, first=len(keep))
         self._rows = self._rows.append(entering)
         self._alive = [True] * len(self._rows.work)
-        self._watches |= {w: self._watched(self._requests[w[0]]) for w in work if _is_watched(self._requests[w[0]])}
+        self._watches |= {w: self._watched(self._requests[w[0]]) for w in work if self._requests[w[0]].is_watched}
         self._rebuild(keep, [request for request, _ in work], live=keep)
         self._read = {request: read for request, read in self._read.items() if self._queue.waits(request)}
 
@@ -329,6 +330,7 @@ class Core:
             if self._requests[work[0]].keep and turn.finish == "stop":
                 # The last token has not been read: the next prompt begins with it.
                 self._kept.add(work, self._cache.sequence(row, len(turn.completion_ids) - 1))
+            turn = replace(turn, read=self._reads.pop(work[0], 0))
             outputs.append(Output(*work, turn.completion_ids[sent:], turn.logprobs[sent:], turn=turn))
         running = [work for row, work in enumerate(self._rows.work) if self._alive[row]]
         while len(self._kept) and not self._queue.fits(running, self._requests):
@@ -340,6 +342,7 @@ class Core:
         self._pending[request] -= 1
         if not self._pending[request]:
             del self._pending[request], self._requests[request]
+            self._reads.pop(request, None)
 
     def _read_prompts(self, work: Sequence[Work]) -> None:
         """Prefill: one forward pass over each batch of new prompts, packed in one row.
@@ -371,6 +374,8 @@ class Core:
         ]
         lengths = [len(prompt) for prompt in prompts]
         self.read_tokens += sum(lengths)
+        for number, length in zip(batch, lengths, strict=True):
+            self._reads[number] = self._reads.get(number, 0) + length
         tokens = torch.cat(prompts).to(self._device)  # [T]
         ends = torch.tensor(lengths, device=self._device).cumsum(0) - 1  # the last token of each prompt
         spare = padded_prompt(len(tokens)) - len(tokens) if self._pads else 0
@@ -393,7 +398,3 @@ class Core:
         else:
             logits = self._logits(inputs, ends)[0]
         self._read.update(zip(batch, zip(cache.prompts(), logits.unbind(0))))
-
-
-def _is_watched(request: Request) -> bool:
-    return request.streamed or request.top_logprobs > 0 or bool(request.sampling.stop)

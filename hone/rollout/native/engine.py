@@ -19,6 +19,7 @@ from hone.model import attention, mixers
 from hone.model.limits import context_limit
 from hone.model.linear import onednn
 from hone.model.lora import for_sampling
+from hone.model.norms import fast_norms
 from hone.model.reduced import Weights, check, reduced
 from hone.recipe.sections.rollout import RolloutConfig, SamplingConfig
 from hone.rollout import turns
@@ -173,15 +174,15 @@ class NativeEngine:
 
 @contextmanager
 def serving(model: PreTrainedModel, weights: Weights = "policy") -> Iterator[None]:
-    """Context manager in which the model uses hone's attention, fast linear layers and no dropout; restores everything
-    at the end."""
+    """Context manager in which the model uses hone's attention, fast linear layers and norms, and no dropout; restores
+    everything at the end."""
     training, implementation = model.training, model.config._attn_implementation
     try:
         if implementation != attention.NAME:
             model.config._attn_implementation = attention.NAME
         if training:
             model.eval()
-        with for_sampling(model), reduced(model, weights), onednn(model, frozen=True):
+        with for_sampling(model), reduced(model, weights), onednn(model, frozen=True), fast_norms(model):
             yield
     finally:
         if implementation != attention.NAME:

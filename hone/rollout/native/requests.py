@@ -30,6 +30,11 @@ class Request:
         if self.samples < 1:
             raise ValueError(f"samples is {self.samples}: ask for at least one completion per prompt")
 
+    @property
+    def is_watched(self) -> bool:
+        """Whether tokens are read while they are sampled."""
+        return self.streamed or self.top_logprobs > 0 or bool(self.sampling.stop)
+
 
 @dataclass(frozen=True, slots=True)
 class Top:

@@ -1,0 +1,107 @@
+"""What hone asks of docker, and what it makes of its failures: with a program in docker's place."""
+
+import os
+import time
+
+import pytest
+
+from hone.environments import containers
+from hone.environments.containers import Container, ContainerLimits, Runtime
+from hone.environments.harbor import HarborEnvironment
+from hone.environments.harbor_task import HarborTask
+from hone.types import Problem
+
+PROBLEM = Problem("p", "t", ({"role": "user", "content": "?"},), None)
+
+
+@pytest.fixture
+def docker(tmp_path, monkeypatch):
+    """Makes a `docker` of the branches of a `case` over its subcommand; `asked()` are its command lines so far."""
+
+    def make(branches: str) -> Runtime:
+        (tmp_path / "docker").write_text(f"""#!/bin/sh\necho "$*" >> {log}\ncase "$1" in\n{branches}\nesac\n""")
+        (tmp_path / "docker").chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+        return Runtime(str(tmp_path / "docker"))
+
+    log = tmp_path / "log"
+    make.asked = lambda: log.read_text().splitlines()
+    yield make
+    make("")  # what the runtimes still hold is removed by one that works
+
+
+def task(folder) -> HarborTask:
+    (folder / "tests").mkdir()
+    limits = ContainerLimits()
+    return HarborTask(folder, "Do it.", None, "image", False, 1.0, limits, {}, None, 5.0, {}, None)
+
+
+def test_containers_of_an_earlier_run_that_cannot_be_removed_stop_nothing(docker, capsys):
+    docker("ps) echo storage is busy >&2; exit 1;;")
+    assert Runtime.find().program.endswith("/docker")
+    assert "containers of an earlier run stay: docker ps failed: storage is busy" in capsys.readouterr().err
+
+
+def test_a_reward_stands_where_the_container_cannot_be_removed(docker, tmp_path, capsys):
+    runtime = docker(
+        "rm) echo storage is busy >&2; exit 1;;\n"
+        'exec) case "$*" in *reward.json) exit 1;; *reward.txt) echo 0.5;; esac;;'
+    )
+    environment = HarborEnvironment({"": task(tmp_path)}, 5.0, runtime)
+    environment.reset(PROBLEM, 0)
+    assert environment.reward() == 0.5
+    assert "stays for now: docker rm failed: storage is busy" in capsys.readouterr().err
+    assert len(runtime._alive) == 1  # for the end of hone
+
+
+def test_a_container_that_the_model_has_broken_earns_nothing(docker, tmp_path):
+    def reward(branches):
+        environment.reset(PROBLEM, 0)
+        docker(branches)
+        return environment.reward()
+
+    environment = HarborEnvironment({"": task(tmp_path)}, 5.0, docker(""))
+    broken = "exec|cp) echo no such container; exit 1;;"
+    assert reward(broken) == 0.0
+    docker("")
+    with pytest.raises(RuntimeError, match="docker info failed"):  # not the model's fault
+        reward(f"info) exit 1;;\n{broken}")
+
+
+def test_the_tests_are_copied_over_a_folder_of_the_model(docker, tmp_path):
+    Container(docker(""), "name").copy_in(tmp_path / "tests", "/tests")
+    assert docker.asked() == [f"cp {tmp_path}/tests/. name:/tests"]
+
+
+def test_a_container_gets_neither_proxies_nor_rights_that_tasks_do_not_need(docker):
+    runtime = docker("")  # kept: one that is gone removes its containers
+    runtime.start("image", ContainerLimits())
+    (line,) = docker.asked()
+    for option in ("--env HTTPS_PROXY= ", "--env no_proxy= ", "--cap-drop NET_RAW", "--security-opt no-new-privileges"):
+        assert option in line
+
+
+def test_one_container_that_is_gone_hides_no_failure_of_another(docker):
+    runtime = docker(
+        'rm) case "$*" in *first*) echo no such container: first >&2;; *) echo storage is busy >&2;; esac; exit 1;;'
+    )
+    with pytest.raises(RuntimeError, match="storage is busy"):
+        containers._remove(runtime.program, {"first", "second"})
+
+
+def test_a_build_that_takes_too_long_ends_with_all_its_processes(docker, tmp_path):
+    runtime = docker(f"build) sleep 300 & echo $! > {tmp_path}/pid; wait;;")
+    with pytest.raises(RuntimeError, match="did not end within 1 s"):
+        runtime.build(tmp_path / "nothing", 1.0)
+    pid, until = int((tmp_path / "pid").read_text()), time.monotonic() + 5.0
+    while _runs(pid) and time.monotonic() < until:
+        time.sleep(0.05)
+    assert not _runs(pid)
+
+
+def _runs(pid: int) -> bool:
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
