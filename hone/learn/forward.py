@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -17,6 +17,7 @@ from hone.model import attention
 from hone.model.compiled import compiled, is_compiled
 from hone.model.linear import onednn
 from hone.model.logprobs import backbone, head_logprobs
+from hone.model.norms import fast_norms
 from hone.model.parallel import as_forward
 from hone.types import Block, MicroBatch
 
@@ -61,9 +62,15 @@ def packed_logprobs(
     return as_forward(model, forward)
 
 
-def fast_layers(model: PreTrainedModel) -> AbstractContextManager[None]:
+@contextmanager
+def fast_layers(model: PreTrainedModel) -> Iterator[None]:
     """Context manager in which layers use their fast kernels, forward and backward."""
-    return compiled(model) if is_compiled(model) else onednn(model)
+    if is_compiled(model):
+        with compiled(model):
+            yield
+    else:
+        with onednn(model), fast_norms(model):
+            yield
 
 
 @contextmanager

@@ -47,10 +47,15 @@ def _rounded(x: Tensor) -> Tensor:
     """x [..., K] as a matrix, with rows of zeros appended until their number is 1, a multiple of 8 up to 128, or a
     multiple of 128 above: the few sizes of packed passes and decode steps. Rectangles of sequences have other sizes
     (`hone.model.mixers`). A row of a product is the same to the bit, however many other rows there are."""
-    rows = x.numel() // x.shape[-1]
-    multiple = 8 if rows <= 128 else 128
-    spare = 0 if rows == 1 else -rows % multiple
-    return F.pad(x.reshape(rows, x.shape[-1]), (0, 0, 0, spare)) if spare else x
+    spare = _spare(x.numel(), x.shape[-1])
+    return F.pad(x.reshape(-1, x.shape[-1]), (0, 0, 0, spare)) if spare else x
+
+
+@functools.lru_cache(maxsize=4096)
+def _spare(numbers: int, width: int) -> int:
+    """The rows that `_rounded` appends to so many numbers in rows of `width`; cached for the layers of a step."""
+    rows = numbers // width
+    return 0 if rows == 1 else -rows % (8 if rows <= 128 else 128)
 
 
 def _unrounded(out: Tensor, like: Tensor) -> Tensor:
@@ -67,9 +72,9 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _without_gradient(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """x [..., K] -> [..., N], whatever the number of rows."""
-    rounded = _rounded(x)
-    out = _product(rounded, weight, bias)
-    return out if rounded is x else _unrounded(out, x)
+    if not _spare(x.numel(), x.shape[-1]):
+        return _product(x, weight, bias)
+    return _unrounded(_product(_rounded(x), weight, bias), x)
 
 
 class OneDNNLinear(torch.autograd.Function):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import pickle
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -27,6 +28,10 @@ hf_logging.disable_progress_bar()
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt", "tekken*")
 
 
+#: Causal models of the hub from before its ids had owners.
+WITHOUT_OWNER = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "openai-gpt", "ctrl")
+
+
 def device() -> torch.device:
     """The accelerator if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -40,7 +45,7 @@ def load_model(config: ModelConfig, on: torch.device | None = None) -> PreTraine
     Raises UserError if there is no model at `config.path`, it is damaged, or it would silently train incorrectly.
     """
     attention.register()
-    config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
+    config = located(config)
     checksums.require(Path(config.path).expanduser())
     if lora.is_adapter(config.path):
         model = load_model(config.at(base_of(config.path)), on)
@@ -85,7 +90,7 @@ def _of_checkpoint(config: ModelConfig) -> Any:
 
 def load_tokenizer(config: ModelConfig) -> PreTrainedTokenizerBase:
     """Load the checkpoint's tokenizer. Raises UserError if there is none, or it has no end-of-text token."""
-    config = config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
+    config = located(config)
     if lora.is_adapter(config.path) and not (Path(config.path) / "tokenizer_config.json").exists():
         config = config.at(base_of(config.path))
     folder = Path(config.path).expanduser()
@@ -126,9 +131,28 @@ def base_of(adapter: str) -> str:
     return base
 
 
+def located(config: ModelConfig) -> ModelConfig:
+    """The config with the current place of a folder that the run in use records. Raises UserError if it is missing."""
+    return config.at(str(places.locate(config.path))) if places.is_known(config.path) else config
+
+
+def require_source(config: ModelConfig) -> None:
+    """Raises UserError, at once, if the model is neither a folder nor cached and cannot come from the hub."""
+    path = config.path
+    if Path(path).expanduser().exists() or _is_cached(config):
+        return
+    if "/" not in path and path not in WITHOUT_OWNER:
+        near = difflib.get_close_matches(path, sorted(p.name for p in Path.cwd().iterdir() if p.is_dir()), n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UserError(
+            f"model.path: {path}: no folder of this name in {Path.cwd()}; {meant}Give the folder of a checkpoint, or a "
+            "hub id with its owner, such as Qwen/Qwen3-0.6B"
+        )
+    hub.require(f"model.path: {path}", "give a folder with a checkpoint")
+
+
 def _loaded(config: ModelConfig, load: Callable[[], Any]) -> Any:
-    if not Path(config.path).expanduser().exists() and not _is_cached(config):
-        hub.require(f"model.path: {config.path}", "give a folder with a checkpoint")
+    require_source(config)
     try:
         return load()
     except pickle.UnpicklingError as error:  # torch does not run code in weights

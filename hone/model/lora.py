@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
+from hone.base.extras import needed
 from hone.base.settings import UserError
 from hone.model import mixers, saving, shards
 from hone.model.random_state import own_random_numbers
@@ -364,5 +365,5 @@ def _peft() -> Any:
     try:
         import peft
     except ImportError as error:
-        raise UserError("lora: peft is not installed; pip install 'hone-rl[lora]'") from error
+        raise UserError(f"lora: peft is not installed; {needed('lora')}") from error
     return peft

@@ -26,9 +26,11 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hone.model.norms import rms_norm
+
 #: Bytes of states that are updated together.
 TILE = 1 << 19
-CHUNK = 64  # tokens whose changes of the state are solved for at once; as in transformers, so that rounding agrees
+CHUNK = 32  # tokens whose changes of the state are solved for at once: half of transformers'
 EPSILON = 1e-6  # of l2 norms, as in transformers
 
 
@@ -100,8 +102,10 @@ def delta_step(
     state = state.float()
     rows, heads, size, _ = state.shape
     repeat = heads // key.shape[1]
-    query, key = (_normed(x.float()).repeat_interleave(repeat, dim=1)[:, :, None] for x in (query, key))
-    query = query * size**-0.5  # [R, H, 1, Dk]
+    query, key = (
+        _normed(x.float(), length).repeat_interleave(repeat, dim=1)[:, :, None]  # [R, H, 1, Dk]
+        for x, length in ((query, size**-0.5), (key, 1.0))
+    )
     value, beta, decay = (x.float()[:, :, None] for x in (value, beta[..., None], log_decay.float().exp()[..., None]))
     out = torch.empty_like(value)  # [R, H, 1, Dv]
     step = max(1, TILE // (state[0].numel() * state.itemsize))
@@ -133,12 +137,12 @@ def delta_chunks(
 
     def chunks(x: Tensor) -> Tensor:  # [R, L, h, ...] -> [R, h, chunks, CHUNK, ...]
         padded = F.pad(x.float(), (0, 0) * (x.ndim - 2) + (0, -length % CHUNK))
-        return padded.unflatten(1, (-1, CHUNK)).movedim(3, 1)
+        return padded.unflatten(1, (-1, CHUNK)).movedim(3, 1).contiguous()
 
     def by_key(x: Tensor) -> Tensor:  # [R, H, ...] -> [R, Hk, H / Hk, ...]
         return x.unflatten(1, shared)
 
-    query, key = chunks(_normed(query.float())) * size**-0.5, chunks(_normed(key.float()))
+    query, key = _normed(chunks(query), size**-0.5), _normed(chunks(key))
     weight = chunks(beta)[..., None]
     total = chunks(log_decay).cumsum(-1)  # [R, H, chunks, CHUNK]
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool, device=key.device).triu(1)
@@ -167,8 +171,10 @@ def delta_chunks(
     return out.transpose(1, 2), now.unflatten(0, (rows, heads))
 
 
-def _normed(x: Tensor) -> Tensor:
-    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + EPSILON)
+def _normed(x: Tensor, length: float = 1.0) -> Tensor:
+    """Vectors [..., D] scaled to this length: an RMS norm, with which they would have the length sqrt(D)."""
+    size = x.shape[-1]
+    return rms_norm(x, x.new_full((size,), length * size**-0.5), EPSILON / size)
 
 
 # --- short convolutions ----------------------------------------------------------------------------------------------

@@ -45,8 +45,8 @@ def test_a_step_equals_that_of_transformers_however_many_rows_share_a_tile(
     query, key, value = draw(rows, 1, few, 16), draw(rows, 1, few, 16), draw(rows, 1, many, 8)
     decay, beta, state = -draw(rows, 1, many).abs(), draw(rows, 1, many).sigmoid(), draw(rows, many, 16, 8)
     expected, expected_state = theirs.torch_recurrent_gated_delta_rule(
-        query,
-        key,
+        query.repeat_interleave(many // few, dim=2),  # by the caller, in older versions of transformers
+        key.repeat_interleave(many // few, dim=2),
         value,
         g=decay,
         beta=beta,
@@ -79,8 +79,8 @@ def test_many_tokens_and_their_gradients_equal_those_of_transformers(
     inputs = [x.requires_grad_() for x in inputs]
     query, key, value, decay, beta, state = inputs if begun else (*inputs, None)
     expected = theirs.torch_chunk_gated_delta_rule(
-        query,
-        key,
+        query.repeat_interleave(many // few, dim=2),
+        key.repeat_interleave(many // few, dim=2),
         value,
         g=decay,
         beta=beta,
