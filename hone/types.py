@@ -68,6 +68,7 @@ class Turn:
     logprobs: FloatArray  # [Lc], under the distribution that was sampled from
     finish: Finish
     policy_version: int
+    read: int | None = None  # prompt tokens computed for it, of samples with one prompt for the first; None: unknown
 
     def __post_init__(self) -> None:
         if self.logprobs.shape != self.completion_ids.shape:
@@ -122,7 +123,8 @@ class Rollout:
 
     @property
     def finish(self) -> Finish:
-        return self.turns[-1].finish
+        """How its last turn ended. A program that was told of a cut, and then ended by itself, was not cut off."""
+        return "stop" if self.episode.steps and self.episode.end == "done" else self.turns[-1].finish
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,6 +20,7 @@ from hone.grade import units
 from hone.grade.algebra import TooLarge, Undecided, Value, number
 from hone.grade.formulas import MAX_LENGTH, value
 from hone.grade.kinds import NUMBER_WORDS, Date, Ratio, Time, agree, is_quotient, read_kind
+from hone.grade.letters import in_order, is_row
 from hone.grade.notation import closing, normalise, split, squeeze
 
 
@@ -81,6 +82,8 @@ def equivalent(gold: str, answer: str) -> bool | None:
     else:
         answer_text = _OPTION.sub("", answer_text)
     gold_read = read(gold_text)
+    if isinstance(gold_read, Scalar) and is_row(gold):
+        return in_order(gold_text, answer_text) or same(Words(gold_text), read(answer_text))
     verdict = same(gold_read, read(answer_text))
     if verdict is not True and isinstance(gold_read, Scalar) and _DECIMAL_COMMA.match(answer_text):
         x = gold_read.value.rational

@@ -145,6 +145,8 @@ def describe(error: BaseException) -> str:
     if isinstance(error, NoFunction):
         return str(error)[:400]  # the user's file is at fault, not a line of ours
     text = " ".join(traceback.format_exception_only(type(error), error)[-1].split())
+    if isinstance(error, SyntaxError) and error.filename:  # the last frame is that of the compiler's caller
+        return f"{text[:400]} ({os.path.basename(error.filename)}:{error.lineno})"
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({os.path.basename(frames[-1].filename)}:{frames[-1].lineno})" if frames else ""
     return text[:400] + place[:100]

@@ -13,6 +13,7 @@ from __future__ import annotations
 import importlib.util
 from collections.abc import Sequence
 
+from hone.base.extras import needed
 from hone.base.settings import UserError
 from hone.grade.answers import equivalent
 from hone.grade.extract import extract
@@ -35,7 +36,7 @@ class Maths:
     def __init__(self, *, library: bool = True, count: int = 2, deadline: float = 5.0, memory_mb: int = 2048) -> None:
         if library and importlib.util.find_spec("math_verify") is None:
             raise UserError("answers in LaTeX are compared by math-verify, which is not installed: "
-                            "pip install 'hone-rl[math]'")  # fmt: skip
+                            f"{needed('math')}")  # fmt: skip
         self._workers = Workers(TARGET, count=count, deadline=deadline, memory_mb=memory_mb) if library else None
         self._decided: dict[Pair, bool] = {}
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from hone.base.settings import UserError
 from hone.rewards.base import Composed, Part
-from hone.rewards.config import RewardConfig
+from hone.rewards.config import RewardConfig, part_label
 from hone.rewards.functions import UserFunction
 from hone.rewards.gold import NeedsGold
 from hone.rewards.judge.part import JudgePart
@@ -72,7 +72,7 @@ def make_reward(config: RewardConfig, task: Task, frozen: Answerer | None = None
                 f"reward: {name!r} is for the task {' or '.join(fits)}, not for {task.name!r}, "
                 f"which can have {', '.join(possible)}"
             )
-        label = _label(name, config)
+        label = part_label(name, config.parts)
         part = _make_part(name, label, config, frozen)
         if isinstance(part, UserFunction):
             part.check(task.problems("train"))
@@ -81,6 +81,12 @@ def make_reward(config: RewardConfig, task: Task, frozen: Answerer | None = None
                 part.check(problem)
         parts[label], weights[label] = part, weight
     return Composed(task, parts, weights)
+
+
+def only_function(config: RewardConfig) -> str | None:
+    """The name in metrics of the user's function, if it is the whole reward; else None."""
+    names = list(config.parts)
+    return part_label(names[0], names) if len(names) == 1 and names[0] not in REWARDS else None
 
 
 def check_functions(config: RewardConfig) -> None:
@@ -106,13 +112,6 @@ def _make_part(name: str, label: str, config: RewardConfig, frozen: Answerer | N
     if isinstance(kind, type) and issubclass(kind, Part):
         return kind(config)
     return UserFunction(config, registered()[name].value, label)
-
-
-def _label(name: str, config: RewardConfig) -> str:
-    """The name of a part in metrics: a function's name without its file, unless another part has the same name."""
-    short = name.rpartition(":")[2]
-    others = [*(other.rpartition(":")[2] for other in config.parts if other != name), "outcome", "well_formed"]
-    return name if ":" in name and short in others else short
 
 
 def _load(name: str) -> object:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import Field, FiniteFloat, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
@@ -84,6 +85,19 @@ class ThinkingReward(Section):
     unmentioned: NonNegativeFloat = 1.0  # a person of the puzzle is missing from the thinking
     length_limit: NonNegativeFloat = 1.0  # cut off by the limit on tokens
     min_words: NonNegativeInt = 5  # thinking with fewer distinct words, fillers aside, is a dummy
+
+
+def part_label(name: str, names: Iterable[str]) -> str:
+    """The name of a part in metrics and rollouts, where `names` are all of `reward.parts`.
+
+    A function's name without its file, unless another part has the same name:
+
+    >>> part_label("my/reward.py:right", ["my/reward.py:right", "overlong"])
+    'right'
+    """
+    short = name.rpartition(":")[2]
+    others = [*(other.rpartition(":")[2] for other in names if other != name), "outcome", "well_formed"]
+    return name if ":" in name and short in others else short
 
 
 class RewardConfig(Section):

@@ -32,16 +32,21 @@ def gold_text(problem: Problem) -> str:
     If the recorded answer is neither text nor a number, it is the answer block of the worked solution.
     Raises UserError if the problem has neither.
     """
+    gold = known_gold(problem)
+    if gold is None:
+        raise UserError(
+            f"{problem.id}: there is no gold answer as text: the answer of task {problem.task} is a "
+            f"{type(problem.answer).__name__} and its worked solution has no <answer> block; choose another reward"
+        )
+    return gold
+
+
+def known_gold(problem: Problem) -> str | None:
+    """As `gold_text`, but None if the problem has no such text."""
     answer = problem.answer
     if isinstance(answer, (str, int, float)) and not isinstance(answer, bool) and str(answer).strip():
         return str(answer).strip()
-    written = parse(problem.reference).answer if problem.reference else None
-    if not written:
-        raise UserError(
-            f"{problem.id}: there is no gold answer as text: the answer of task {problem.task} is a "
-            f"{type(answer).__name__} and its worked solution has no <answer> block; choose another reward"
-        )
-    return written
+    return (parse(problem.reference).answer or None) if problem.reference else None
 
 
 def number(text: str) -> Fraction | None:

@@ -63,6 +63,13 @@ class Countdown(Part):
         return 0.0 if one.grade.extracted is None else self.config.countdown.wrong
 
 
+def earned(episode: Episode) -> float | None:
+    """What the environment gave; None if it ended the episode itself without a reward."""
+    rewards = [*(step.reward for step in episode.steps), episode.reward]
+    values = [value for value in rewards if value is not None]
+    return None if not values and episode.end == "done" else sum(values, 0.0)
+
+
 class EnvironmentReward(Part):
     """The environment's reward: the sum of the rewards of the turns and of the whole episode.
 
@@ -71,13 +78,7 @@ class EnvironmentReward(Part):
     """
 
     def __call__(self, problem: Problem, group: Sequence[Judged]) -> list[Score]:
-        return [Score(self._value(one.rollout.episode)) for one in group]
-
-    @staticmethod
-    def _value(episode: Episode) -> float | None:
-        rewards = [*(step.reward for step in episode.steps), episode.reward]
-        values = [value for value in rewards if value is not None]
-        return None if not values and episode.end == "done" else sum(values, 0.0)
+        return [Score(earned(one.rollout.episode)) for one in group]
 
 
 class Overlong(Part):

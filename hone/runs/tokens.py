@@ -13,6 +13,7 @@ from safetensors.numpy import save
 from hone.base import checksums
 from hone.environments.record import episode_row
 from hone.learn.samples import chains
+from hone.rewards.gold import known_gold
 from hone.types import FloatArray, Group, Sample, StepStats
 
 
@@ -21,6 +22,7 @@ def rollout_rows(groups: Sequence[Group], prompts: Sequence[str], samples: Seque
     rows = []
     rest = iter(samples)  # one per chain of turns
     for group, prompt in zip(groups, prompts, strict=True):
+        gold = known_gold(group.problem)
         for rollout, reward in zip(group.rollouts, group.rewards, strict=True):
             rows.append(
                 {
@@ -33,6 +35,7 @@ def rollout_rows(groups: Sequence[Group], prompts: Sequence[str], samples: Seque
                     "total": reward.total,
                     "verdict": reward.verdict,
                     "extracted": reward.extracted,
+                    **({"gold": gold} if gold is not None else {}),
                     "advantage": _mean_advantage([next(rest) for _ in chains(rollout)]),
                     "tokens": rollout.num_tokens,
                     "finish": rollout.finish,

@@ -44,6 +44,17 @@ def test_labelled_pairs_are_graded_as_labelled():
     assert [(*row.values(), v) for row, v in zip(PAIRS, verdicts) if v != wanted[row["label"]]] == []
 
 
+def test_letters_in_a_row_are_not_a_product():
+    """The recorded answer of a sorting task: in another order it is wrong. Mathematics is still commutative."""
+    wrong = ["g f b a", "x = g f b a", "(g f b a)", "gfba", "g, f, b, a", r"g \cdot f \cdot b \cdot a", "A B F G"]
+    right = ["a b f g", "abfg", "a b f g.", r"\text{a b f g}", "sorted = a b f g", r"$a\ b\ f\ g$", "'a b f g'"]
+    assert {answer for answer in wrong if equivalent("a b f g", answer) is not False} == set()
+    assert {answer for answer in right if equivalent("a b f g", answer) is not True} == set()
+    assert equivalent("go to", "to go") is False
+    for gold, answer in [("xy", "yx"), ("$x y$", "xy"), ("2 x y", "2yx"), ("x y", r"x \cdot y"), ("x + y", "y + x")]:
+        assert equivalent(gold, answer) is True, (gold, answer)
+
+
 def test_most_pairs_are_decided_in_process():
     undecided = [row for row in PAIRS if equivalent(row["recorded"], row["given"]) is None]
     assert len(undecided) <= 0.1 * len(PAIRS)
@@ -287,6 +298,6 @@ def test_each_pair_is_asked_once(target, tmp_path):
 
 def test_without_math_verify_the_remedy_is_named(monkeypatch):
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"pip install 'hone-rl\[math\]'"):
+    with pytest.raises(UserError, match=r"pip install 'math-verify"):
         Maths()
     Maths(library=False).close()

@@ -41,7 +41,11 @@ class Handler(BaseHTTPRequestHandler):
             server.now += 1
             server.most = max(server.most, server.now)
         try:
-            status, headers, reply = server.behave(body, count)
+            try:
+                status, headers, reply = server.behave(body, count)
+            finally:
+                with server.lock:  # before the reply, after which the client may ask again
+                    server.now -= 1
             if status == "drop":
                 self.close_connection = True
                 return
@@ -62,9 +66,6 @@ class Handler(BaseHTTPRequestHandler):
             self.wfile.write(data)
         except (BrokenPipeError, ConnectionResetError):
             pass
-        finally:
-            with server.lock:
-                server.now -= 1
 
     def log_message(self, *_):
         pass

@@ -304,6 +304,8 @@ def test_a_file_that_cannot_be_imported(reward):
         reward("1 / 0\ndef f(completions): pass")
     with pytest.raises(UserError, match=r"no function 'g' in .*; there are f$"):
         reward("def f(completions): pass", "g")
+    with pytest.raises(UserError, match=r"SyntaxError: '\(' was never closed \(mine\d\.py:2\)"):
+        reward("x = 1\ndef f(completions): return f(")
 
 
 def test_a_plain_function_may_start_a_loop_of_its_own(reward):

@@ -196,6 +196,20 @@ def test_faulty_rows_are_counted_and_named(tmp_path):
         task_of(tmp_path, rows).problems("train")
 
 
+def test_solutions_that_are_answers_have_a_remedy(tmp_path):
+    """TRL's usual rows: a prompt of messages, and the answer in a column named solution."""
+    ask = [[{"role": "user", "content": f"Sort {n}"}] for n in ("b a", "d c", "f e")]
+    rows = [{"prompt": messages, "solution": "a b"} for messages in ask]
+    with pytest.raises(UserError) as error:
+        task_of(tmp_path, rows).problems("train")
+    assert "row 1 and 2 other rows: no answer: the solution has neither #### nor" in str(error.value)
+    assert "set task.columns.answer=solution if solution is the answer itself, or set task.grading=none" in str(
+        error.value
+    )
+    for remedy in ({"columns": {"answer": "solution"}}, {"grading": "none"}):
+        assert len(task_of(tmp_path, rows, **remedy).problems("train"))
+
+
 @pytest.mark.parametrize(
     "recorded, solution, expected",
     [
@@ -369,7 +383,7 @@ def test_what_the_hub_says_is_shown(monkeypatch):
     with pytest.raises(UserError, match=r"a/b cannot be read from the hub: Config name is missing\. Please pick one"):
         read_source("a/b")
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(UserError, match=r"pip install 'hone-rl\[data\]'"):
+    with pytest.raises(UserError, match=r"pip install 'datasets"):
         read_source("a/b")
     with pytest.raises(UserError, match="no such data file"):
         read_source("a/b.csv")

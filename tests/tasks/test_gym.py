@@ -109,7 +109,7 @@ def test_errors_reach_the_user(monkeypatch):
         GymConfig(name="reasoning_gym:ab", levels=(1, 1))
     monkeypatch.setitem(sys.modules, "reasoning_gym", None)
     gym_package.reasoning_gym_package.cache_clear()
-    with pytest.raises(gym_package.Unusable, match=r"not installed .*; run: pip install 'hone-rl\[gym\]'"):
+    with pytest.raises(gym_package.Unusable, match=r"not installed .*; run: pip install 'reasoning-gym"):
         gym_package.settings_of("chain_sum", {}, None)
     gym_package.reasoning_gym_package.cache_clear()
 

@@ -124,7 +124,7 @@ def test_problems_are_the_same_from_a_shared_file_as_in_memory(suffix, cache, tm
     third = DatasetTask(config)
     assert {split: list(third.problems(split)) for split in mapped} == mapped
     # and they are those of plain lists
-    every = [first._problem(row, first._columns)[0] for row in rows]
+    every = [first._problem(row, first.columns)[0] for row in rows]
     expected, report = plainly_divided.build(
         "dataset", {"all": every}, lambda p: canonical_text(question_of(p)), train=40, validation=10
     )
@@ -146,7 +146,7 @@ def test_rows_that_are_no_problems_are_named_each_time(cache, tmp_path):
     path = tmp_path / "rows.jsonl"
     write_rows(path, [*mixed(30), {"question": " ", "answer": "1"}, {"question": "a?"}])
     for _ in range(2):
-        with pytest.raises(UserError, match=r"row 31: column question: ' ' is not a question.*\n\(and 1 more rows"):
+        with pytest.raises(UserError, match=r"row 31: column question: ' ' is not a question.*\n\(and 1 more row;"):
             DatasetTask(DatasetConfig(source=str(path))).problems("train")
 
 

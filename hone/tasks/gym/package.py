@@ -27,6 +27,7 @@ from types import CodeType, ModuleType
 from typing import Any
 
 from hone.base import streams
+from hone.base.extras import needed
 from hone.tasks.splits import split_of
 from hone.types import Split
 
@@ -263,7 +264,7 @@ def reasoning_gym_package() -> ModuleType:
         import reasoning_gym
         import reasoning_gym.factory
     except ImportError as error:
-        raise Unusable(f"the package is not installed ({error}); run: pip install 'hone-rl[gym]'") from error
+        raise Unusable(f"the package is not installed ({error}); run: {needed('gym')}") from error
     module: ModuleType = reasoning_gym
     return module
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.base import hub
+from hone.base.extras import needed
 from hone.base.places import locate
 from hone.base.settings import UserError
 from hone.tasks.rows.files import SUFFIXES, open_rows
@@ -83,7 +84,7 @@ def _read_hub(source: str, subset: str | None) -> Rows:
         from datasets import load_dataset
     except ImportError:
         raise UserError(
-            f"source: {source}: no such file or folder here; to read it from the hub: pip install 'hone-rl[data]'"
+            f"source: {source}: no such file or folder here; to read it from the hub: {needed('data')}"
         ) from None
     if not _is_cached(source):
         hub.require(f"source: {source}", "give a file or folder of rows")

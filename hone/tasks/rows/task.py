@@ -34,6 +34,7 @@ from hone.tasks.knights.logic import canonical_form as knights_form
 from hone.tasks.knights.logic import parse_statements
 from hone.tasks.knights.rows import puzzle_of
 from hone.tasks.knights.task import KnightsConfig, KnightsTask, problem_of
+from hone.tasks.rows import faults
 from hone.tasks.rows.columns import Columns, Role, read_messages, recognise
 from hone.tasks.rows.corpus import canonical_text, divide, question_of
 from hone.tasks.rows.files import open_rows, read_rows
@@ -97,6 +98,7 @@ class Read:
     faults: Sequence[str]  # the fault of each row that cannot be used
     report: tuple[str, ...]  # how the columns were recognised
     index: Index
+    solutions: str | None  # the column of worked solutions
 
 
 class RowsTask:
@@ -163,8 +165,8 @@ class RowsTask:
         """The problems of each split. Raises UserError, with the number of faulty rows, if there are any."""
         read = self.read()
         if read.faults:
-            more = f"\n(and {len(read.faults) - 1} more rows; hone data check lists them)" if read.faults[1:] else ""
-            raise UserError(f"{self.name}: {self.config.source or ''} {read.faults[0]}; repair or remove it{more}")
+            why = faults.summary(read.faults, len(read.faults) + len(read.index.rows), read.solutions)
+            raise UserError(f"{self.name}: {self.config.source or ''} {why}")
         config, index = self.config, read.index
         ranks = {split: index.ranks[slice(at.start, at.stop)] for split in read.rows for at in [index.places(split)]}
         places, report = divide(self.name, ranks, train=config.train, validation=config.validation, test=config.test)
@@ -190,7 +192,7 @@ class RowsTask:
             columns = recognise(Joined(list(rows.values())), self.config.columns, self.grading != "none")
         except UserError as error:
             raise UserError(f"{self._where}: {error}") from None
-        self._rows, self._columns = rows, columns
+        self._rows, self.columns = rows, columns
         self._other = _task_of(columns)
         self._system = self._system_of(columns)
         self._domains = _domains(self.config.domain_file)
@@ -199,7 +201,7 @@ class RowsTask:
         if self._domains and index.without_domain:
             lines.append(f"{self.name}: {index.without_domain} problems have no label in {self.config.domain_file}")
         pairs = {split: Pairs(Problems(rows, self._made, index, index.places(split))) for split in rows}
-        return Read(pairs, index.faults, tuple(lines), index)
+        return Read(pairs, index.faults, tuple(lines), index, columns.of.get("solution"))
 
     @property
     def _where(self) -> str:
@@ -241,7 +243,7 @@ class RowsTask:
 
     def _made(self, row: Row) -> tuple[Problem, str] | None:
         """The problem of a row and its canonical form; None if it is not wanted."""
-        problem, form = self._problem(row, self._columns)
+        problem, form = self._problem(row, self.columns)
         if self._domains:
             question = form if self._other is None else canonical_text(question_of(problem))
             label = self._domains.get(problem.id) or self._domains.get(question)
@@ -331,7 +333,7 @@ def answer_of(recorded: Any, solution: Any = None) -> tuple[str, str | None]:
     if recorded is None:
         recorded = solution
         if isinstance(recorded, str) and "####" not in recorded and boxed(recorded) is None:
-            raise ValueError("no answer: the solution has neither #### nor \\boxed{}")
+            raise ValueError(faults.NO_ANSWER)
     if isinstance(recorded, bool) or not isinstance(recorded, str | int | float):
         raise ValueError(f"the answer is {repr(recorded)[:80]}, but must be text or a number")
     if isinstance(recorded, float) and not math.isfinite(recorded):
