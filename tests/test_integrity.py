@@ -19,7 +19,9 @@ from hone.base import places, terminal
 from hone.base.settings import UserError
 from hone.base.stop import Interrupted
 from hone.measure.run import cli_eval
+from hone.preflight.plan.shapes import config_of
 from hone.recipe.load import load
+from hone.recipe.sections.model import ModelConfig
 from hone.report.build import build
 from hone.runs.run import Run
 from hone.stages import audit as runs
@@ -146,6 +148,30 @@ def test_a_run_that_was_moved_goes_on_to_the_same_end(
     pipeline.run(load(run), resume=True)
     assert bits(run) == expected
     assert "file_changed" not in (run / "events.jsonl").read_text()
+
+
+def test_the_folder_of_a_model_is_found_from_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "first" / "warm").mkdir(parents=True)
+    (tmp_path / "second").mkdir()
+    small = {"model_type": "qwen2", "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 300}
+    (tmp_path / "first" / "warm" / "config.json").write_text(json.dumps(small))
+    config = {"model": {"path": "warm"}}
+    monkeypatch.chdir(tmp_path / "first")
+    run = tmp_path / "second" / "away"
+    run.mkdir()
+    (run / places.FILE).write_text(places.record(run, config)[0])
+    monkeypatch.chdir(tmp_path / "second")
+    try:
+        places.use(Path("away"))
+        assert config_of(ModelConfig(path="warm"))[0].hidden_size == 32
+        (tmp_path / "first" / "warm").rename(tmp_path / "gone")
+        places.use(Path("away"))
+        with pytest.raises(
+            UserError, match=r"model\.path: warm is not there .*it was .*first/warm.* give model\.path="
+        ):
+            config_of(ModelConfig(path="warm"))
+    finally:
+        places.forget()
 
 
 @pytest.mark.usefixtures("hidden")

@@ -3,6 +3,7 @@
 Ctrl-C      the step in progress is finished and saved; exit code 130. A second one stops at once.
 SIGTERM     the machine is about to be taken away: finished work is saved, and the process ends within a time limit;
             exit code 75 (EX_TEMPFAIL of sysexits.h: try again), so that a scheduler can restart it.
+An error    of the user, such as a reward that returns nonsense: the finished steps are saved; exit code 2.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from hone.base.settings import UserError
 from hone.base.visible import visible
 
 _leave = os._exit  # saved here: it is replaced while user functions run (`no_exit` in hone.rewards)
@@ -42,6 +44,16 @@ class Preempted(SystemExit):
 
     def __str__(self) -> str:
         return f"stopped before step {self.step}, saved"
+
+
+class Halted(UserError):
+    """An error in step `step` stopped the run; the steps before it are saved. Exit code as of any error of the user."""
+
+    def __init__(self, step: int, problem: str, how: str = "") -> None:
+        """`how`: the command that continues the run."""
+        on = f". When that is mended, continue with: {how}" if how else ""
+        super().__init__(f"step {step}: {problem}\nstopped before step {step}, saved{on}")
+        self.step, self.problem = step, problem
 
 
 class Stopping(BaseException):

@@ -25,14 +25,25 @@ _leave = os._exit  # saved here: it is replaced while user functions run (`hone.
 #: Exit code after SIGTERM (EX_TEMPFAIL of sysexits.h: try again), as in `hone.base.stop`.
 EX_TEMPFAIL = 75
 
+#: Errors that do not occur in another folder.
+OF_THE_FOLDER = (errno.EROFS, errno.EACCES, errno.EPERM)
+#: How a verb is given another folder to write to.
+ELSEWHERE = {
+    "train": "give another folder with runs=PATH",
+    "init": "give the path of another folder as NAME",
+    "report": "give another folder with --out",
+    "eval": "give another folder with --out",
+    "export": "give another folder as OUT",
+}
+
 #: File errors caused by the environment, and their remedies. A missing file is not among them: it may be our own bug.
 DISK = {
     errno.ENOSPC: ("the disk is full", "free some space"),
     errno.EDQUOT: ("the disk quota is used up", "free some space"),
     errno.EFBIG: ("a file would be larger than is allowed", "raise the limit (ulimit -f, or the file system's)"),
-    errno.EROFS: ("the file system is read-only", "mount it writable, or give another folder with runs=PATH"),
-    errno.EACCES: ("there is no permission", "change the permissions, or give another folder with runs=PATH"),
-    errno.EPERM: ("there is no permission", "change the permissions, or give another folder with runs=PATH"),
+    errno.EROFS: ("the file system is read-only", "mount it writable"),
+    errno.EACCES: ("there is no permission", "change the permissions"),
+    errno.EPERM: ("there is no permission", "change the permissions"),
     errno.ENOTDIR: ("a file is where a folder is needed", "move the file away"),
     errno.EISDIR: ("a folder is where a file is needed", "move the folder away"),
     errno.EMFILE: ("too many files are open in this process", "raise the limit (ulimit -n)"),
@@ -45,8 +56,8 @@ DISK = {
 # --- the disk ---------------------------------------------------------------------------------------------------------
 
 
-def disk_problem(error: BaseException) -> str | None:
-    """A message if `error` or one of its causes is in `DISK`, else None."""
+def disk_problem(error: BaseException, verb: str = "train") -> str | None:
+    """A message if `error` or one of its causes is in `DISK`, else None. `verb`: of the command line."""
     seen: set[int] = set()
     cause: BaseException | None = error
     while cause is not None and id(cause) not in seen:
@@ -54,7 +65,10 @@ def disk_problem(error: BaseException) -> str | None:
         number = _errno(cause)
         if number in DISK and not isinstance(cause, ConnectionError):
             what, remedy = DISK[number]
-            return f"{what}: {error}. What to do: {remedy}; with --resume a run continues from its last checkpoint"
+            if number in OF_THE_FOLDER and verb in ELSEWHERE:
+                remedy += f", or {ELSEWHERE[verb]}"
+            after = "; with --resume a run continues from its last checkpoint" if verb == "train" else ""
+            return f"{what}: {error}. What to do: {remedy}{after}"
         cause = cause.__cause__ or cause.__context__
     return None
 
@@ -145,7 +159,9 @@ def stop_at_once_on_sigterm() -> None:
 
     def leave(number: int, frame: object) -> None:
         with contextlib.suppress(OSError, ValueError):
-            os.write(2, b"SIGTERM: stopped; with --resume the run goes on from its last checkpoint, or begins\n")
+            os.write(
+                2, b"SIGTERM: stopped before training; --resume continues from the last checkpoint, if there is one\n"
+            )
         end_children()
         _leave(EX_TEMPFAIL)
 

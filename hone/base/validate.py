@@ -152,6 +152,16 @@ def _unknown_key(path: Place, model: type[BaseModel], layer: Layer) -> str:
     return f"unknown key; valid here: {', '.join(here) or 'nothing'}; remove it or name one of these"
 
 
+def setting_of(name: str, model: type[Section]) -> str | None:
+    """Our setting for a name in another program, or for the end of one of ours (`lr`, `optim.lr`); None if there is
+    none or several. `none: ` and why, for what needs no setting."""
+    if other := model.other_names.get(name):
+        return other
+    ours = [key for key in dict.fromkeys(_all_keys(model)) if f".{key}".endswith(f".{name}")]
+    outer = [key for key in ours if key.count(".") == min(k.count(".") for k in ours)]
+    return outer[0] if len(outer) == 1 else None
+
+
 def _value(data: Any, path: Place) -> Any:
     for key in path:
         data = data[key]

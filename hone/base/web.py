@@ -65,10 +65,13 @@ def settings(app: Any) -> uvicorn.Config:
 def listen(host: str, port: int) -> socket.socket:
     """A listening socket. Port 0: any free port."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only on sockets that name their protocol. Without it the body of a response, which is
+    # sent after its head, waits for the client's acknowledgement: 40 ms on Linux, for every request.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((host, port))
+        listener.listen()  # a client that is told the address may connect before the server has started
     except OSError as error:
         listener.close()
         why = "is taken" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"

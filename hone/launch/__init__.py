@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from hone.base.extras import needed
 from hone.base.settings import UserError
 from hone.launch.job import Job, joined
 
@@ -70,7 +71,7 @@ def start(
         from hone.launch import slurm as way
     elif config.kind == "ray":
         if find_spec("ray") is None:
-            raise UserError("launch: ray is not installed here; run `pip install 'hone-rl[ray]'`, on every machine")
+            raise UserError(f"launch: ray is not installed here; run `{needed('ray')}`, on every machine")
         from hone.launch import ray as way  # type: ignore[no-redef]
     else:
         from hone.launch import local as way  # type: ignore[no-redef]

@@ -81,11 +81,9 @@ def write(folder: Path, snapshot: Snapshot, world: World = ALONE, rows: Collecti
     except OSError as error:
         if world.main:
             shutil.rmtree(aside, ignore_errors=True)
-        raise OSError(
-            error.errno,
-            f"checkpoint {snapshot.step} could not be written ({error.strerror or error}); earlier ones are intact",
-            str(final),
-        ) from error
+        earlier = "earlier ones are intact" if saved_steps(folder) else "there is no earlier one"
+        why = f"{final} could not be written ({error.strerror or error}); {earlier}"
+        raise OSError(error.errno, why) from error
     return final
 
 

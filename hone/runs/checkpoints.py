@@ -2,7 +2,8 @@
 
     checkpoints = Checkpoints(writer, config)
     step = checkpoints.resume(policy, curriculum)            # 0: there is none yet
-    checkpoints.save(Boundary(step, policy, curriculum))     # written in the background
+    checkpoints.begin(step, policy, curriculum)              # the step begins here
+    checkpoints.save()                                       # that is written in the background
     checkpoints.finish(policy, steps)                        # the final model
 
 How a checkpoint is written and verified: `hone.learn.checkpoint`.
@@ -38,7 +39,8 @@ class Boundary:
 
     step: int
     policy: Policy
-    curriculum: Curriculum | None = None  # None: a stage that draws no problems
+    curriculum: Curriculum | None  # None: a stage that draws no problems
+    records: seal.Records | None  # of the rows before the step: an evaluation that belongs to it is repeated with it
 
 
 class Checkpoints:
@@ -46,7 +48,7 @@ class Checkpoints:
 
     def __init__(self, writer: RunWriter, config: CheckpointConfig) -> None:
         self.config = config
-        self.boundary: Boundary  # of the step in progress: what may be saved in the middle of it
+        self._boundary: Boundary | None = None  # of the step in progress, until its update begins
         self._writer, self._world = writer, writer.world
         self._folder = writer.folder / "checkpoints"
         self._background = checkpoint.Writer()
@@ -60,26 +62,40 @@ class Checkpoints:
 
     # --- saving -------------------------------------------------------------------------------
 
-    def save(self, boundary: Boundary) -> None:
-        """Copy what is needed to begin a step; it is written in the background. Rows and files of earlier steps are
+    def begin(self, step: int, policy: Policy, curriculum: Curriculum | None = None) -> None:
+        """Step `step` begins: this is what may be saved until its update begins."""
+        self._boundary = Boundary(step, policy, curriculum, self._writer.records())
+
+    def leave(self) -> None:
+        """The update of the step begins: its beginning can no longer be saved."""
+        self._boundary = None
+
+    @property
+    def savable(self) -> int | None:
+        """The step whose beginning can be saved now; None if there is none, or if nothing is finished before it."""
+        return None if self._boundary is None or not self._boundary.step else self._boundary.step
+
+    def save(self) -> None:
+        """Copy what is needed to begin the step; it is written in the background. Rows and files of earlier steps are
         synced to disk first, because a resumed run does not write them again. Raises OSError as `settle` does."""
         self.settle()
         lock.check(self._writer.folder)
+        boundary = self._boundary
+        assert boundary is not None, "saved between two steps, or before an update"
         step, rows = boundary.step, self._writer.take_unsynced()
         state = None if boundary.curriculum is None else boundary.curriculum.state(step)
-        kept = checkpoint.take(
-            step, boundary.policy, self.config.keep, state, self.best_steps(), self._writer.records()
-        )
+        kept = checkpoint.take(step, boundary.policy, self.config.keep, state, self.best_steps(), boundary.records)
         folder, world = self._folder, self._world
         self._background.begin(lambda: checkpoint.write(folder, kept, world, rows))
         self._writing = self._saved = step
 
     def save_boundary(self) -> int:
         """Save the beginning of the step in progress, unless that is done, and wait for it; returns the step."""
-        if self.boundary.step != self._saved:
-            self.save(self.boundary)
+        assert self._boundary is not None, "the update has begun"
+        if self._boundary.step != self._saved:
+            self.save()
         self.settle()
-        return self.boundary.step
+        return self._boundary.step
 
     def settle(self) -> None:
         """Wait for the checkpoint that is being written. Raises OSError if that failed."""
@@ -122,7 +138,7 @@ class Checkpoints:
             if curriculum is not None and state.get("course") is not None:
                 curriculum.restore(state["course"])
         self._writer.restart(self._world.on_main(lambda: self._back_to(step, resets, records), "the rows so far"))
-        self.boundary = Boundary(step, policy, curriculum)
+        self.begin(step, policy, curriculum)
         self._saved = step
         return step
 

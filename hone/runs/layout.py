@@ -125,10 +125,16 @@ def tokens_name(step: int) -> str:
     return f"tokens/step_{step:06d}.safetensors"
 
 
+def step_of(name: str) -> int | None:
+    """The step of a file in rollouts/; None for another file."""
+    match = _ROLLOUTS.fullmatch(name)
+    return int(match[1]) if match else None
+
+
 def rollout_files(stage: Path) -> list[tuple[int, Path]]:
     """(step, file) of the steps that have rollouts, in order."""
-    names = ((_ROLLOUTS.fullmatch(path.name), path) for path in (stage / "rollouts").glob("step_*.jsonl"))
-    return sorted((int(name[1]), path) for name, path in names if name)
+    steps = ((step_of(path.name), path) for path in (stage / "rollouts").glob("step_*.jsonl"))
+    return sorted((step, path) for step, path in steps if step is not None)
 
 
 def inside(folder: Path, name: str) -> Path | None:

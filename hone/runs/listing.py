@@ -34,7 +34,7 @@ class Line:
     """A run, as `hone runs list` shows it."""
 
     folder: Path
-    state: str  # running, finished, died, waiting
+    state: str  # running, finished, stopped, died, waiting
     stage: str
     step: str
     seconds: float  # since the last write
@@ -88,8 +88,9 @@ def line_of(run: Path) -> Line:
 
 
 def state(run: Path) -> str:
-    """The state by the lock and the last write. A lock of another machine counts while its file is young. That compares
-    two clocks, so it is only for display; a writer watches the lock instead."""
+    """The state by the lock and the last write. A run that ends before its last step, by Ctrl-C, SIGTERM or an error,
+    releases its lock (`stopped`); one that is killed does not (`died`). A lock of another machine counts while its file
+    is young. That compares two clocks, so it is only for display; a writer watches the lock instead."""
     owner, path = lock.owner_of(run), lock.place(run)
     if owner is not None and not owner.dead:
         try:
@@ -102,7 +103,7 @@ def state(run: Path) -> str:
         return "finished"
     if (run / "slurm.sbatch").is_file() and not any(run.rglob("manifest.json")):
         return "waiting"  # for its turn in the queue
-    return "died"
+    return "stopped" if owner is None else "died"
 
 
 def validation(stage: Path) -> str:

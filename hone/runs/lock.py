@@ -24,8 +24,8 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from hone.base.owner import Owner, as_bytes, myself, parse
 from hone.base.settings import UserError
-from hone.runs.owner import Owner, as_bytes, myself, parse
 
 #: Seconds from one renewal to the next.
 BEAT = 10.0

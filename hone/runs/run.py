@@ -4,6 +4,8 @@ run = Run.open(folder, recipe, world)
 first = run.resume(policy, curriculum)
 with run.interruptible(), run.track("RL", steps, first) as progress:
     for step in range(first, steps):
+        ...                                                   # what a stop or an error here interrupts is repeated
+        run.update_begins()
         ...                                                   # run.writer.log(step, ...)
         run.checkpoint(step + 1, policy, curriculum)
         run.stop_if_asked(step + 1)
@@ -20,7 +22,7 @@ from hone.base.world import ALONE, World
 from hone.learn.policy import Policy
 from hone.recipe.recipe import StageSettings
 from hone.recipe.sections.optim import CheckpointConfig
-from hone.runs.checkpoints import Boundary, Checkpoints
+from hone.runs.checkpoints import Checkpoints
 from hone.runs.stops import StopPoints
 from hone.runs.writer import RunWriter
 from hone.tasks.curriculum import Curriculum
@@ -50,15 +52,19 @@ class Run:
     def track(self, title: str, total: int, done: int) -> Track:
         return self.stops.track(title, total, done)
 
+    def update_begins(self) -> None:
+        """From here until `checkpoint` the weights change: a stop or an error cannot save the beginning of the step."""
+        self.checkpoints.leave()
+
     def checkpoint(self, step: int, policy: Policy, curriculum: Curriculum | None = None, now: bool = False) -> None:
         """Save what is needed to begin step `step`, if it is due, if `now`, or if the user asked to stop.
 
         Raises OSError if the checkpoint before could not be written.
         """
-        self.checkpoints.boundary = boundary = Boundary(step, policy, curriculum)
+        self.checkpoints.begin(step, policy, curriculum)
         stopping = self.stops.agree()
         if step % self.checkpoints.config.every == 0 or stopping or now:
-            self.checkpoints.save(boundary)
+            self.checkpoints.save()
 
     def stop_if_asked(self, step: int) -> None:
         """After `checkpoint`: raises `Interrupted` or `Preempted` if a stop was requested."""

@@ -153,7 +153,7 @@ def check_installed(names: Iterable[str]) -> None:
     missing = sorted(name for name in names if find_spec(name) is None)
     if missing:
         raise UserError(
-            f"sinks: {', '.join(missing)} not installed here; run `pip install 'hone-rl[sinks]'`, or remove it from "
+            f"sinks: {', '.join(missing)} not installed here; run `pip install {' '.join(missing)}`, or remove it from "
             "the recipe"
         )
 

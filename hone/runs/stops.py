@@ -6,10 +6,13 @@ What the signals mean and how a run then ends: `hone.base.stop`.
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator
 
 from hone.base.progress import Track
-from hone.base.stop import Interrupted, Preempted, Stop, Stopping
+from hone.base.settings import UserError
+from hone.base.stop import Halted, Interrupted, Preempted, Stop, Stopping
+from hone.base.visible import visible
 from hone.runs import lock
 from hone.runs.checkpoints import Checkpoints
 from hone.runs.writer import RunWriter
@@ -28,7 +31,8 @@ class StopPoints:
     def interruptible(self) -> Iterator[None]:
         """The first Ctrl-C asks the loop to save and stop, a second one stops at once; SIGTERM: see `hone.base.stop`.
 
-        However the loop ends, this waits for a checkpoint that is being written.
+        An error of the user before the update of a step saves what is finished. However the loop ends, this waits for a
+        checkpoint that is being written.
         """
         try:
             with self._stop.listening():
@@ -36,6 +40,8 @@ class StopPoints:
                     yield
                 except Stopping:  # in the middle of a step: the state at its beginning still exists
                     raise Preempted(self._checkpoints.save_boundary()) from None
+                except UserError as error:
+                    raise self._save_before(error) from error
                 except BaseException:
                     self._checkpoints.abandon()
                     raise
@@ -45,6 +51,21 @@ class StopPoints:
         except BaseException:
             self._stop.cancel()
             raise
+
+    def _save_before(self, error: UserError) -> UserError:
+        """Save the beginning of the step that `error` ended; returns what to raise.
+
+        Nothing is saved once the update has begun, nor of several processes: the others do not know of the error.
+        """
+        step = self._checkpoints.savable
+        if step is None or self._world.size > 1 or lock.lost(self._folder):
+            self._checkpoints.abandon()
+            return error
+        try:
+            return Halted(self._checkpoints.save_boundary(), str(error))
+        except OSError as full:
+            print(visible(full), file=sys.stderr, flush=True)
+            return error
 
     def agree(self) -> bool:
         """Whether one of the processes was asked to stop; each is told the same. Raises OSError in all of them if the

@@ -15,16 +15,18 @@ from typing import Any
 
 from safetensors.torch import save
 
-from hone.base import checksums
+from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.learn.batches import is_masked
 from hone.recipe.sections.algo import AlgoConfig, WatchConfig
 from hone.rewards.base import failures
 from hone.runs.writer import RunWriter
-from hone.types import TOKEN_FIELDS, VERIFIER_FAILURES, Group, MicroBatch, Sample, StepStats
+from hone.types import NOT_GRADED, TOKEN_FIELDS, VERIFIER_FAILURES, Group, MicroBatch, Sample, StepStats
 
 #: Samples that a warning names at most.
 NAMED = 3
+#: Share of a step's samples on which the user's reward and the grader may differ without a warning.
+DISAGREEMENT = 0.05
 TENSORS = ("inputs", "positions", "targets", *TOKEN_FIELDS)
 
 
@@ -90,12 +92,37 @@ def guard_rewards(writer: RunWriter, step: int, groups: Sequence[Group], watch: 
         )
 
 
+def guard_grades(writer: RunWriter, step: int, groups: Sequence[Group], function: str | None) -> None:
+    """Record once per run that the user's reward, if it is 0 or 1, and the grader's verdicts differ on many samples.
+
+    `function`: the name of the user's function that is the whole reward; None: there is none.
+    """
+    if function is None:
+        return
+    graded = [r for group in groups for r in group.rewards if r.verdict not in NOT_GRADED]
+    pairs = [(r.parts[function], r.verdict == "correct") for r in graded if function in r.parts]
+    paid = sum(value == 1.0 and not correct for value, correct in pairs)
+    unpaid = sum(value == 0.0 and correct for value, correct in pairs)
+    if {value for value, _ in pairs} - {0.0, 1.0} or paid + unpaid <= DISAGREEMENT * len(pairs):
+        return
+    if any(row.get("kind") == "grades_differ" for row in jsonl.read(writer.folder / "events.jsonl")):
+        return
+    writer.event(
+        "grades_differ",
+        f"step {step}: the reward {function} and the grader differ on {paid + unpaid} of {len(pairs)} samples: "
+        f"{unpaid} are graded correct and have no reward, {paid} have one and are graded wrong. The accuracy is the "
+        "grader's; if the reward is right, set task.grading=none, or task.grading=text where answers are words",
+        step,
+    )
+
+
 def no_signal(groups: Sequence[Group], algo: AlgoConfig) -> str:
     """Why nothing was learned in a step without micro-batches, and what to change."""
     samples = [(group, i) for group in groups for i in range(len(group.rewards))]
     alike = (
-        "no group had a reward difference: nothing was learned in this step. Problems that are neither too hard nor "
-        "too easy help, and a higher sampling.temperature; if it began in training, a lower optim.lr"
+        "no group had a reward difference: nothing was learned in this step. What helps: problems that are neither "
+        "too hard nor too easy, and a higher sampling.temperature; a supervised stage first (stage: sft) if no answer "
+        "was ever right; a lower optim.lr if it began during training"
     )
     if not samples:  # all were replaced, or there were none
         return alike

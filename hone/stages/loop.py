@@ -26,7 +26,8 @@ def train(stage: Stage) -> None:
     """Train the stage's policy, from the beginning or from the run's last checkpoint.
 
     Raises `hone.base.stop.Interrupted` after saving, if the user asked to stop; UserError if rollouts exceed their time
-    limit, or if student and teacher do not use the same tokens.
+    limit, or if student and teacher do not use the same tokens; `hone.base.stop.Halted` if what was finished before the
+    error was saved.
     """
     recipe, run, policy, curriculum, signal = stage.recipe, stage.run, stage.policy, stage.curriculum, stage.signal
     writer = run.writer
@@ -51,6 +52,7 @@ def train(stage: Stage) -> None:
             if step == recipe.steps:
                 break
             sampled = source.groups(step)
+            run.update_begins()  # the curriculum has observed the answers, too
             clock.rest()
             clock.count(sampled.seconds)
             before, now = now, sampled.settings

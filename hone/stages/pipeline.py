@@ -12,6 +12,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shlex
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -21,7 +22,7 @@ from typing import Any
 from hone.base import checksums, jsonl, sealed, streams
 from hone.base.aside import reopen, set_aside
 from hone.base.settings import UserError
-from hone.base.stop import Interrupted, Preempted
+from hone.base.stop import Halted, Interrupted, Preempted
 from hone.base.visible import visible
 from hone.base.world import ALONE, World
 from hone.model import tiny
@@ -170,16 +171,20 @@ def _enter(around: contextlib.ExitStack, context: contextlib.AbstractContextMana
 
 @contextlib.contextmanager
 def how_to_go_on(folder: Path, world: World) -> Iterator[None]:
-    """Print, after a Ctrl-C, what was saved and how to continue."""
+    """Say, after a Ctrl-C or an error, what was saved and how to continue."""
+    by_hand = sys.argv[1:2] == ["train"]  # not from Python, where the arguments are another program's
+    arguments = [a for a in sys.argv[2:] if a != "--resume"] if by_hand else []
+    how = shlex.join([sys.argv[0] if by_hand else "hone", "train", *(arguments or [str(folder)]), "--resume"])
     try:
         yield
     except (KeyboardInterrupt, Preempted) as stop:
         if not world.main:
             raise
-        how = [a for a in sys.argv[2:] if a != "--resume"] or [str(folder)]
         saved = stop if isinstance(stop, (Interrupted, Preempted)) else "stopped; what was saved is kept"
-        print(f"{saved}. Continue with: {sys.argv[0]} train {' '.join(how)} --resume", file=sys.stderr)
+        print(f"{saved}. Continue with: {how}", file=sys.stderr)
         raise
+    except Halted as stop:
+        raise Halted(stop.step, stop.problem, how) from stop.__cause__
 
 
 def first_model(recipe: Recipe, folder: Path, base: Path) -> str | Path:

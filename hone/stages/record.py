@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import get_args
 
 import numpy as np
@@ -15,11 +16,12 @@ from hone.learn.batches import Batch
 from hone.learn.samples import chains, to_samples
 from hone.learn.watch import collapse_warnings
 from hone.measure.stats import reflection
+from hone.rewards import only_function
 from hone.rollout.prompts import Renderer
 from hone.runs.writer import RunWriter
-from hone.stages.guard import guard, guard_rewards, no_signal
+from hone.stages.guard import guard, guard_grades, guard_rewards, no_signal
 from hone.stages.source import Sampled
-from hone.types import NOT_GRADED, VERIFIER_FAILURES, End, Group, Reward, Rollout, StepStats, Verdict
+from hone.types import NOT_GRADED, VERIFIER_FAILURES, End, Group, Reward, Rollout, StepStats, Turn, Verdict
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,8 @@ def record(writer: RunWriter, log: StepLog, renderer: Renderer) -> None:
     if not batch.minibatches:
         writer.event("no_signal", no_signal(sampled.groups, settings.algo), step)
     guard_rewards(writer, step, sampled.everyone, settings.watch)
+    if settings.stage == "rl":
+        guard_grades(writer, step, sampled.everyone, only_function(settings.reward))
     guard(writer, step, stats, batch.minibatches, batch.samples, settings.watch)
     for warning in collapse_warnings(writer.history, settings.watch):
         writer.event("collapse", str(warning), step, name=warning.name)
@@ -133,11 +137,27 @@ def _episodes(rollouts: Sequence[Rollout]) -> dict[str, float]:
         "episode/branches": float(np.mean([len(chains(r)) - 1 for r in rollouts])),
         "episode/tool_calls": float(np.mean(calls)),
         "episode/malformed": float(np.mean([sum(step.error is not None for step in e.steps) for e in episodes])),
+        **_reads(rollouts),
         **{f"episode/end/{end}": float(np.mean([e.end == end for e in episodes])) for end in get_args(End)},
         **{
             f"episode/{n}": float(np.mean([sum(s.parts.get(n, 0.0) for s in e.steps) for e in episodes])) for n in names
         },
     }
+
+
+def _reads(rollouts: Sequence[Rollout]) -> dict[str, float]:
+    """Of the native engine: prompt tokens that were computed, and turns whose conversation was read again."""
+    if any(turn.read is None for r in rollouts for turn in r.turns):
+        return {}
+    pairs = [[pair for chain in chains(r) for pair in pairwise(chain)] for r in rollouts]
+    # What was kept lacks the last token of the turn before.
+    again = [sum((t.read or 0) > len(t.prompt_ids) - _length(b) + 1 for b, t in of_rollout) for of_rollout in pairs]
+    tokens = [sum(turn.read or 0 for turn in r.turns) for r in rollouts]
+    return {"episode/read_tokens": float(np.mean(tokens)), "episode/read_again": float(np.mean(again))}
+
+
+def _length(turn: Turn) -> int:
+    return len(turn.prompt_ids) + len(turn.completion_ids)
 
 
 def _accuracy(rewards: Sequence[Reward]) -> dict[str, float]:

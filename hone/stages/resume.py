@@ -134,6 +134,11 @@ def extension(before: dict[str, Any], stage: Recipe, changed: Sequence[Change], 
     """Messages for a finished stage that is extended."""
     old = Recipe.model_validate(chosen(before))
     lines = [f"{folder} was finished and continues: {', '.join(map(str, changed))}"]
+    saved = checkpoint.saved_steps(folder / "checkpoints")
+    first, steps = checkpoint.step_of(saved[-1]) if saved else 0, steps_of(folder)
+    if first < steps:
+        which = f"steps {first} to {steps - 1} come" if first < steps - 1 else f"step {first} comes"
+        lines.append(f"{which} after the last checkpoint and will be computed again")
     if old.updates is not None and stage.updates is not None:
         change = longer(stage.optim, old.updates, stage.updates)
         lines += [change] if change else []

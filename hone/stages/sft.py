@@ -113,6 +113,7 @@ def train(recipe: Recipe, folder: Path, model: ModelConfig) -> None:
             chosen = stage.draw(step)
             samples = [s for example in chosen for s in example]
             batches = stage.pack(samples)
+            run.update_begins()
             stats = policy.imitate(batches)
             clock.lap("train")
             row = metrics(stats)

@@ -6,6 +6,7 @@ import http.server
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,6 +14,7 @@ from hone.base import hub
 from hone.base.http import free_port
 from hone.base.settings import UserError
 from hone.model.load import load_tokenizer
+from hone.preflight.plan.shapes import config_of
 from hone.recipe.sections.model import ModelConfig
 from hone.tasks.rows.sources import read_source
 
@@ -63,3 +65,19 @@ def test_offline_by_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
     with pytest.raises(UserError, match="cannot be reached"):
         hub.require("x", "wait")
+
+
+def test_a_misspelt_folder_is_no_question_for_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hub, "require", lambda *_: pytest.fail("the hub was asked"))
+    (tmp_path / "mymodel").mkdir()
+    monkeypatch.chdir(tmp_path)
+    for load in (load_tokenizer, config_of):
+        with pytest.raises(UserError, match=r"mymodle: no folder of this name in .*; did you mean mymodel\?"):
+            load(ModelConfig(path="mymodle"))
+
+
+def test_the_shape_of_a_model_out_of_reach_is_said_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{free_port()}")
+    for path in ("no/such", "gpt2"):
+        with pytest.raises(UserError, match=r"cannot be reached; .*give a folder"):
+            config_of(ModelConfig(path=path))

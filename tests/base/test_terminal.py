@@ -65,6 +65,15 @@ def test_a_disk_that_refuses_is_said_in_words(number: str) -> None:
     assert b"--resume" in done.stderr
 
 
+def test_the_remedy_fits_the_verb() -> None:
+    error = PermissionError(errno.EACCES, "Permission denied", "runs")
+    for verb, remedy in [("train", "runs=PATH; with --resume"), ("report", "--out"), ("init", "NAME")]:
+        said = terminal.disk_problem(error, verb)
+        assert said is not None
+        assert remedy in said
+        assert ("--resume" in said) == (verb == "train")
+
+
 def test_an_error_of_safetensors_is_one_of_the_disk(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(Exception, match="os error") as caught:

@@ -17,7 +17,7 @@ from hone.base import jsonl
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'hone-rl[ray]'"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'ray[default]'"),
     pytest.mark.skipif(sys.platform != "linux", reason="other systems listen at 127.0.0.1 only"),
 ]
 

@@ -19,7 +19,7 @@ from hone.base import jsonl
 pytestmark = [
     pytest.mark.ray,
     pytest.mark.timeout(1800),
-    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'hone-rl[ray]'"),
+    pytest.mark.skipif(find_spec("ray") is None, reason="ray is not installed: pip install 'ray[default]'"),
 ]
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -178,7 +178,7 @@ def test_a_process_of_torchrun_joins(begun: list[Job], monkeypatch: pytest.Monke
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "find_spec", lambda name: None)
-    with pytest.raises(UserError, match=r"ray is not installed here; run `pip install 'hone-rl\[ray\]'`, on every"):
+    with pytest.raises(UserError, match=r"ray is not installed here; run `pip install 'ray\[default\][^']*'`, on"):
         start("launch=ray")
 
 

@@ -36,8 +36,22 @@ class Script:
         self.closed = True
 
 
+class Clock:
+    """Seconds that pass in `sleep` alone, so that no result depends on the speed of the machine."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "time", Clock())
     for name, seconds in (("LOOK", 0.001), ("GRACE", 0.1), ("SAVING", 0.2)):
         monkeypatch.setattr(module, name, seconds)
 

@@ -19,8 +19,16 @@ from hone.learn.samples import chains
 from hone.recipe.sections.algo import AlgoConfig, KLConfig, WatchConfig
 from hone.recipe.sections.optim import OptimConfig
 from hone.runs.writer import RunWriter
-from hone.stages.guard import TENSORS, NonFiniteUpdate, guard, no_signal, skipped_in_a_row, usual_grad_norm
-from hone.types import Block, MicroBatch, StepStats
+from hone.stages.guard import (
+    TENSORS,
+    NonFiniteUpdate,
+    guard,
+    guard_grades,
+    no_signal,
+    skipped_in_a_row,
+    usual_grad_norm,
+)
+from hone.types import Block, Group, MicroBatch, Reward, StepStats, Verdict
 from tests.learn.policies import REWARDS, SAMPLING, load, make_groups, packer
 
 WATCH = WatchConfig(max_skipped=3, window=3)
@@ -210,3 +218,23 @@ def read_batches(path: Path) -> list[list[MicroBatch]]:
             layout = tuple(Block(prompt, tuple(lens)) for prompt, lens in shape["layout"])
             updates[u].append(MicroBatch(layout=layout, sample_ids=tuple(shape["sample_ids"]), **tensors))
     return updates
+
+
+def test_a_reward_of_0_or_1_that_differs_from_the_grader_is_said_once(tmp_path: Path) -> None:
+    def groups(pairs: list[tuple[float, Verdict]]) -> list[Group]:
+        (group,) = make_groups([[value for value, _ in pairs]])
+        rewards = tuple(Reward(value, {"mine": value}, verdict) for value, verdict in pairs)
+        return [replace(group, rewards=rewards)]
+
+    same = [(1.0, "correct"), (0.0, "wrong"), (0.0, "malformed"), (0.0, "verifier_error")] * 10
+    writer = RunWriter.open(tmp_path, {}, 0)
+    guard_grades(writer, 0, groups([*same, (0.0, "correct")]), "mine")  # 1 of 31
+    guard_grades(writer, 1, groups([(0.3, "correct"), (0.7, "wrong")]), "mine")  # not 0 or 1
+    guard_grades(writer, 2, groups([(0.0, "correct")]), None)
+    assert jsonl.read(tmp_path / "events.jsonl") == []
+    for step in (3, 4):
+        guard_grades(writer, step, groups([*same, *[(0.0, "correct")] * 2, (1.0, "wrong")]), "mine")
+    (event,) = jsonl.read(tmp_path / "events.jsonl")
+    assert (event["kind"], event["step"]) == ("grades_differ", 3)
+    assert "differ on 3 of 33 samples: 2 are graded correct and have no reward, 1 have one" in event["message"]
+    assert "task.grading=none" in event["message"]

@@ -18,7 +18,7 @@ import torch
 
 from hone.base import jsonl
 from hone.base.settings import ConfigError, UserError
-from hone.base.stop import EX_TEMPFAIL, Interrupted, Preempted
+from hone.base.stop import EX_TEMPFAIL, Halted, Interrupted, Preempted
 from hone.learn import checkpoint
 from hone.learn.state import State
 from hone.recipe.load import load
@@ -130,11 +130,24 @@ def test_a_full_disk_is_an_error_that_keeps_the_last_good_one(
             resource.setrlimit(resource.RLIMIT_FSIZE, before)
         expected = errno.EFBIG
     run.checkpoints._background.join()
-    with pytest.raises(OSError, match=r"checkpoint 2 could not be written .*; earlier ones are intact") as caught:
+    with pytest.raises(OSError, match=r"step_000002 could not be written .*; earlier ones are intact") as caught:
         save(run, 3)  # it shows at the next step
     assert caught.value.errno == expected
     assert names(tmp_path) == ["step_000001"]
     assert checkpoint.fault(tmp_path / "checkpoints" / "step_000001") is None
+
+
+def test_the_first_checkpoint_on_a_full_disk_names_no_earlier_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*_: Any) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(checkpoint.shards, "write", full)
+    run = open_run(tmp_path)
+    save(run, 1)
+    with pytest.raises(OSError, match=r"step_000001 could not be written .*; there is no earlier one$"):
+        run.checkpoints.settle()
 
 
 def test_an_error_in_the_loop_does_not_cut_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -244,6 +257,24 @@ def test_nothing_is_saved_twice_and_nothing_of_an_untrained_model(tmp_path: Path
     run.stops._stop.cancel()
     assert stopped.value.step == 0
     assert not (tmp_path / "checkpoints").exists()
+
+
+def test_an_error_before_an_update_saves_what_is_finished_and_after_it_nothing(tmp_path: Path) -> None:
+    run = open_run(tmp_path / "before")
+    run.checkpoints.config = CheckpointConfig(every=100)
+    run.resume(Counter())  # type: ignore[arg-type]
+    with pytest.raises(Halted, match=r"step 1: a reward is wrong\nstopped before step 1, saved"), run.interruptible():  # noqa: PT012
+        save(run, 1)  # not due
+        raise UserError("a reward is wrong")
+    assert names(tmp_path / "before") == ["step_000001"]
+    run = open_run(tmp_path / "after")
+    run.checkpoints.config = CheckpointConfig(every=100)
+    run.resume(Counter())  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"^the loss is not finite$"), run.interruptible():  # noqa: PT012
+        save(run, 1)
+        run.update_begins()
+        raise UserError("the loss is not finite")
+    assert not (tmp_path / "after" / "checkpoints").exists()
 
 
 def test_ctrl_c_lets_the_step_end(tmp_path: Path) -> None:

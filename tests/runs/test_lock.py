@@ -18,7 +18,9 @@ from typing import Any
 
 import pytest
 
-from hone.runs import lock, owner
+from hone.base import owner
+from hone.runs import lock
+from hone.runs.listing import state
 from hone.runs.lock import Held, LockLost
 from hone.runs.writer import RunWriter
 
@@ -307,3 +309,17 @@ def test_on_a_file_system_without_links(tmp_path: Path, monkeypatch: pytest.Monk
         pass
     assert os.listdir(tmp_path) == []
     shutil.rmtree(tmp_path)
+
+
+def test_a_run_that_was_stopped_is_not_one_that_died(tmp_path: Path, start: Any) -> None:
+    folder = tmp_path / "run"
+    folder.mkdir()
+    (folder / "manifest.json").write_text("{}")
+    first = start(HOLDER, folder)
+    assert state(folder) == "running"
+    first.communicate("\n")  # it ends, as after a Ctrl-C
+    assert state(folder) == "stopped"
+    second = start(HOLDER, folder)
+    second.kill()
+    second.wait()
+    assert state(folder) == "died"

@@ -17,7 +17,7 @@ from hone.learn.state import State
 from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs.run import Run
 from hone.runs.writer import RunWriter
-from hone.types import Sample, StepStats
+from hone.types import Group, Problem, Reward, Rollout, Sample, StepStats, Turn
 
 
 class FakePolicy:
@@ -86,6 +86,22 @@ def test_the_manifest_says_what_is_needed_to_run_again(tmp_path: Path) -> None:
     assert manifest["seed"] == 5
     assert {"python", "torch", "transformers"} <= manifest["versions"].keys()
     assert manifest["hardware"]["cpus"] >= 1
+
+
+@pytest.mark.parametrize(
+    ("answer", "reference", "gold"),
+    [(7, None, "7"), ({"target": 7}, "<answer>3 + 4</answer>", "3 + 4"), ({"target": 7}, None, None)],
+)
+def test_rollouts_record_the_right_answer(tmp_path: Path, answer: object, reference: str | None, gold: object) -> None:
+    turn = Turn(np.asarray([5]), np.asarray([7]), np.asarray([-0.5], np.float32), "stop", 3)
+    problem = Problem("p", "sums", (), answer, reference=reference)
+    group = Group(problem, (Rollout("p", 0, (turn,), "8"),), (Reward(0.0, {}, "wrong", "8"),))
+    sample = Sample(np.asarray([5, 7]), np.asarray([False, True]), np.zeros(2, np.float32), np.zeros(2, np.float32), 1,
+                    "p", 3)  # fmt: skip
+    open_run(tmp_path).writer.log_rollouts(3, [group], ["3 + 4?"], [sample], StepStats(0.0, 0.0, 1, {}), piece=str)
+    (row,) = jsonl.read(tmp_path / "rollouts" / "step_000003.jsonl")
+    assert row.get("gold") == gold
+    assert row["extracted"] == "8"
 
 
 def test_tokens_of_a_step_hold_both_log_probs_and_the_pieces(tmp_path: Path) -> None:

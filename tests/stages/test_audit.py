@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,19 @@ import torch
 
 from hone.base import jsonl
 from hone.base.settings import UserError
-from hone.base.stop import Preempted
+from hone.base.stop import Preempted, Stopping
+from hone.base.world import World
 from hone.cli import app as cli
 from hone.learn import checkpoint
 from hone.model.load import load_model
 from hone.recipe.load import load
-from hone.recipe.recipe import Recipe
+from hone.recipe.recipe import Recipe, stages_of
 from hone.recipe.sections.model import ModelConfig
 from hone.rollout.native import NativeEngine
 from hone.stages import audit as runs
-from hone.stages import pipeline
+from hone.stages import pipeline, source
+from hone.stages.pipeline import how_to_go_on
+from hone.stages.resume import outlook
 from hone.tasks.curriculum import Curriculum
 from hone.types import Problem
 
@@ -227,6 +231,43 @@ def test_sigterm_in_the_middle_of_sampling_loses_no_finished_step(
     assert runs.check(run)[1] == 0
 
 
+def test_an_extension_says_which_steps_are_computed_again(whole: Path, tmp_path: Path) -> None:
+    todo = outlook(stages_of(recipe(tmp_path, "steps=9")), whole)
+    assert todo is not None
+    assert "step 4 comes after the last checkpoint and will be computed again" in todo.lines
+
+
+@pytest.mark.parametrize("kind", ["error", "SIGTERM"])
+def test_a_stop_between_two_checkpoints_saves_the_finished_steps(
+    kind: str, whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In step 2, after its evaluation, while nothing has been saved: the resumed run does not notice."""
+    score = source.reward_groups
+    run = tmp_path / "runs" / "small"
+
+    def broken(*arguments: Any) -> Any:
+        if jsonl.read(run / "metrics.jsonl")[1:]:
+            if kind == "error":
+                raise UserError("reward bad.py:later: gave 1 rewards for 8 completions")
+            raise Stopping
+        return score(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(source, "reward_groups", broken)
+        with pytest.raises((UserError, Preempted)) as stopped:
+            pipeline.run(recipe(tmp_path, "checkpoint={every: 100, keep_best: 0}"))
+    said = f"{stopped.value}\n{capsys.readouterr().err}"
+    assert "stopped before step 2, saved" in said
+    assert "ontinue with: " in said
+    assert " --resume" in said
+    if kind == "error":
+        assert "step 2: reward bad.py:later: gave 1 rewards for 8 completions" in said
+    assert [path.name for path in (run / "checkpoints").iterdir()] == ["step_000002"]
+    pipeline.run(recipe(tmp_path), resume=True)
+    assert bits(run) == bits(whole)
+    assert runs.check(run)[1] == 0
+
+
 def threads() -> set[int | None]:
     import threading
 
@@ -259,3 +300,19 @@ def test_a_run_from_before_a_setting_was_there_goes_on(
     with pytest.raises(UserError, match=r"finished, but with other settings:\n  checkpoint.stop_within_seconds"):
         pipeline.run(recipe(tmp_path, "checkpoint.stop_within_seconds=5"), resume=True)
     assert "config_changed" not in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "argv, command",
+    [
+        (["/bin/hone", "train", "a b.yaml", 'stop=["x y"]'], """/bin/hone train 'a b.yaml' 'stop=["x y"]' --resume"""),
+        (["notebook.py", "--port", "1"], "hone train runs/mine --resume"),  # the arguments are another program's
+    ],
+)
+def test_the_command_to_continue_with_can_be_pasted(
+    argv: list[str], command: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "argv", argv)
+    with pytest.raises(KeyboardInterrupt), how_to_go_on(Path("runs/mine"), World(0, 1)):
+        raise KeyboardInterrupt
+    assert capsys.readouterr().err.endswith(f"Continue with: {command}\n")

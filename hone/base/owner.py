@@ -1,4 +1,4 @@
-"""The owner of a run folder's lock, and whether its process still runs.
+"""The owner of a lock or a container: a process, and whether it still runs.
 
 {"token": "5f...", "host": "node3", "boot": "c1...", "namespace": "pid:[4026531836]", "pid": 4242,
  "process": "8812345", "command": "hone train demo", "since": "2025-01-31 12:00:00", "beat": 17}
@@ -23,7 +23,7 @@ SIZE = 1024
 
 @dataclass(frozen=True)
 class Owner:
-    """The holder of a lock."""
+    """A process of hone that holds something."""
 
     token: str
     host: str
