@@ -11,7 +11,7 @@ from collections.abc import Mapping
 
 from hone.report.read import Row, StageRecord, rows
 from hone.report.text import escape, number
-from hone.report.why import Why, groups_of, why_of
+from hone.report.why import Why, groups_of, weights_of, why_of
 
 #: Characters of an answer that are shown.
 MOST = 3000
@@ -34,7 +34,7 @@ def chosen(stage: StageRecord) -> list[tuple[int, str, list[Row]]]:
 
 def html(stage: StageRecord) -> str:
     """The chosen groups, collapsed except for the first."""
-    weights = _weights(stage.config)
+    weights = weights_of(stage.config)
     parts = []
     for i, (step, reason, group) in enumerate(chosen(stage)):
         ordered = sorted(group, key=lambda row: -_total(row))
@@ -55,7 +55,8 @@ def html(stage: StageRecord) -> str:
 def _answer(row: Row, why: Why) -> str:
     title = f"Answer {row.get('index')}"
     verdict = f"– {row.get('verdict')}, reward {number(_total(row))}, {row.get('tokens')} tokens"
-    reasons = "".join(f"<li>{escape(sentence)}</li>" for sentence in why.sentences)
+    right = [f"The right answer: {why.gold}"] if why.gold is not None else []
+    reasons = "".join(f"<li>{escape(sentence)}</li>" for sentence in (*why.sentences, *right))
     return (
         f'<div><h4>{escape(title)} <span class="verdict">{escape(verdict)}</span></h4>'
         f'<pre>{_text(why)}</pre><ul class="events">{reasons}</ul></div>'
@@ -81,10 +82,3 @@ def _total(row: Mapping[str, object]) -> float:
 def _spread(group: list[Row]) -> float:
     totals = [_total(row) for row in group]
     return max(totals) - min(totals)
-
-
-def _weights(config: Row) -> dict[str, float]:
-    reward = config.get("reward")
-    parts = reward.get("parts") if isinstance(reward, dict) else None
-    items = parts.items() if isinstance(parts, dict) else ()
-    return {str(name): float(weight) for name, weight in items if isinstance(weight, (int, float))}

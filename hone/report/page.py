@@ -48,10 +48,11 @@ def figure(inline_svg: str, note: str = "") -> str:
 
 
 def tiles(story: Story) -> str:
-    """Large tiles with accuracy, length and reflection, before and after."""
+    """Large tiles with accuracy, reward, length and reflection, before and after."""
     sides = [side for side in (story.before, story.after) if side]
     cards = [
         _tile("Accuracy", [(s.label, s.accuracy) for s in sides], percent, ""),
+        _tile("Mean reward", [(s.label, s.reward) for s in sides], "{:.3f}".format, ""),
         _tile("Response length", [(s.label, s.tokens) for s in sides], tokens, "tokens"),
         _tile("Responses that reflect", [(s.label, s.reflects) for s in sides], percent, ""),
     ]
@@ -227,10 +228,11 @@ def _event_list(title: str, lines: list[str]) -> str:
 
 
 def _event(run: RunRecord, stage: StageRecord, event: Row) -> str:
-    where = f"{stage.name}, " if run.pipeline else ""
+    step = event.get("step")
+    where = [stage.name] * run.pipeline + ([] if step is None else [f"step {step}"])
     message = str(event.get("message") or "")[:500]
     kind = str(event.get("kind", "?")).replace("_", " ")
-    return f"{kind} ({where}step {event.get('step', '?')})" + (f": {message}" if message else "")
+    return kind + (f" ({', '.join(where)})" if where else "") + (f": {message}" if message else "")
 
 
 def unfinished(run: RunRecord) -> str:

@@ -24,7 +24,7 @@ WARNINGS = frozenset(
     {
         *("warning", "error", "non_finite", "collapse", "grad_spike", "update_skipped", "verifier", "no_signal"),
         *("worker_failed", "worker_lost", "launcher_lost", "checkpoint_damaged", "rows_damaged", "sink_failed"),
-        *("refill_bound", "file_changed"),
+        *("refill_bound", "file_changed", "grades_differ"),
     }
 )
 ROUTINE = frozenset({"checkpoint", "zero_variance", "finished", "memory"})

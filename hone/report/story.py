@@ -26,6 +26,7 @@ class Side:
     row: Row
     stage: StageRecord | None
     accuracy: Interval | None
+    reward: Interval | None  # the mean of the training reward; None if it is the accuracy, or was not computed
     tokens: Interval | None
     reflects: Interval | None
     outcomes: Mapping[str, list[float]]  # problem id -> 1/0 per sample
@@ -39,11 +40,17 @@ class Side:
     def sampling(self) -> str:
         """The settings in words: temperature 1, top-p 1, ..., one sample per problem."""
         settings = self.row.get("sampling")
-        parts = [f"{k.replace('_', ' ')} {v}" for k, v in settings.items()] if isinstance(settings, dict) else []
+        settings = settings if isinstance(settings, dict) else {}
+        written = {key: value for key, value in settings.items() if value or key == "temperature"}  # 0, []: not used
+        parts = [f"{key.replace('_', ' ')} {_plain(value)}" for key, value in written.items()]
         counts = {len(v) for v in self.outcomes.values()}
         if counts and max(counts) > 1:
             parts.append(f"{max(counts)} samples per problem")
         return ", ".join(parts)
+
+
+def _plain(value: object) -> str:
+    return " ".join(map(repr, value)) if isinstance(value, (list, tuple)) else str(value)
 
 
 @dataclass(frozen=True)
@@ -100,6 +107,7 @@ def _side(label: str, row: Row, stage: StageRecord | None) -> Side:
         row,
         stage,
         to_interval(row.get("accuracy")),
+        to_interval(row.get("reward")),
         _mean(row.get("response_tokens"), [[t for t, _ in v] for v in by_problem.values()], 0.01),
         _mean(row.get("reflection_rate"), [[r for _, r in v] for v in by_problem.values()], 1e-6),
         stats.outcomes(verdicts),
@@ -126,6 +134,19 @@ def verb(comparison: stats.Comparison | None, before: float, after: float) -> st
 
 
 def headline(run: RunRecord, story: Story) -> str:
+    """The accuracy before and after, and the mean reward, if that is something else."""
+    accuracy, reward = _accuracy_headline(story), _reward_headline(story)
+    if accuracy and reward:
+        return f"{accuracy}; {reward}"
+    return accuracy or reward[:1].upper() + reward[1:] or f"Run {run.name}"
+
+
+def _reward_headline(story: Story) -> str:
+    known = [(side.label, side.reward) for side in (story.before, story.after) if side and side.reward]
+    return f"mean reward {', '.join(f'{mean.value:.3f} {label}' for label, mean in known)}" if known else ""
+
+
+def _accuracy_headline(story: Story) -> str:
     before, after = story.before, story.after
     if before and after and before.accuracy and after.accuracy:
         a, b = before.accuracy.value, after.accuracy.value
@@ -136,7 +157,7 @@ def headline(run: RunRecord, story: Story) -> str:
     only = after or before
     if only and only.accuracy:
         return f"Accuracy {percent(only.accuracy.value, 0)} {only.label} training"
-    return f"Run {run.name}"
+    return ""
 
 
 def sentences(run: RunRecord, story: Story) -> Iterator[str]:
@@ -153,11 +174,14 @@ def sentences(run: RunRecord, story: Story) -> Iterator[str]:
     if before and after and before.accuracy and after.accuracy:
         yield f"Before, it was {_with_range(before.accuracy)}."
         yield _difference(story.comparison)
+        yield from _by_reward(before, after)
         yield from _changes(before, after)
+    else:
+        yield from _by_reward(before, after)
 
 
 def _by_reward(before: Side | None, after: Side | None) -> Iterator[str]:
-    """Sentences for a task without a grader."""
+    """Sentences on the training reward of the held-out answers."""
     for side in (before, after):
         if side is not None and "reward/mean" in side.row:
             split = str(side.row.get("split", "held-out"))

@@ -131,7 +131,7 @@ body{font-size:.97rem}
 .facts dd{margin-bottom:.55rem}
 section{margin-top:2.4rem}
 tbody th{white-space:normal;min-width:7.5rem}
-#table-first-seen,#table-first-seen tbody{display:block}
+#table-first-seen,#table-first-seen :is(tbody,caption){display:block}
 #table-first-seen thead{position:absolute;clip-path:inset(50%)}
 #table-first-seen tr{display:grid;grid-template-columns:1fr auto;border-bottom:1px solid var(--line);padding:.5rem 0}
 #table-first-seen :is(td,th){border:0;padding:.1rem .4rem .1rem 0;text-align:left;white-space:normal;min-width:0}

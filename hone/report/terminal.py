@@ -15,7 +15,8 @@ from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.environments.record import transcript
-from hone.report.why import PartScore, groups_of, why_of
+from hone.report.text import minus
+from hone.report.why import PartScore, groups_of, weights_of, why_of
 from hone.runs import layout, seal
 
 #: Characters of a problem's id and of an answer in the list of groups.
@@ -92,16 +93,19 @@ def _group(stage: Path, step: int, number: int, rows: list[dict[str, Any]]) -> I
         yield "why this reward:"
         for sentence in (*why.sentences, *map(_part, why.parts)):
             yield textwrap.fill(visible(sentence), 100, initial_indent="  ", subsequent_indent="    ")
-        if row.get("extracted") is not None:
-            yield f"  read as the answer: {visible(row['extracted'])}"
+        for name, value in (("read as the answer", row.get("extracted")), ("right answer", why.gold)):
+            if value is not None:
+                yield textwrap.indent(f"{name}: {visible(value)}", "  ")
 
 
 def _part(part: PartScore) -> str:
-    value = "did not apply" if part.value is None else f"{part.value:.4g}"
-    return f"{part.name}: {value}" + (f" × {part.weight:.4g}" if part.weight is not None else " (recorded only)")
+    value = "did not apply" if part.value is None else minus(f"{part.value:.4g}")
+    return f"{part.name}: {value}" + (
+        f" × {minus(f'{part.weight:.4g}')}" if part.weight is not None else " (recorded only)"
+    )
 
 
 def _weights(stage: Path) -> dict[str, float]:
     path = stage / "config.resolved.json"
     config = checksums.read_json(path, dict, "restore it from a copy") if path.is_file() else {}
-    return {str(name): float(weight) for name, weight in config.get("reward", {}).get("parts", {}).items()}
+    return weights_of(config)

@@ -46,13 +46,18 @@ def percent(value: float, digits: int = 1) -> str:
 
 
 def number(value: float) -> str:
-    """About three significant digits, with thousands separators."""
+    """About three significant digits, with thousands separators and a true minus sign."""
     if not math.isfinite(value):
-        return str(value)
+        return minus(str(value))
     if value == int(value) and abs(value) < 1e15:
-        return f"{int(value):,}"
+        return minus(f"{int(value):,}")
     text = f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
-    return re.sub(r"e([+-])0*(\d+)$", lambda m: f"e{m.group(1).strip('+')}{m.group(2)}", text)
+    return minus(re.sub(r"e([+-])0*(\d+)$", lambda m: f"e{m.group(1).strip('+')}{m.group(2)}", text))
+
+
+def minus(text: str) -> str:
+    """A number's text with true minus signs in place of hyphens."""
+    return text.replace("-", "\N{MINUS SIGN}")
 
 
 def tokens(value: float) -> str:

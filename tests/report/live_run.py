@@ -23,6 +23,7 @@ def answer(step: int, place: int, text: str = "", **more: Any) -> dict[str, Any]
         "problem_id": f"problem-{place // GROUP}", "index": place % GROUP, "level": str(1 + place // GROUP),
         "prompt": f"Puzzle {place // GROUP}: how many?", "text": body, "parts": {"outcome": float(right)},
         "total": float(right), "verdict": "correct" if right else "wrong", "extracted": str(place),
+        "gold": str(place if right else place + 1),
         "advantage": 0.0 if step == 2 else float(right) - 0.25, "tokens": 10 + place, "finish": "stop",
         "policy_version": step, **more,
     }  # fmt: skip
@@ -79,7 +80,7 @@ def evaluation(stage: Path, label: str, step: int, right: Sequence[bool], text: 
 
 
 def make_run(folder: Path, steps: int = 4, answers: int = 3 * GROUP) -> Path:
-    """A run of one stage, which has died: three groups of four answers in every step."""
+    """A run of one stage, which was stopped: three groups of four answers in every step."""
     folder.mkdir(parents=True)
     config = {
         "name": folder.name, "stage": "rl", "steps": 10, "task": {"name": "knights", "people": [2]},

@@ -22,7 +22,7 @@ from hone.report.live.index import RolloutIndex, index_file, repetition, row_at
 from hone.report.live.library import Library
 from hone.report.live.query import Browser, Query
 from hone.report.live.tail import read_from, read_rows
-from hone.report.live.views import listing
+from hone.report.live.views import finite, listing
 from hone.runs import layout
 from tests.report.live_run import GROUP, answer, append, make_run, write_metrics, write_step
 
@@ -54,6 +54,63 @@ def rows_of(stage: Path, **parameters: str) -> list[tuple[int, int]]:
 
 
 # --- files of rows ------------------------------------------------------------------------------------------------
+
+
+def test_looking_for_what_is_new_does_not_touch_every_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stage = make_run(tmp_path / "one")
+    index = RolloutIndex(stage)
+    index.refresh()
+
+    def looked(*arguments: object) -> None:
+        raise AssertionError("an unchanged file was looked up")
+
+    monkeypatch.setattr("hone.runs.layout.inside", looked)
+    assert not index.refresh()
+
+
+def test_a_request_about_one_run_does_not_list_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("one", "two\u202e"):
+        make_run(tmp_path / "runs" / name)
+    (tmp_path / "runs" / ".hidden").mkdir()
+    make_run(tmp_path / "outside")
+    library = Library.at(tmp_path / "runs")
+    for name in ("..", "../outside", ".hidden", "absent", "."):
+        with pytest.raises(UserError, match="no run"):
+            library.stages(name)
+    assert library.summary("two⟨U+202E⟩")["stages"][0]["done"] == 4
+    listed = []
+    monkeypatch.setattr("hone.runs.listing.runs_in", lambda folder: listed.append(folder) or [])
+    assert library.summary("one")["stages"][0]["done"] == 4
+    assert listed == []
+
+
+def test_rows_of_a_file_that_is_gone_are_listed_without_their_text(tmp_path: Path) -> None:
+    stage = make_run(tmp_path / "one")
+    index = RolloutIndex(stage)
+    index.refresh()
+    (stage / layout.rollouts_name(2)).unlink()
+    (stage / layout.rollouts_name(1)).write_text("7\n" * 2000)
+    rows = listing(Browser(index), Query(), 0, 100)["rows"]
+    assert {row["step"]: bool(row["text"]) for row in rows} == {3: True, 2: False, 1: False, 0: True}
+    assert [row["text"][-14:] for row in rows[-2:]] == ["<answer>10</answer>"[-14:], "<answer>11</answer>"[-14:]]
+
+
+def test_what_is_no_file_of_the_run_is_not_waited_for(tmp_path: Path) -> None:
+    stage = make_run(tmp_path / "one")
+    (stage / "rollouts" / "step_000004.jsonl").mkdir()
+    (tmp_path / "other.jsonl").write_text("{}\n")
+    (stage / "rollouts" / "step_000005.jsonl").symlink_to(tmp_path / "other.jsonl")
+    (stage / "rollouts" / "step_000006.jsonl").symlink_to(stage / "rollouts" / "step_000001.jsonl")
+    index = RolloutIndex(stage)
+    index.refresh()
+    assert (index.indexed, index.files) == (5, 5)
+    assert not index.refresh()
+
+
+def test_numbers_for_json_have_six_digits() -> None:
+    values = np.asarray([0.1, -1234567.0, 1e-9 / 3, 0.0, np.nan, np.inf, 2.0e9], np.float32)
+    assert finite(values) == [0.1, -1234570.0, 3.33333e-10, 0.0, None, None, 2e9]
+    assert finite(np.asarray([1, -2], np.int32)) == [1, -2]
 
 
 def test_a_file_is_read_from_where_the_last_reading_ended(tmp_path: Path) -> None:
@@ -232,7 +289,7 @@ def test_a_page_of_rows(run: Path) -> None:
 def test_runs_and_their_state(client: TestClient, run: Path) -> None:
     (one,) = client.get("/api/runs").json()["runs"]
     (stage,) = one["stages"]
-    assert (one["name"], one["state"], stage["name"]) == ("one", "died", "-")
+    assert (one["name"], one["state"], stage["name"]) == ("one", "stopped", "-")
     assert (stage["done"], stage["planned"], stage["seconds_left"]) == (4, 10, 12.0)  # six steps of two seconds
     assert stage["validation"]["value"] == 0.5
     write_metrics(run, 4)

@@ -235,7 +235,7 @@ def test_from_a_dip_to_the_three_worst_answers_and_why_in_four_clicks(shown: Sho
     assert cards.count() == 3
     assert "Step 30, sample 6" in cards.nth(0).inner_text()  # the lowest advantage
     for one in cards.all():
-        assert "An answer was read and graded as wrong." in one.locator(".why").inner_text()
+        assert "The task's grader read an answer and found it wrong." in one.locator(".why").inner_text()
         assert "the update makes this answer less likely" in one.locator(".why").inner_text()
     assert clicks <= 4
     assert shown.trouble == []
@@ -298,6 +298,15 @@ def test_time_travel_shows_both_rewards(shown: Shown, monkeypatch: pytest.Monkey
         allowed.close()
 
 
+def test_the_right_answer_is_shown_beside_the_one_that_was_read(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/sample/1/4")
+    assert page.locator(".readings").inner_text().split("\n") == ["Read as the answer", "4", "Right answer", "5"]
+    shown.open(page, "one/-/group/1/1")
+    assert page.locator(".readings.ofgroup").inner_text().split("\n") == ["Right answer", "5"]
+    assert shown.trouble == []
+
+
 def test_an_episode_is_folded_by_turn(shown: Shown) -> None:
     call = {"role": "assistant", "content": "Let me compute.", "tool_calls": [
         {"id": "1", "function": {"name": "python", "arguments": '{"code": "1 / 0"}'}}]}  # fmt: skip
@@ -309,13 +318,66 @@ def test_an_episode_is_folded_by_turn(shown: Shown) -> None:
     shown.open(page, "one/-/sample/7/0")
     assert page.locator(".turns > li").count() == 2
     first = page.locator(".turns > li").first
-    assert "calls python · an error came back · 1.5 s" in first.locator("summary").inner_text()
+    assert "calls python (1 / 0) · an error came back · 1.5 s" in first.locator("summary").inner_text()
     assert page.locator(".turns details[open]").count() == 1  # the last, which holds the answer
     first.locator("summary").click()
-    assert '{"code": "1 / 0"}' in first.inner_text()
+    assert "1 / 0" in first.locator(".call pre").inner_text()
     shown.open(page, "one/-/rollouts?preset=tools")
     assert page.locator(".vrow").count() == GROUP
     assert shown.trouble == []
+
+
+def test_a_page_that_is_open_before_the_run_follows_its_stages(browser: Any, tmp_path: Path) -> None:
+    run = tmp_path / "later"
+    shown = Shown(run, browser, tmp_path)
+    try:
+        page = shown.page()
+        page.goto(shown.base)
+        page.wait_for_selector("text=no finished step yet")
+        make_run(tmp_path / "made" / "rl")
+        stages = [{"name": "warmup", "kind": "sft", "folder": "warmup"}, {"name": "rl", "kind": "rl", "folder": "rl"}]
+        (tmp_path / "made" / "stages.json").write_text(json.dumps(stages))
+        (tmp_path / "made").rename(run)
+        page.wait_for_selector(".stages a[aria-current]", timeout=30000)
+        assert page.locator(".stages a[aria-current]").inner_text() == "rl"
+        page.wait_for_selector("[data-key=reward]")
+        page.locator(".stages a", has_text="warmup").click()
+        page.locator(".tabs a", has_text="Rollouts").click()
+        page.wait_for_selector("text=A supervised stage samples no answers")
+        assert page.locator("#notice").is_hidden()
+        assert [one for one in shown.trouble if "404" not in one] == []  # of the stage that the page was open at
+    finally:
+        shown.close()
+
+
+def test_damaged_rows_do_not_disorder_the_charts(shown: Shown) -> None:
+    path = shown.root / "one" / "metrics.jsonl"
+    append(path, {"step": -5, "reward/mean": 9}, {"step": "x"}, {"step": 1, "reward/mean": 0.875})
+    with path.open("a") as file:
+        file.write('[]\n{"step": 2, "rew')
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    assert page.locator(".tiles dd b").first.inner_text() == "4"
+    assert "from 0.3 to 0.6" in page.locator("[data-key=reward] .plot").get_attribute("aria-label")
+    assert shown.trouble == []
+
+
+def test_a_page_of_a_running_run_rests(shown: Shown) -> None:
+    page = shown.page()
+    page.emulate_media(reduced_motion="no-preference")
+    shown.open(page, "one/-/overview")
+    page.evaluate("document.querySelector('.state').className = 'state running'")
+    assert page.evaluate("document.getAnimations().length") == 0  # else it is drawn 60 times a second
+
+
+def test_the_page_says_when_its_server_has_ended(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    assert page.locator("#notice").is_hidden()
+    shown.server.should_exit = True
+    page.wait_for_selector("#notice:not([hidden])")
+    assert "hone view" in page.locator("#notice").inner_text()
+    assert page.locator("[data-key=reward]").count() == 1  # what was shown stays
 
 
 def test_keys_pins_and_overlays(shown: Shown) -> None:

@@ -14,6 +14,7 @@ import uvicorn
 from hone.base.web import listen, settings
 from hone.report.live.app import make_app
 from hone.report.live.library import Library
+from hone.report.live.server import beside
 from tests.report.live_run import make_run
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -40,3 +41,11 @@ def test_the_page_opens_in_a_browser(tmp_path: Path) -> None:
         listener.close()
     assert "no group of step 2 has a reward difference" in done.stdout  # among what needs a look
     assert "Validation accuracy" in done.stdout
+
+
+def test_the_page_beside_a_run_ends_with_it_and_says_how_to_look_again(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with beside(tmp_path / "one"):
+        assert "look again" not in capsys.readouterr().err
+    assert f"to look again: hone view {tmp_path / 'one'}\n" in capsys.readouterr().err

@@ -23,6 +23,7 @@ from hone.base.settings import UserError
 from hone.report import curves, story, tables
 from hone.report.build import build
 from hone.report.figures import Curve, Panel, panel_figure
+from hone.report.page import tiles
 from hone.report.read import load_run
 from hone.report.svg import Rendered, render
 from tests.report.live_run import make_run
@@ -118,6 +119,17 @@ def test_warnings_stand_apart_from_what_happens_in_every_run(built: Path) -> Non
 
 
 @pytest.mark.usefixtures("undrawn")
+def test_events_without_a_step_and_settings_without_a_use(rl_run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = rl_run(tmp_path / "one", steps=20)
+    with (folder / "events.jsonl").open("a") as file:
+        file.write(json.dumps({"step": None, "kind": "decode_kernel", "message": "was compiled"}) + "\n")
+    rows = (folder / "evals.jsonl").read_text().replace('"top_p": 1.0,', '"top_p": 1.0, "top_k": 0, "stop": [],')
+    (folder / "evals.jsonl").write_text(rows)
+    text = build(folder).read_text()
+    assert "decode kernel: was compiled" in text
+    assert "temperature 1.0, top p 1.0, max tokens 320" in text
+
+
 def test_no_two_figures_have_the_same_title(built: Path) -> None:
     titles = re.findall(r'<title id="[^"]*">([^<]*)<', built.read_text())
     assert len(titles) > 10
@@ -138,7 +150,7 @@ def test_groups_show_the_best_and_the_worst_answer_and_why(tmp_path: Path) -> No
     folder = make_run(tmp_path / "one")
     page = Page(build(folder).read_text(encoding="utf-8"))
     assert "of the last step, the group whose rewards differ most" in page.text
-    assert "An answer was read and graded as wrong." in page.text
+    assert "The task's grader read an answer and found it wrong." in page.text
     assert "Reward 1 = outcome 1 × 1." in page.text
 
 
@@ -362,6 +374,24 @@ def test_a_fall_is_called_a_fall(rl_run: Callable[..., Path], tmp_path: Path) ->
     assert story.headline(run, told).startswith("Accuracy fell from")
     assert told.comparison is not None
     assert told.comparison.difference.high < 0
+
+
+def test_a_reward_that_is_not_the_accuracy_is_in_the_headline(rl_run: Callable[..., Path], tmp_path: Path) -> None:
+    folder = rl_run(tmp_path / "own", steps=12, rollouts=1)
+    rows = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    for row in rows:
+        mean = 0.25 if row["label"] == "before" else 0.917
+        row |= {"reward": {"value": mean, "low": mean - 0.05, "high": mean + 0.05, "n": 24}, "reward/mean": mean}
+    (folder / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    run = load_run(folder)
+    told = story.tell(run)
+    headline = story.headline(run, told)
+    assert headline.startswith("Accuracy ")
+    assert headline.endswith("; mean reward 0.250 before, 0.917 after")
+    assert any(
+        "The mean reward on the" in sentence and "0.917 after" in sentence for sentence in story.sentences(run, told)
+    )
+    assert "Mean reward" in tiles(told)
 
 
 def test_no_difference_is_not_called_a_rise(rl_run: Callable[..., Path], tmp_path: Path) -> None:

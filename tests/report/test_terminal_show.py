@@ -9,7 +9,7 @@ import pytest
 
 from hone.base.settings import UserError
 from hone.report.terminal import show
-from hone.report.why import groups_of, pieces, why_of
+from hone.report.why import groups_of, pieces, weights_of, why_of
 from tests.report.live_run import answer, make_run, write_step
 
 
@@ -26,6 +26,7 @@ def test_one_answer_with_its_reasons_and_nothing_that_a_terminal_obeys(tmp_path:
     text = "\n".join(show(run, None, 0, 0))
     assert "⟨U+001B⟩[2Jgone<answer>⟨U+202E⟩7</answer>" in text
     assert "Reward 1 = outcome 1 × 1." in text
+    assert "  read as the answer: ⟨U+202E⟩7\n  right answer: 0" in text
     assert "\x1b" not in text
     assert "\u202e" not in text
 
@@ -55,6 +56,16 @@ def test_an_episode_with_its_replies_and_the_times_of_its_turns(tmp_path: Path) 
     ]
     text = "\n".join(show(run, 4, 0, 0))
     assert "[calls calculator 1+1]\n  <tool> 2⟨U+001B⟩[2J\nSo 2." in text
+
+
+def test_parts_have_the_names_that_rollouts_record() -> None:
+    parts = {"a.py:right": 1.0, "b.py:short": 0.5, "c.py:short": 0.25, "d.py:outcome": 2.0, "overlong": 1.0}
+    weights = weights_of({"reward": {"parts": parts}})
+    assert weights == {"right": 1.0, "b.py:short": 0.5, "c.py:short": 0.25, "d.py:outcome": 2.0, "overlong": 1.0}
+    why = why_of(
+        {"text": "4", "verdict": "wrong", "total": 1.0, "parts": {"outcome": 0.0, "right": 1.0}}, {"right": 1.0}
+    )
+    assert "Reward 1 = right 1 × 1." in why.sentences
 
 
 @pytest.mark.parametrize(
@@ -93,11 +104,25 @@ def test_reasons_by_hand() -> None:
            "advantage": -1.25}  # fmt: skip
     why = why_of(row, {"outcome": 0.5, "judge": 1.0})
     assert why.sentences == [
+        "Reward −0.5 = outcome −1 × 0.5.",
+        "Not applied to this answer: judge.",
         "No answer could be read from the text.",
         "Of the expected tags, <think> is missing, </think> is missing, </answer> is missing.",
-        "Reward -0.5 = outcome -1 × 0.5.",
-        "Not applied to this answer: judge.",
-        "Advantage -1.25: the update makes this answer less likely.",
+        "Advantage −1.25: the update makes this answer less likely.",
     ]
+    assert why.gold is None
     assert [(part.name, part.points) for part in why.parts] == [("outcome", -0.5), ("judge", None), ("chars", None)]
     assert any("do not add up" in sentence for sentence in why_of(row | {"total": 3.0}, {"outcome": 0.5}).sentences)
+
+
+def test_an_answer_block_that_is_no_answer_is_not_called_missing() -> None:
+    text = "<think>guess</think><answer>(1) Zoey is a knight\n(2) Zoey is a knight</answer>"
+    row = {"text": text, "verdict": "malformed", "extracted": "(1) Zoey is a knight\n(2) Zoey is a knight"}
+    assert why_of(row, {}).sentences == ["An answer was given, but not in the form that the task asks for."]
+    long = {"text": "70 vs 15 no", "verdict": "malformed", "end": "max_turns"}
+    assert why_of(long, {}).sentences == [
+        "No answer could be read from the text.",
+        "The episode ended at its limit of turns.",
+    ]
+    swapped = {"text": "</think><think><answer>4</answer>", "verdict": "malformed"}
+    assert why_of(swapped, {}).sentences[1:] == ["The tags are not in order."]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -26,12 +27,28 @@ def test_turns_by_hand() -> None:
     first, second = turns_of({"steps": [step("Error: no", seconds=1.5), {"message": {"content": "4"}, "reward": 1.0}]})
     assert first == {
         "text": "",
-        "calls": [{"name": "python", "arguments": '{"code": "1 / 0"}'}],
+        "calls": [{"name": "python", "arguments": "1 / 0"}],
         "replies": [{"role": "tool", "name": "python", "text": "Error: no", "failed": True}],
         "seconds": 1.5,
     }
     assert second == {"text": "4", "calls": [], "replies": [], "reward": 1.0}
     assert turns_of({"text": "an answer in one turn"}) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "shown"),
+    [
+        ({"expression": "(3 + 4) / 7"}, "(3 + 4) / 7"),  # as hone's own tools are recorded
+        ('{"code": "a = 1\\nprint(a)"}', "a = 1\nprint(a)"),
+        ({"path": "a.txt", "lines": [1, 2]}, "path: a.txt\nlines: [1, 2]"),
+        ('{"code": broken', '{"code": broken'),
+        ("[1]", "[1]"),
+        (None, ""),
+    ],
+)
+def test_arguments_are_shown_as_text(arguments: object, shown: str) -> None:
+    message = {"content": "", "tool_calls": [{"function": {"name": "f", "arguments": arguments}}]}
+    assert turns_of({"steps": [{"message": message}]})[0]["calls"] == [{"name": "f", "arguments": shown}]
 
 
 def test_tool_errors_by_hand() -> None:

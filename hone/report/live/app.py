@@ -205,13 +205,15 @@ def answer(request: Request, body: Any) -> Response:
 
 def shown(value: Any) -> Any:
     """The value with invisible characters made visible, and null for numbers that JSON lacks."""
+    if isinstance(value, float):  # first: most values of a long answer are numbers
+        return value if math.isfinite(value) else None
     if isinstance(value, str):
         return visible(value)
-    if isinstance(value, Mapping):
-        return {visible(key): shown(inner) for key, inner in value.items()}
     if isinstance(value, (list, tuple)):
         return [shown(inner) for inner in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, Mapping):
+        return {visible(key): shown(inner) for key, inner in value.items()}
+    return value
 
 
 def _index(request: Request) -> Response:

@@ -15,10 +15,11 @@ import hashlib
 import json
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, BinaryIO, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -97,12 +98,33 @@ class Table:
 def row_at(table: Table, folder: Path, at: int) -> Row:
     """Row number `at`, read from its file. Raises OSError or ValueError if the file has changed since it was
     indexed."""
-    step, offset, size = (int(table.columns[name][at]) for name in ("step", "offset", "size"))
-    with (folder / layout.rollouts_name(step)).open("rb") as file:
-        file.seek(offset)
-        row = json.loads(file.read(size))
+    with (folder / layout.rollouts_name(int(table.columns["step"][at]))).open("rb") as file:
+        return _row_of(file, table, at)
+
+
+def rows_at(table: Table, folder: Path, places: Sequence[int]) -> Iterator[Row | None]:
+    """Rows by number, None for one whose file has changed since it was indexed; neighbours of one step share an open
+    file."""
+    for step, group in groupby(places, lambda at: int(table.columns["step"][at])):
+        try:
+            file = (folder / layout.rollouts_name(step)).open("rb")
+        except OSError:
+            yield from (None for _ in group)
+            continue
+        with file:
+            for at in group:
+                try:
+                    yield _row_of(file, table, at)
+                except (OSError, ValueError):
+                    yield None
+
+
+def _row_of(file: BinaryIO, table: Table, at: int) -> Row:
+    offset = int(table.columns["offset"][at])
+    file.seek(offset)
+    row = json.loads(file.read(int(table.columns["size"][at])))
     if not isinstance(row, dict):
-        raise ValueError(f"step {step}: the row at byte {offset} is not an object")
+        raise ValueError(f"the row at byte {offset} is not an object")
     return row
 
 
@@ -137,14 +159,16 @@ class RolloutIndex:
     def refresh(self) -> bool:
         """Read new and changed files, newest first, and forget deleted ones; returns whether anything changed."""
         before = self._version
-        files = layout.rollout_files(self.stage)
-        self.files = len(files)
-        for step in self._segments.keys() - {step for step, _ in files}:  # a resumed run repeats these steps
+        stamps = self._stamps()
+        self.files = len(stamps)
+        for step in self._segments.keys() - stamps.keys():  # a resumed run repeats these steps
             with self._lock:
                 del self._segments[step]
                 self._version += 1
-        for step, path in reversed(files):
-            self._read(step, path)
+        for step in sorted(stamps, reverse=True):
+            known = self._segments.get(step)
+            if known is None or known.stamp != stamps[step]:
+                self._read(step, self.stage / layout.rollouts_name(step))
         if self._cache is not None and self._unsaved >= SAVED_AFTER:
             self._save(self._cache)
             self._unsaved = 0
@@ -175,6 +199,18 @@ class RolloutIndex:
         columns = {name: _joined(name, segments) for name in names}
         self._table = Table(columns, tuple(self._problems.copy()), tuple(self._levels), version)
         return self._table
+
+    def _stamps(self) -> dict[int, Stamp]:
+        """The stamps of all steps, from two folder listings: called every few seconds, it takes microseconds a file."""
+        tokens = {name: status.st_size for name, status in _listed(self.stage / "tokens") if status is not None}
+        stamps: dict[int, Stamp] = {}
+        for name, status in _listed(self.stage / "rollouts"):
+            if (step := layout.step_of(name)) is not None:
+                size = tokens.get(Path(layout.tokens_name(step)).name, 0)
+                own = None if status is None else (status.st_size, status.st_mtime_ns, size)
+                if stamp := own or self._stamp(step, self.stage / layout.rollouts_name(step)):
+                    stamps[step] = stamp
+        return stamps
 
     def _stamp(self, step: int, path: Path) -> Stamp | None:
         """None if the file has gone, or is a link out of the run."""
@@ -283,6 +319,23 @@ def _rows(path: Path) -> Iterator[tuple[int, int, Row]]:
             if isinstance(row, dict):
                 yield offset, len(line), row
             offset += len(line)
+
+
+def _listed(folder: Path) -> Iterator[tuple[str, os.stat_result | None]]:
+    """The files of a folder, with None for a link; nothing if the folder is not there."""
+    try:
+        entries = os.scandir(folder)
+    except FileNotFoundError:
+        return
+    with entries:
+        for entry in entries:
+            try:
+                if entry.is_symlink():
+                    yield entry.name, None
+                elif entry.is_file():
+                    yield entry.name, entry.stat()
+            except FileNotFoundError:  # removed meanwhile: as if it had not been listed
+                continue
 
 
 def _joined(name: str, segments: list[dict[str, Array]]) -> Array:

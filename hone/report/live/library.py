@@ -24,12 +24,15 @@ from hone.report.live.query import Browser
 from hone.report.live.tail import read_from
 from hone.report.live.views import number
 from hone.report.read import ROUTINE, WARNINGS
+from hone.report.why import weights_of
 from hone.runs import listing
 from hone.runs.layout import inside
 
 #: Seconds between two refreshes of a stage that is being viewed, and how long after the last request it counts as
 #: viewed.
 EVERY, VIEWED = 2.0, 30.0
+#: While nothing changes, looking takes at most this share of a core, but is repeated after `MOST` seconds.
+SHARE, MOST = 0.002, 10.0
 #: Files of rows that a page may ask for.
 ROW_FILES = ("metrics", "timings", "evals", "events", "costs")
 #: Points of a sparkline, and steps over which the rate is measured.
@@ -82,10 +85,7 @@ class StageFolder:
     @property
     def weights(self) -> dict[str, float]:
         """The parts of the reward and their weights."""
-        reward = self.config.get("reward")
-        parts = reward.get("parts") if isinstance(reward, dict) else None
-        numbers = parts.items() if isinstance(parts, dict) else ()
-        return {str(name): float(value) for name, value in numbers if isinstance(value, (int, float))}
+        return weights_of(self.config)
 
     @property
     def checkpoints(self) -> list[int]:
@@ -107,12 +107,14 @@ class StageFolder:
 
     def _index(self, index: RolloutIndex) -> None:
         while time.monotonic() - self._asked < VIEWED:
+            began, changed = time.thread_time(), False
             try:
-                index.refresh()
+                changed = index.refresh()
                 self.trouble = ""
             except OSError as error:  # the disk may be readable later; the page shows the error
                 self.trouble = f"the rollouts cannot be read: {error}"
-            time.sleep(EVERY)
+            used = time.thread_time() - began
+            time.sleep(EVERY if changed else min(MOST, max(EVERY, used / SHARE)))
 
     def summary(self) -> Row:
         for series in (self.metrics, self.timings, self.evals):
@@ -144,8 +146,11 @@ class StageFolder:
 
     def _validation(self) -> Row | None:
         columns = zip(self.evals.columns["label"], self.evals.columns["step"], self.evals.columns["accuracy"])
-        rows = [(step, accuracy) for label, step, accuracy in columns if label in ("validation", "after", "before")]
-        return {"step": rows[-1][0], **rows[-1][1]} if rows and isinstance(rows[-1][1], dict) else None
+        rows = [row for row in columns if row[0] in ("validation", "after", "before")]
+        if not rows or not isinstance(rows[-1][2], dict):
+            return None
+        label, step, accuracy = rows[-1]
+        return {**accuracy, "label": label, "step": step}
 
 
 class Library:
@@ -182,11 +187,20 @@ class Library:
         several = folder.is_dir() and not listing.is_run(folder) and bool(listing.runs_in(folder))
         return None if several else self.only
 
+    def folder_of(self, run: str) -> Path:
+        """The folder of a run by the name that is shown. Raises UserError if there is no such run."""
+        if self.single is None:  # by its name, so that a request about one run does not list them all
+            folder = (self.root if self.only is None else self.root / self.only) / run
+            if folder.name == run == visible(run) and not run.startswith(".") and listing.is_run(folder):
+                return folder
+        listed = self.runs().get(run)
+        if listed is None:
+            raise UserError(f"no run {run} in {self.root}")
+        return listed
+
     def stages(self, run: str) -> list[StageFolder]:
         """The stages of a run in order. Raises UserError if there is no such run."""
-        folder = self.runs().get(run)
-        if folder is None:
-            raise UserError(f"no run {run} in {self.root}")
+        folder = self.folder_of(run)
         stages = [(ONLY, folder, "")]
         listed = read_objects(folder, "stages.json")
         if listed:
@@ -206,8 +220,7 @@ class Library:
 
     def summary(self, run: str) -> Row:
         """State of a run and of its stages."""
-        folder, stages = self.runs().get(run), self.stages(run)
-        assert folder is not None  # otherwise `stages` has raised
+        folder, stages = self.folder_of(run), self.stages(run)
         newest = max((modified(stage.folder / "metrics.jsonl") for stage in stages), default=0.0)
         newest = newest or modified(folder)
         return {

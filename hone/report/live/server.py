@@ -10,6 +10,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+from hone.base.extras import needed
 from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.report.live.travel import Travel
@@ -32,7 +33,7 @@ def view(path: Path, host: str, port: int, travel: Travel | None = None) -> None
         from hone.base.web import listen, settings
         from hone.report.live.app import make_app
     except ImportError as error:
-        raise UserError(f"hone view needs {error.name}: pip install 'hone-rl[view]'") from error
+        raise UserError(f"hone view needs {error.name}: {needed('view')}") from error
     from hone.report.live.library import Library
 
     library = Library.at(path)
@@ -53,7 +54,8 @@ def view(path: Path, host: str, port: int, travel: Travel | None = None) -> None
 @contextlib.contextmanager
 def beside(run: Path) -> Iterator[None]:
     """Context manager that serves the page about a run from a separate process, so that training does not wait for
-    it."""
+    it. The page ends with the run, and a line says how to look again: a script that trains must not wait for a
+    reader."""
     command = [sys.executable, "-m", "hone", "view", str(run), "--port", "0"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     process = subprocess.Popen(command, stdin=subprocess.DEVNULL, env=environment)
@@ -66,3 +68,4 @@ def beside(run: Path) -> Iterator[None]:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
+        print(f"the page has ended with the command; to look again: hone view {visible(run)}", file=sys.stderr)

@@ -9,6 +9,7 @@ another form than expected is left out.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -38,7 +39,7 @@ def _turn(step: Row) -> dict[str, Any]:
     functions = [call["function"] for call in _objects(message, "tool_calls") if isinstance(call.get("function"), dict)]
     return {
         "text": _text(message.get("content")),
-        "calls": [{"name": _text(f.get("name")), "arguments": _text(f.get("arguments"))} for f in functions],
+        "calls": [{"name": _text(f.get("name")), "arguments": _arguments(f.get("arguments"))} for f in functions],
         "replies": [
             {
                 "role": _text(reply.get("role")),
@@ -50,6 +51,20 @@ def _turn(step: Row) -> dict[str, Any]:
         ],
         **{name: step[name] for name in ("reward", "error", "seconds", "parts") if name in step},
     }
+
+
+def _arguments(value: Any) -> str:
+    """The arguments of a call as text: a single one as it is, so that code keeps its lines; of several, one a line."""
+    if isinstance(value, str):
+        try:
+            value = json.loads(value)
+        except (ValueError, RecursionError):  # not JSON: the text that the model wrote
+            return str(value)
+    if not isinstance(value, Mapping):
+        return _text(value)
+    texts = {str(key): one if isinstance(one, str) else json.dumps(one, ensure_ascii=False, default=str)
+             for key, one in value.items()}  # fmt: skip
+    return "\n".join(texts.values() if len(texts) == 1 else [f"{key}: {text}" for key, text in texts.items()])
 
 
 def _steps(row: Row) -> Iterator[Row]:

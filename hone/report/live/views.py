@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from hone.base.settings import UserError
-from hone.report.live.index import FINISHES, VERDICTS, Array, RolloutIndex, Row, Table, row_at
+from hone.report.live.index import FINISHES, VERDICTS, Array, RolloutIndex, Row, Table, row_at, rows_at
 from hone.report.live.query import PRESETS, Browser, Query, filtered
 from hone.report.live.tokens import read_tokens
 from hone.report.live.turns import turns_of
@@ -37,11 +37,12 @@ def listing(browser: Browser, query: Query, start: int, count: int) -> dict[str,
     """Rows `start` to `start + count` of the selected ones, and how many there are."""
     index = browser.index
     table, rows = browser.rows(query)
-    page = rows[start : start + count]
+    page = [int(at) for at in rows[start : start + count]]
+    read = rows_at(table, index.stage, page)
     return {
         "total": len(rows),
         "start": start,
-        "rows": [_line(index, table, int(at)) for at in page],
+        "rows": [_line(table, at, row) for at, row in zip(page, read, strict=True)],
         "indexed": index.indexed,
         "files": index.files,
         "whole": index.files > 0 and index.indexed >= index.files,
@@ -84,8 +85,9 @@ def points(browser: Browser, query: Query) -> dict[str, Any]:
     return {"columns": columns, "verdicts": VERDICTS, "rows": len(rows), "drawn": len(share)}
 
 
-def _line(index: RolloutIndex, table: Table, at: int) -> Row:
-    """One row of the table: its columns, and the beginning and end of its text."""
+def _line(table: Table, at: int, row: Row | None) -> Row:
+    """One row of the table: its columns, and the end of its text; None: a resumed run has replaced the file, and the
+    next refresh shows the new rows."""
     line: Row = {
         name: number(table.columns[name][at])
         for name in (
@@ -108,9 +110,7 @@ def _line(index: RolloutIndex, table: Table, at: int) -> Row:
         "problem": table.problems[problem],
         "level": table.levels[problem],
     }
-    try:
-        row = row_at(table, index.stage, at)
-    except (OSError, ValueError):  # a resumed run has replaced the file: the next refresh shows the new rows
+    if row is None:
         return line | {"extracted": None, "text": ""}
     text = " ".join(str(row.get("text", "")).split())
     return line | {"extracted": row.get("extracted"), "text": text[-SNIPPET:], "cut": len(text) > SNIPPET}
@@ -134,6 +134,7 @@ def group_of(index: RolloutIndex, step: int, group: int, weights: Weights) -> di
         "group": group,
         "groups": int(table.columns["group"][low:high].max()) + 1,
         "prompt": first.get("prompt", ""),
+        "gold": answers[0]["gold"],
         "problem": first.get("problem_id"),
         "level": first.get("level"),
         "code": int(table.columns["problem"][places[0]]),
@@ -186,6 +187,7 @@ def _answer(index: RolloutIndex, table: Table, at: int, weights: Weights) -> Row
         "finish": row.get("finish"),
         "verdict": row.get("verdict"),
         "extracted": row.get("extracted"),
+        "gold": why.gold,
         "note": row.get("note"),
         "repetition": number(table.columns["repetition"][at]),
         "mismatch": number(table.columns["mismatch"][at]),
@@ -282,4 +284,15 @@ def number(value: Any) -> float | int | None:
 
 
 def finite(values: Array) -> list[float | int | None]:
-    return [number(value) for value in values]
+    """Numbers for JSON, with six significant digits; None where one is not finite."""
+    if values.dtype.kind != "f":
+        plain: list[float | int | None] = values.tolist()
+        return plain
+    wide = values.astype(np.float64)
+    known = np.isfinite(wide) & (wide != 0)
+    digits = np.zeros(len(wide))  # after the point
+    digits[known] = 5 - np.floor(np.log10(np.abs(wide[known])))
+    # Powers of ten are exact up to 1e22, so the results are the doubles nearest to the decimal numbers.
+    up, down = 10.0 ** np.clip(digits, 0, 22), 10.0 ** np.clip(-digits, 0, 22)
+    rounded = np.round(wide / down * up) / up * down
+    return [value if math.isfinite(value) else None for value in rounded.tolist()]

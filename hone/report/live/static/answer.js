@@ -4,6 +4,8 @@ import { h } from "./dom.js";
 import { duration, number, signed, whole, words } from "./format.js";
 
 const SIGNS = { correct: "✓", wrong: "✕", malformed: "≠", truncated: "…", ungraded: "·" };
+const ENDS = { max_turns: "at the limit of turns", max_tokens: "at the token limit", malformed_call: "by an unreadable call", environment_error: "by an error of the environment", environment_timeout: "by a time-out of the environment" };
+const BRIEF = 40; // characters of arguments and results in the line of a turn
 const LONG = 2400; // characters shown of the prompt before it is folded
 
 export function verdict(name) {
@@ -30,10 +32,19 @@ export function turns(answer) {
 function about(turn) {
   const failed = turn.replies.filter((reply) => reply.failed).length;
   return [
-    turn.calls.length ? `calls ${turn.calls.map((call) => call.name).join(", ")}` : "",
+    turn.calls.length ? `calls ${turn.calls.map((call, i) => brief(call, turn.replies[i])).join(", ")}` : "",
     turn.error ? "unreadable call" : "", failed ? `${failed === 1 ? "an error" : `${failed} errors`} came back` : "",
     typeof turn.reward === "number" ? `reward ${number(turn.reward)}` : "", ...seconds(turn.seconds)].filter(Boolean).join(" · ");
 }
+
+/** A call and what came back, if both are short: "calculator (3 + 4) → 7". */
+function brief(call, reply) {
+  const given = short(call.arguments);
+  const back = reply?.role === "tool" && !reply.failed ? short(reply.text) : null;
+  return `${call.name}${given === null ? "" : ` (${given})`}${back === null ? "" : ` → ${back}`}`;
+}
+
+const short = (text) => (text && text.length <= BRIEF && !text.includes("\n") ? text : null);
 
 /** Times of a turn, a number or numbers by name. */
 function seconds(value) {
@@ -59,11 +70,18 @@ export function why(answer) {
   return h("div.why", null,
     h("h3", null, "Why this reward"),
     h("ul", null, answer.why.map((sentence) => h("li", null, sentence))),
-    answer.extracted !== null && answer.extracted !== undefined ? h("p", null, "Read as the answer: ", h("code.extracted", null, String(answer.extracted))) : null,
+    h("dl.readings", null, reading("Read as the answer", answer.extracted, "extracted"), right(answer)),
     rows.length ? h("table", null,
       h("thead", null, h("tr", null, ["Part", "Score", "Weight", "Points"].map((title, i) => h("th", { scope: "col", class: i ? "num" : null }, title)))),
       h("tbody", null, rows),
       h("tfoot", null, h("tr", null, h("th", { scope: "row", colspan: 3 }, "Reward"), h("td.num", null, number(answer.total))))) : null);
+}
+
+/** The right answer of an answer or a group, or nothing if it was not recorded. */
+export const right = ({ gold, verdict: name }) => reading(name === "ungraded" ? "Reference answer" : "Right answer", gold, "gold");
+
+function reading(title, value, kind) {
+  return value === null || value === undefined ? null : [h("dt", null, title), h("dd", null, h("code", { class: kind }, String(value)))];
 }
 
 /** Reward, advantage, length in one line. */
@@ -71,8 +89,8 @@ export function facts(answer) {
   return h("dl.facts", null,
     [["Reward", number(answer.total)], ["Advantage", signed(answer.advantage)], ["Tokens", whole(answer.tokens)],
       answer.turns.length ? ["Turns", whole(answer.turns.length)] : null,
-      answer.end && answer.end !== "done" ? ["Ended by", words(answer.end)] : null,
-      answer.finish === "length" ? ["Ended", "at the token limit"] : null,
+      answer.end && answer.end !== "done" ? ["Ended", ENDS[answer.end] ?? words(answer.end)] : null,
+      answer.finish === "length" && answer.end !== "max_tokens" ? ["Ended", "at the token limit"] : null,
       answer.repetition > 0.2 ? ["Repeated", `${Math.round(100 * answer.repetition)}%`] : null,
       answer.mismatch > 1e-3 ? ["Mismatch", number(answer.mismatch)] : null,
     ].filter(Boolean).map(([name, value]) => h("div", null, h("dt", null, name), h("dd", null, value))));

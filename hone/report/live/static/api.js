@@ -43,8 +43,10 @@ export class Rows {
     }
   }
 
-  /** One row per step, the later one of each: a resumed run may repeat events, never these. */
+  /** One row per step in order, the later one of each, whatever a damaged file holds: charts need rising positions. */
   get bySteps() {
-    return this.rows.filter((row) => Number.isInteger(row.step));
+    const rows = this.rows.filter((row) => Number.isInteger(row.step) && row.step >= 0);
+    if (rows.every((row, i) => i === 0 || row.step > rows[i - 1].step)) return rows;
+    return [...new Map(rows.map((row) => [row.step, row])).values()].sort((a, b) => a.step - b.step);
   }
 }

@@ -20,7 +20,8 @@ const INNER = {
   read: ["Answers", () => import("./read.js"), "rollouts"],
   sample: ["Sample", () => import("./sample.js"), "rollouts"],
 };
-const EVERY = 3000; // milliseconds between two looks at a running run
+const EVERY = 3000; // milliseconds between two looks at a running run,
+const SLOWER = 3; // and at most this many times as long while nothing changes
 
 let open = null; // the page that is open: {controller, keys}
 let state = null; // the run in the header
@@ -37,6 +38,7 @@ async function show() {
   open?.controller.abort();
   const controller = new AbortController();
   open = { controller, keys: {} };
+  notice("page", null);
   const here = open;
   const where = parse();
   const main = document.getElementById("main");
@@ -61,7 +63,7 @@ async function show() {
 }
 
 function failed(main, error) {
-  fill(main, h("section.empty", null, h("h1", null, "Nothing to show"), h("p", null, error.message),
+  fill(main, h("section.empty", null, h("h1", null, "Nothing to show"), h("p", null, lost(error)),
     h("p", null, link("All runs", "#/"))));
 }
 
@@ -81,28 +83,30 @@ function context(where, main, here) {
     ...where,
     main,
     signal,
-    state,
+    get state() { return state; }, // the latest known: stages begin while a page is open
     alive: () => here === open,
     keys: (keys) => Object.assign(here.keys, keys),
-    every: (work, milliseconds = EVERY) => repeat(work, milliseconds, signal),
+    every: (work, wait = () => EVERY) => repeat(work, wait, signal),
     replace: (hash) => history.replaceState(null, "", hash),
   };
 }
 
-/** Runs `work` again and again while the page is open and visible. */
-function repeat(work, milliseconds, signal) {
+/** Runs `work` again and again while the page is open and visible, less often while it returns false: nothing is new. */
+function repeat(work, wait, signal) {
+  let idle = 0;
   const again = async () => {
     if (signal.aborted) return;
     try {
-      if (document.visibilityState === "visible") await work();
-      document.body.classList.remove("offline");
+      if (document.visibilityState === "visible") idle = (await work()) === false ? idle + 1 : 0;
+      notice("page", null);
     } catch (error) {
       if (error.name === "AbortError") return;
-      document.body.classList.add("offline"); // the server has ended: what is shown stays
+      notice("page", error);
+      if (!(error instanceof TypeError)) refreshHeader(); // the run has other stages now?
     }
-    setTimeout(again, milliseconds);
+    setTimeout(again, wait() * Math.min(SLOWER, 1.3 ** idle));
   };
-  setTimeout(again, milliseconds);
+  setTimeout(again, wait());
 }
 
 // --- header ------------------------------------------------------------------------------------------------------
@@ -132,15 +136,34 @@ function header(run, where) {
 async function refreshHeader() {
   const where = parse();
   if (!where.run || document.visibilityState !== "visible" || state?.name !== where.run) return;
+  const before = state.stages;
   try {
     state = await get(`/api/run/${encodeURIComponent(where.run)}`);
-    const place = document.getElementById("badge");
-    if (place) fill(place, badge(state));
-    document.body.classList.remove("offline");
-  } catch {
-    document.body.classList.add("offline");
+    const stages = JSON.stringify(state.stages.map((one) => [one.name, one.started]));
+    if (!state.stages.some((one) => one.name === where.stage)) return location.replace(await front(where.run)); // opened before the run had begun
+    if (stages !== JSON.stringify(before.map((one) => [one.name, one.started]))) header(state, where);
+    else fill(document.getElementById("badge"), badge(state));
+    notice("header", null);
+  } catch (error) {
+    notice("header", error);
   }
 }
+
+const troubles = { header: "", page: "" };
+
+/** Says why what is shown is no longer kept up to date; "" if it is. The page goes on when a server answers here. */
+function notice(who, error) {
+  troubles[who] = error ? lost(error) : "";
+  const text = troubles.page || troubles.header;
+  const place = document.getElementById("notice");
+  if (place.textContent === text) return;
+  place.hidden = !text;
+  place.textContent = text;
+}
+
+/** fetch() throws a TypeError if nothing answers. */
+const lost = (error) => error instanceof TypeError ?
+  "The server of this page has ended: this is the last state it showed. “hone view” and the folder of the run start it again." : error.message;
 
 // --- keys --------------------------------------------------------------------------------------------------------
 

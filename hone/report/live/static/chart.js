@@ -4,7 +4,9 @@
 import { h } from "./dom.js";
 import { number } from "./format.js";
 
-const HEIGHT = 190;
+const HEIGHT = 200;
+/** Distances of ticks between whole numbers: there is no step 2.5. */
+const WHOLE = Array.from({ length: 12 }, (_, i) => [1, 2, 5].map((n) => n * 10 ** i)).flat();
 
 export function colour(name) {
   return getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
@@ -32,7 +34,7 @@ export function smooth(values, width) {
 
 /**
  * A chart in a card. `spec`: {key, title, about, unit, x: [..], lines: [{label, colour, values, raw, low, high, points, dash}],
- * log (the horizontal axis), marks: [{x, text, strong}], shades: [{from, to}], xLabel, share, pick(index)}.
+ * log (the horizontal axis), marks: [{x, text, strong}], shades: [{from, to}], xLabel (of the horizontal axis), share, pick(index)}.
  */
 export class Chart {
   constructor(spec, sync) {
@@ -83,7 +85,8 @@ export class Chart {
       return null;
     };
     const lines = spec.lines.filter((line) => !line.quiet);
-    this.value.textContent = lines.length === 1 ? format(spec, shown(lines[0])) : "";
+    const where = index === undefined ? "" : spec.steps ? `step ${number(spec.steps[index], 9)}` : `${spec.xLabel} ${number(spec.x[index], 9)}`;
+    this.value.textContent = [where, lines.length === 1 ? format(spec, shown(lines[0])) : ""].filter(Boolean).join(" · ");
     this.legend.replaceChildren(...(lines.length === 1 ? [] : lines.map((line) =>
       h("li", { class: `c-${line.colour}${line.dash ? " dashed" : ""}` }, h("i"), line.label, " ", h("b", null, format(spec, shown(line)))))));
   }
@@ -100,7 +103,7 @@ function format(spec, value) {
 
 function describe(spec) {
   const parts = spec.lines.map((line) => {
-    const known = line.values.filter((value) => value !== null);
+    const known = (line.exact ?? line.values).filter((value) => value !== null);
     if (!known.length) return `${line.label}: no values`;
     return `${line.label}: from ${number(known[0])} to ${number(known.at(-1))}, lowest ${number(Math.min(...known.slice(-2000)))}, highest ${number(Math.max(...known.slice(-2000)))}`;
   });
@@ -121,7 +124,7 @@ function series(spec) {
   const all = [{}];
   const bands = [];
   for (const line of spec.lines) {
-    if (line.raw) all.push({ stroke: faint(line.colour, 0.28), width: 1, points: { show: false } });
+    if (line.raw) all.push({ stroke: faint(line.colour, line.low ? 0.4 : 0.28), width: 1, points: { show: false } });
     if (line.low) {
       const edge = { stroke: faint(line.colour, line.points ? 0.6 : 0.25), width: line.points ? 1 : 0.5, points: { show: false }, spanGaps: true };
       all.push({ ...edge }, { ...edge });
@@ -146,7 +149,8 @@ function options(chart, width) {
     padding: [8, 8, 0, 0],
     scales: { x: spec.log ? { time: false, distr: 3, log: 2 } : { time: false }, y: { range: (u, low, high) => span(chart.spec, low, high) } },
     axes: [
-      { ...axis, grid: { show: false }, size: 26, values: (u, ticks) => ticks.map((tick) => number(tick, 4)) },
+      { ...axis, grid: { show: false }, size: 24, ...(spec.x.every(Number.isInteger) ? { incrs: WHOLE } : {}),
+        ...(spec.xLabel ? { label: spec.xLabel, labelSize: 15, labelGap: 0, labelFont: "11px system-ui, sans-serif" } : {}), values: (u, ticks) => ticks.map((tick) => number(tick, 4)) },
       { ...axis, size: 52, grid: { stroke: colour("grid"), width: 1 },
         values: (u, ticks) => ticks.map((tick) => (spec.share ? `${number(100 * tick)}%` : number(tick))) },
     ],

@@ -104,7 +104,7 @@ function turns(known) {
   const lines = [["generation", "before"], ["environment", "train"], ["slowest", "muted"]].map(([name, colour]) =>
     ({ label: name === "slowest" ? "slowest environment" : name, colour, points: true, values: row.turns.map((turn) => numeric(turn?.[name])) }));
   return { key: "turns", title: "Time of a turn, seconds", about: `By number of the turn, means of step ${row.step}; generation includes the wait for a place.`,
-    x: row.turns.map((_, i) => i + 1), steps: row.turns.map(() => row.step), alone: true, lines: lines.filter((line) => line.values.some((value) => value !== null)) };
+    x: row.turns.map((_, i) => i + 1), xLabel: "turn", steps: row.turns.map(() => row.step), alone: true, lines: lines.filter((line) => line.values.some((value) => value !== null)) };
 }
 
 function rate(known, x) {

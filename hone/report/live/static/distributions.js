@@ -2,7 +2,7 @@
 
 import { base, get } from "./api.js";
 import { Chart, syncKey } from "./chart.js";
-import { fill, h, link } from "./dom.js";
+import { fill, h, link, none } from "./dom.js";
 import { address, percent, plural } from "./format.js";
 
 const COLUMNS = [["total", "Reward", "train", ""], ["tokens", "Length", "before", "tokens"], ["entropy", "Entropy", "valid", "nats"]];
@@ -19,14 +19,14 @@ export async function page(context) {
   const draw = async () => {
     const data = await get(path, context.signal);
     const text = JSON.stringify(data);
-    if (text === before) return;
+    if (text === before) return false;
     before = text;
-    if (!data.steps.length) return fill(about, "No answers yet.");
+    if (!data.steps.length) return fill(map, none(context));
     about.textContent = data.width > 1 ? `Each point is ${data.width} steps.` : "Each point is a step.";
     const open = (at) => (location.hash = address(context.run, context.stage, "rollouts", [], { from: data.steps[at], to: data.steps[at] + data.width - 1 }));
     const specs = [
       ...COLUMNS.flatMap(([key, title, colour, unit]) => quantiles(data, key, title, colour, unit)),
-      { key: "mix", title: "Groups", about: "Only mixed groups teach anything where the reward is the verdict alone.", share: true, x: data.steps,
+      { key: "mix", title: "Mix of groups", xLabel: "step", about: "Only mixed groups teach anything where the reward is the verdict alone.", share: true, x: data.steps,
         lines: MIX.map(([key, colour]) => ({ label: key, colour, values: data.groups[key] })) },
     ];
     for (const spec of specs) {
@@ -38,13 +38,13 @@ export async function page(context) {
   };
   await draw();
   context.signal.addEventListener("abort", () => charts.forEach((chart) => chart.destroy()));
-  context.every(draw, 3000);
+  context.every(draw);
 }
 
 function quantiles(data, key, title, colour, unit) {
   const [low, , q1, median, q3, , high] = data.columns[key];
   if (!median.some((value) => value !== null)) return [];
-  return [{ key, title, unit, x: data.steps, about: "Line: median. Inner band: the middle half. Outer band: from the smallest to the largest.",
+  return [{ key, title: `${title}, median`, unit, x: data.steps, xLabel: "step", about: "Line: median. Inner band: the middle half. Outer band: from the smallest to the largest.",
     lines: [{ label: "everything", quiet: true, colour: "muted", values: median, low, high }, { label: "median", colour, values: median, low: q1, high: q3 }] }];
 }
 

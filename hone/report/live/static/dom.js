@@ -34,6 +34,13 @@ export function link(text, href, attributes) {
   return h("a", { href, ...attributes }, text);
 }
 
+/** What a page about answers says of a stage that has none. */
+export function none(context) {
+  const stage = context.state.stages.find((one) => one.name === context.stage);
+  return h("p.empty", null, stage?.kind === "sft" ? "A supervised stage samples no answers: it learns from given ones." :
+    stage?.rollouts ? "Reading the run …" : "No answers yet. They appear with the first finished step.");
+}
+
 /** A labelled <select>. `options`: [value, text] pairs. */
 export function choice(label, options, value, changed) {
   const select = h("select", { onchange: () => changed(select.value) },

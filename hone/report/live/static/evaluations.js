@@ -4,7 +4,7 @@ import { base, get } from "./api.js";
 import { verdict } from "./answer.js";
 import { Chart } from "./chart.js";
 import { choice, fill, h } from "./dom.js";
-import { interval, number, percent, plural, whole, words } from "./format.js";
+import { evaluation, interval, number, percent, plural, whole, words } from "./format.js";
 
 const KINDS = [["solved", "Newly solved"], ["lost", "Lost"], ["both", "Solved both times"], ["neither", "Solved neither time"]];
 
@@ -18,7 +18,7 @@ export async function page(context) {
   const table = h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Evaluations" }, overview(rows));
   const flips = h("div.flips");
   const curve = passes(rows);
-  const named = rows.map((row) => [row.key, `${words(row.label)}, step ${row.step}`]);
+  const named = rows.map((row) => [row.key, `${evaluation(row.label)}, step ${row.step}`]);
   const [first, second] = pair(rows);
   const sides = { a: first.key, b: second.key };
   const load = async () => {
@@ -49,13 +49,21 @@ function pair(rows) {
 function overview(rows) {
   const levels = [...new Set(rows.flatMap((row) => Object.keys(row.by_level ?? {})))].slice(0, 8);
   const ks = [...new Set(rows.flatMap((row) => Object.keys(row.pass_at_k ?? {})))].map(Number).sort((a, b) => a - b).filter((k) => k > 1);
-  const head = ["Evaluation", "Step", "Accuracy", ...ks.map((k) => `pass@${k}`), "Cut off", "Tokens", ...(levels.length > 1 ? levels.map((level) => `Level ${level}`) : [])];
+  const rewarded = rows.some((row) => row.reward);
+  const head = ["Evaluation", "Step", "Accuracy", ...(rewarded ? ["Mean reward"] : []), ...ks.map((k) => `pass@${k}`), "Cut off", "Tokens", ...(levels.length > 1 ? levels.map((level) => `Level ${level}`) : [])];
   return h("table", null, h("thead", null, h("tr", null, head.map((title, i) => h("th", { scope: "col", class: i ? "num" : null }, title)))),
     h("tbody", null, rows.map((row) => h("tr", null,
-      h("th", { scope: "row" }, words(row.label)), h("td.num", null, whole(row.step)), h("td.num", null, interval(row.accuracy), bar(row.accuracy)),
+      h("th", { scope: "row" }, evaluation(row.label)), h("td.num", null, whole(row.step)), h("td.num", null, interval(row.accuracy), bar(row.accuracy)),
+      rewarded ? h("td.num", null, mean(row.reward)) : null,
       ks.map((k) => h("td.num", null, interval(row.pass_at_k?.[k]))),
       h("td.num", null, percent(row.truncation_rate)), h("td.num", null, number(row.response_tokens)),
       levels.length > 1 ? levels.map((level) => h("td.num", null, interval(row.by_level?.[level]))) : null))));
+}
+
+/** A mean reward with its interval. It is no share, so it has no percent. */
+function mean(value) {
+  const [middle, low, high] = ["value", "low", "high"].map((name) => value?.[name]?.toFixed(3) ?? "–");
+  return value ? `${middle} (${low}–${high})` : "–";
 }
 
 /** pass@k against k with its bands: before, after, and else the first and last evaluations that drew several samples. */
@@ -67,9 +75,9 @@ function passes(rows) {
   const ks = [...new Set(shown.flatMap((row) => Object.keys(row.pass_at_k)))].map(Number).sort((a, b) => a - b);
   const colours = ["before", "after", "valid", "extra"];
   const pick = (row, name) => ks.map((k) => row.pass_at_k[k]?.[name] ?? null);
-  return new Chart({ key: "pass", title: "pass@k against k", share: true, log: true, x: ks,
+  return new Chart({ key: "pass", title: "pass@k against k", share: true, log: true, x: ks, xLabel: "k",
     about: "The chance that at least one of k answers is right; bands: 95% intervals.",
-    lines: shown.map((row, i) => ({ label: `${words(row.label)}, step ${row.step}`, colour: colours[i], points: true,
+    lines: shown.map((row, i) => ({ label: `${evaluation(row.label)}, step ${row.step}`, colour: colours[i], points: true,
       values: pick(row, "value"), low: pick(row, "low"), high: pick(row, "high") })) }, "passes");
 }
 
@@ -104,7 +112,7 @@ async function answers(context, path, sides, one, button) {
   const shown = place.querySelector(".pair");
   if (shown) return shown.remove();
   const result = await get(`${path}/answers?${new URLSearchParams({ ...sides, problem: one.problem })}`, context.signal);
-  const column = (key) => h("div", null, h("h4", null, words(key.replace("@", ", step "))),
+  const column = (key) => h("div", null, h("h4", null, evaluation(key.split("@")[0]), `, step ${key.split("@")[1]}`),
     (result[key] ?? []).slice(0, 8).map((row) => [h("p", null, verdict(row.verdict)), h("pre.answer", null, row.text ?? "")]));
   const prompt = result[sides.a]?.[0]?.prompt;
   place.append(h("div.pair", null, prompt ? h("pre.prompt", null, prompt) : null, h("div.sides", null, column(sides.a), column(sides.b))));

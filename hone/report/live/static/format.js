@@ -39,6 +39,9 @@ export const plural = (n, one, many = `${one}s`) => `${whole(n)} ${n === 1 ? one
 /** "no_signal" -> "no signal" */
 export const words = (name) => String(name).replaceAll("_", " ");
 
+/** How an evaluation is called on a page: "before" and "after" are those of the test problems. */
+export const evaluation = (label) => ({ before: "test before training", after: "test after training" })[label] ?? words(label);
+
 /** #/run/stage/page/arguments?parameters */
 export function address(run, stage, page, args = [], parameters = {}) {
   const path = [run, stage, page, ...args].map((part) => encodeURIComponent(part)).join("/");

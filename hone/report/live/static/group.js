@@ -1,7 +1,7 @@
 // The answers to one prompt: their rewards and why, two of them pinned and compared word by word.
 
 import { base, get } from "./api.js";
-import { advantageBar, facts, plain, prompt, text, turns, verdict, why } from "./answer.js";
+import { advantageBar, facts, plain, prompt, right, text, turns, verdict, why } from "./answer.js";
 import { sideBySide } from "./diff.js";
 import { fill, h, link, segments, toast } from "./dom.js";
 import { address, number, plural } from "./format.js";
@@ -46,7 +46,7 @@ export async function page(context) {
   fill(context.main, h("section.page", null,
     h("div.title", null,
       h("h1", null, `Step ${step}, group ${number_}`),
-      h("p.quiet", null, `Problem ${group.problem}${group.level ? `, level ${group.level}` : ""} · ${plural(group.answers.length, "answer")} · `,
+      h("p.quiet", null, `Problem ${group.problem ?? "?"}${group.level ? `, level ${group.level}` : ""} · ${plural(group.answers.length, "answer")} · `,
         group.spread === 0 ? "all rewards are equal: nothing is learned from this group" : `rewards differ by ${number(group.spread)}`),
       h("div.controls", null,
         number_ > 0 ? link("← group before", to(number_ - 1)) : null,
@@ -54,6 +54,7 @@ export async function page(context) {
         link("every answer to this problem", address(context.run, context.stage, "rollouts", [], { problem: group.code })),
         segments("Layout", [["columns", "Columns"], ["list", "List"]], view.layout, layout))),
     h("details.promptbox", { open: true }, h("summary", null, "Prompt"), prompt(group.prompt)),
+    h("dl.readings.ofgroup", null, right({ gold: group.gold, verdict: group.answers[0].verdict })),
     compared, answers));
   layout(view.layout);
   activate(view.active, context.params.has("answer"));

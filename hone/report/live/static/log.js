@@ -27,5 +27,5 @@ export async function page(context) {
     segments("Which events", [["notable", "Notable"], ["warnings", "Warnings"], ["all", "All"]], view.which, (which) => { view.which = which; draw(); })), list));
   await file.refresh(context.signal);
   draw();
-  context.every(async () => { if (await file.refresh(context.signal)) draw(); });
+  context.every(async () => (await file.refresh(context.signal)) && draw());
 }

@@ -3,11 +3,14 @@
 import { Rows } from "./api.js";
 import { Chart, smooth, syncKey } from "./chart.js";
 import { choice, fill, h, link } from "./dom.js";
-import { address, duration, interval, number, percent, whole, words } from "./format.js";
+import { address, duration, evaluation, interval, number, percent, whole, words } from "./format.js";
 import { SPECS, isIdle, others } from "./curves.js";
 
 const WIDTHS = [["1", "none"], ["5", "5 steps"], ["15", "15 steps"], ["51", "51 steps"]];
 const AXES = [["step", "step"], ["tokens", "trained tokens"], ["minutes", "minutes"]];
+/** Steps that are named of those with the same warning, the newest. */
+const MOST_STEPS = 6;
+
 export async function page(context) {
   const files = Object.fromEntries(["metrics", "timings", "evals", "events"].map((name) => [name, new Rows(context.run, context.stage, name)]));
   const view = {
@@ -38,7 +41,7 @@ export async function page(context) {
     const zeros = all.filter(isIdle);
     const extra = others(known, x, all);
     fill(idle, zeros.length ? `0 in every step so far: ${zeros.map((spec) => spec.title.toLowerCase().replace(/^kl/, "KL")).join(", ")}.` : null);
-    fill(marks, legend(marked));
+    fill(marks, legend(context, marked, view.width));
     place(context, charts, grid, specs, marked, view, x);
     place(context, charts, more, rest.open ? extra : [], marked, view, x);
     rest.hidden = extra.length === 0;
@@ -58,21 +61,26 @@ export async function page(context) {
   context.signal.addEventListener("abort", () => charts.forEach((chart) => chart.destroy()));
   const dark = matchMedia("(prefers-color-scheme: dark)");
   dark.addEventListener("change", () => { charts.forEach((chart) => { chart.shape = ""; }); draw(); }, { signal: context.signal });
+  let looks = 0;
   context.every(async () => {
-    const changed = await Promise.all(Object.values(files).map((file) => file.refresh(context.signal)));
-    if (changed.some(Boolean)) draw();
+    const step = await files.metrics.refresh(context.signal);
+    const { metrics, ...others } = files; // they change with a step, seldom without one
+    const changed = step || ++looks % 3 === 0 ? await Promise.all(Object.values(others).map((file) => file.refresh(context.signal))) : [];
+    if (!step && !changed.some(Boolean)) return false;
+    draw();
   });
 }
 
 function place(context, charts, grid, specs, marked, view, x) {
+  const sampled = samples(context);
   const elements = specs.map((spec) => {
     const own = spec.x === x;
     const lines = spec.lines.map((line) => (line.points || view.width <= 1) ? line :
-      { ...line, raw: line.low ? undefined : line.values, exact: line.values, values: smooth(line.values, view.width) });
-    const shown = { ...spec, lines, ...(spec.alone ? {} : own ? marked : { marks: marked.marks }), pick: (at) => {
+      { ...line, raw: line.values, exact: line.values, values: smooth(line.values, view.width) });
+    const shown = { ...spec, lines, xLabel: spec.xLabel ?? (own ? AXES.find(([key]) => key === view.axis)[1] : "step"), ...(spec.alone ? {} : own ? marked : { marks: marked.marks }), pick: sampled ? (at) => {
       const step = spec.steps[at];
       location.hash = address(context.run, context.stage, "rollouts", [], { from: step, to: step });
-    } };
+    } : null };
     const chart = charts.get(spec.key);
     if (chart) chart.update(shown);
     else charts.set(spec.key, new Chart(shown, spec.alone ? spec.key : syncKey));
@@ -101,13 +109,17 @@ function marksOf(state, events, metrics, x) {
   return { marks, shades };
 }
 
+/** Whether the stage has sampled answers so far. */
+const samples = (context) => context.state.stages.find((one) => one.name === context.stage)?.rollouts ?? false;
+
 /** What the lines and shades in the charts mean, as far as there are any. */
-function legend({ marks, shades }) {
+function legend(context, { marks, shades }, width) {
   const items = [
     marks.some((one) => one.strong) ? [h("i.solid"), "an event that needs a look"] : null,
     marks.some((one) => !one.strong) ? [h("i.dotted"), "another event"] : null,
     shades.length ? [h("i.shade"), "every other phase between hard resets or schedule lines"] : null].filter(Boolean);
-  return [h("span", null, "Click a step to open its answers."), items.map((item) => h("span", null, item))];
+  return [samples(context) ? h("span", null, "Click a step to open its answers.") : null,
+    width > 1 ? h("span", null, `Thin lines: the values themselves; thick: means of ${width} steps.`) : null, items.map((item) => h("span", null, item))];
 }
 
 function summary(context, { metrics, evals }) {
@@ -118,9 +130,9 @@ function summary(context, { metrics, evals }) {
   const tile = (title, value, below) => value === null ? null : h("div", null, h("dt", null, title), h("dd", null, h("b", null, value), below ? h("span", null, below) : null));
   const steps = stage?.planned ? `of ${whole(stage.planned)}` : "";
   return [
-    tile("Step", whole(last.step + 1), steps),
+    tile("Steps done", whole(last.step + 1), steps),
     "reward/mean" in last ? tile("Reward", number(last["reward/mean"]), `± ${number(last["reward/std"])}`) : tile("Loss", number(last.loss), ""),
-    validation ? tile(validation.label === "validation" ? "Validation" : `Test, ${validation.label}`, percent(validation.accuracy.value, 1), `${interval(validation.accuracy).replace(/^[^(]*/, "")} at step ${validation.step}`) : null,
+    validation ? tile(validation.label === "validation" ? "Validation" : evaluation(validation.label).replace(/^./, (first) => first.toUpperCase()), percent(validation.accuracy.value, 1), `${interval(validation.accuracy).replace(/^[^(]*/, "")} at step ${validation.step}`) : null,
     "length/mean" in last ? tile("Length", number(last["length/mean"]), "tokens") : null,
     "zero_variance" in last ? tile("Groups without a difference", percent(last.zero_variance), "") : null,
     stage?.seconds_left && context.state.state === "running" ? tile("Time left", duration(stage.seconds_left), "") : null,
@@ -131,8 +143,14 @@ function summary(context, { metrics, evals }) {
 function warnings(context, events) {
   const list = events.filter((event) => context.state.warnings.includes(event.kind)).reverse();
   if (!list.length) return null;
-  const item = (event) => h("li", null, Number.isInteger(event.step) ? link(`Step ${event.step}`, address(context.run, context.stage, "rollouts", [], { from: event.step, to: event.step })) : null,
-    " ", (event.message ?? "").replace(/^step \d+: /, "") || words(event.kind));
-  return [h("h2", null, `Needs a look`), h("ul", null, list.slice(0, 4).map(item)),
-    list.length > 4 ? link(`${list.length - 4} more in the log`, address(context.run, context.stage, "log")) : null];
+  const same = new Map(); // what is said of several steps is said once
+  for (const event of list) {
+    const text = (event.message ?? "").replace(/^step \d+: /, "") || words(event.kind);
+    same.set(text, [...(same.get(text) ?? []), event.step].filter(Number.isInteger));
+  }
+  const to = (step) => link(String(step), address(context.run, context.stage, "rollouts", [], { from: step, to: step }));
+  const where = (steps) => [steps.length > 1 ? "Steps " : "Step ", steps.slice(0, MOST_STEPS).reverse().map((step, i) => [i ? ", " : "", to(step)]), steps.length > MOST_STEPS ? ` and ${steps.length - MOST_STEPS} more` : "", ": "];
+  const item = ([text, steps]) => h("li", null, steps.length ? where(steps) : null, text);
+  return [h("h2", null, `Needs a look`), h("ul", null, [...same].slice(0, 4).map(item)),
+    same.size > 4 ? link(`${same.size - 4} more in the log`, address(context.run, context.stage, "log")) : null];
 }

@@ -2,7 +2,7 @@
 
 import { base, get } from "./api.js";
 import { verdict } from "./answer.js";
-import { choice, fill, h, link } from "./dom.js";
+import { choice, fill, h, link, none } from "./dom.js";
 import { address, number, plural, signed, whole, words } from "./format.js";
 import { Scatter } from "./scatter.js";
 import { VirtualTable } from "./table.js";
@@ -11,6 +11,9 @@ const FIELDS = ["preset", "sort", "verdict", "level", "from", "to", "problem", "
 
 export async function page(context) {
   const query = Object.fromEntries(FIELDS.map((name) => [name, context.params.get(name) ?? ""]));
+  if (context.state.stages.find((one) => one.name === context.stage)?.kind === "sft") {
+    return fill(context.main, h("section.page", null, h("div.title", null, h("h1", null, "Rollouts")), none(context)));
+  }
   const path = base(context.run, context.stage);
   const parameters = (more) => new URLSearchParams(Object.entries({ ...query, ...more }).filter(([, value]) => value !== "")).toString();
   const about = h("p.quiet", { "aria-live": "polite" });
@@ -36,7 +39,7 @@ export async function page(context) {
     const chosen = options.presets.find((one) => one.name === (query.preset || "all"));
     const busy = !last.whole && last.files ? ` Reading the run: ${whole(last.indexed)} of ${plural(last.files, "step")}.` : "";
     const sampled = last.files > 0 || context.state.stages.find((one) => one.name === context.stage)?.rollouts;
-    table.say(last.whole ? "No answer is among these steps and filters." : sampled ? "Reading the run …" : "No answers yet. A supervised stage samples none.");
+    table.say(last.whole ? "No answer is among these steps and filters." : sampled ? "Reading the run …" : "No answers yet. They appear with the first finished step.");
     about.textContent = `${plural(last.total, "answer")}. ${chosen?.about ?? ""}${busy}${last.trouble ? ` ${last.trouble}` : ""}`;
   }
 
@@ -92,15 +95,13 @@ export async function page(context) {
       change({ preset: options.presets[(at + 1) % options.presets.length]?.name ?? "", sort: "" });
     }],
   });
-  let looks = 0;
   context.every(async () => {
-    if (last?.whole && ++looks % 3) return; // while the run is being read every second, then every third
     const now = await get(`${path}/rollouts?${parameters({ start: 0, count: 1 })}`, context.signal);
     if (now.version !== options.version) await load(); // they may have been asked for before the index knew anything
-    if (now.version === last?.version && now.whole === last?.whole) return;
+    if (now.version === last?.version && now.whole === last?.whole) return false;
     await table.reload(false);
     if (now.whole) await scatter.load(`${path}/points?${parameters()}`, context.signal);
-  }, 1000);
+  }, () => (last?.whole ? 3000 : 1000));
 }
 
 function columns(context) {
@@ -114,6 +115,6 @@ function columns(context) {
     { key: "repetition", title: "Repeated", sort: "repetition", class: "num wide-only", cell: (row) => `${Math.round(100 * (row.repetition ?? 0))}%` },
     { key: "mismatch", title: "Mismatch", sort: "mismatch", class: "num wide-only", cell: (row) => number(row.mismatch, 2) },
     { key: "problem", title: "Problem", sort: "problem", class: "id wide-only", cell: (row) => row.problem },
-    { key: "text", title: "End of the answer", class: "rest", cell: (row) => [row.cut ? "…" : "", row.text] },
+    { key: "text", title: "End of the answer", class: "rest", cell: (row) => h("bdi", { dir: "ltr" }, row.text) }, // cut on its left, by the style
   ];
 }

@@ -4,30 +4,39 @@ import { badge } from "./badge.js";
 import { Rows, get } from "./api.js";
 import { Chart, smooth, spark, syncKey } from "./chart.js";
 import { fill, h, link } from "./dom.js";
-import { interval, number, plural, whole } from "./format.js";
+import { evaluation, interval, number, plural, whole } from "./format.js";
 
 const COLOURS = ["train", "before", "valid", "extra", "after", "muted"];
-const NUMBERS = new Set(["Step", "Reward", "Validation"]);
+const NUMBERS = new Set(["Step", "Reward", "Accuracy"]);
 const MOST = COLOURS.length;
+const MANY = 9; // runs with which a search is offered
 const COMPARED = [["reward/mean", "Reward", false], ["accuracy", "Accuracy on training problems", true], ["length/mean", "Length, tokens", false], ["entropy", "Entropy, nats", false]];
 
 export async function page(context, shelf) {
   const chosen = new Set();
   const table = h("div.scroll", { tabindex: 0, role: "region", "aria-label": "Runs" });
   const below = h("div.compared");
+  let text = "";
+  const search = h("label.field", { hidden: true }, h("span", null, "Search in names"), h("input", { type: "search", id: "search", oninput: (event) => { text = event.target.value.trim().toLowerCase(); draw(); } }));
   fill(context.main, h("section.page", null,
-    h("div.title", null, h("h1", null, "Runs"), h("p.quiet", null, shelf.folder)), table, below));
-  const draw = () => fill(table, shelf.runs.length ? [list(shelf.runs, chosen, () => compare(context, shelf, chosen, below)),
-    h("p.quiet", null, "Trend: the reward of the last stage that has begun (the loss, where there is none). Brackets: 95% interval.",
+    h("div.title", null, h("h1", null, "Runs"), h("p.quiet", null, shelf.folder), h("div.controls", null, search)), table, below));
+  const named = () => shelf.runs.filter((run) => run.name.toLowerCase().includes(text));
+  const draw = () => {
+    search.hidden = shelf.runs.length < MANY;
+    fill(table, shelf.runs.length ? [list(named(), chosen, () => compare(context, shelf, chosen, below)),
+    h("p.quiet", null, "Trend: the reward of the last stage that has begun (the loss, where there is none). Accuracy: the latest evaluation on held-out problems, with its 95% interval.",
+      named().length ? "" : " No name contains this.",
       shelf.runs.length > 1 ? " Tick two or more runs to compare them." : "")] :
     h("p.empty", null, "No run is here yet. A run appears as soon as ", h("code", null, "hone train"), " has begun."));
+  };
   draw();
-  context.keys({ j: ["next run", () => step(table, 1)], k: ["run before", () => step(table, -1)] });
+  context.keys({ "/": ["search", () => document.getElementById("search").focus()], j: ["next run", () => step(table, 1)], k: ["run before", () => step(table, -1)] });
   context.every(async () => {
     const next = await get("/api/runs", context.signal);
     const changed = JSON.stringify(next.runs.map((run) => [run.state, run.stages])) !== JSON.stringify(shelf.runs.map((run) => [run.state, run.stages]));
     shelf = next;
-    if (changed && !table.contains(document.activeElement?.closest("input"))) draw();
+    if (!changed) return false;
+    if (!table.contains(document.activeElement?.closest("input"))) draw();
   });
 }
 
@@ -38,7 +47,7 @@ function step(table, by) {
 }
 
 function list(runs, chosen, changed) {
-  const head = ["", "Run", "State", "Stage", "Step", "Trend", "Reward", "Validation"];
+  const head = ["", "Run", "State", "Stage", "Step", "Trend", "Reward", "Accuracy"];
   return h("table.runs", null,
     h("thead", null, h("tr", null, head.map((text) => h("th", { scope: "col", class: NUMBERS.has(text) ? "num" : null }, text || h("span.unseen", null, "Compare"))))),
     h("tbody", null, runs.map((run) => row(run, chosen, changed))));
@@ -50,7 +59,7 @@ function row(run, chosen, changed) {
     if (tick.checked) chosen.add(run.name); else chosen.delete(run.name);
     changed();
   } });
-  const validation = run.stages.map((one) => one.validation).filter(Boolean).at(-1);
+  const accuracy = run.stages.map((one) => one.validation).filter(Boolean).at(-1);
   return h("tr", null,
     h("td.tick", null, tick),
     h("th", { scope: "row" }, link(run.name, `#/${encodeURIComponent(run.name)}`)),
@@ -60,7 +69,7 @@ function row(run, chosen, changed) {
       stage?.planned ? h("progress", { max: stage.planned, value: stage.done, "aria-label": `${stage.done} of ${stage.planned} steps` }) : null),
     h("td.trend", null, stage ? spark(stage.spark.values, stage.spark.name) : null),
     h("td.num", { "data-label": "Reward" }, number(stage?.reward ?? null)),
-    h("td.num", { "data-label": "Validation" }, validation ? interval(validation) : "–"));
+    h("td.num", { "data-label": "Accuracy" }, accuracy ? h("span", null, interval(accuracy), h("span.quiet.below", null, accuracy.label === "validation" ? ` step ${whole(accuracy.step)}` : ` ${evaluation(accuracy.label)}`)) : "–"));
 }
 
 /** Runs of a name that differs only in its seed are drawn as a mean with the range between them. */
@@ -102,5 +111,5 @@ function chart(families, key, title, share) {
     const band = runs.length > 1 ? { low: at.map((v) => (v.length ? Math.min(...v) : null)), high: at.map((v) => (v.length ? Math.max(...v) : null)) } : {};
     return { label: runs.length > 1 ? `${family} (${runs.length} seeds)` : runs[0].name, colour: COLOURS[i % MOST], values: smooth(mean, 5), ...band };
   }).filter(Boolean);
-  return lines.length ? new Chart({ key, title, x: steps, lines, share }, syncKey) : null;
+  return lines.length ? new Chart({ key, title, x: steps, xLabel: "step", lines, share }, syncKey) : null;
 }

@@ -48,7 +48,7 @@ export async function page(context) {
     detail.textContent = "Click a token or the chart, or press n for the next outlier.";
     spans = tokens.pieces.map((piece, i) => h("span", { class: shade(values[i], most, isSigned), onclick: () => inspect(i) }, piece));
     fill(body, scale(title, most, isSigned), h("pre.answer.tokens", null, spans));
-    chart = new Chart({ key: "tokens", title: `${title} by position`, about, x: values.map((_, i) => i), lines: [{ label: title, colour: isSigned ? "before" : "train", values }], pick: inspect }, `tokens ${Math.random()}`);
+    chart = new Chart({ key: "tokens", title: `${title} by position`, about, x: values.map((_, i) => i), xLabel: "token", lines: [{ label: title, colour: isSigned ? "before" : "train", values }], pick: inspect }, `tokens ${Math.random()}`);
     fill(plot, chart.element);
   }
 
@@ -89,7 +89,7 @@ export async function page(context) {
   fill(context.main, h("section.page", null,
     h("div.title", null,
       h("h1", null, `Step ${step}, sample ${place} `, verdict(answer.verdict)),
-      h("p.quiet", null, `Problem ${answer.problem}${answer.level ? `, level ${answer.level}` : ""} · answer ${answer.index} of its group · model of step ${answer.version ?? "?"}`),
+      h("p.quiet", null, `Problem ${answer.problem ?? "?"}${answer.level ? `, level ${answer.level}` : ""} · answer ${answer.index ?? "?"} of its group · model of step ${answer.version ?? "?"}`),
       h("div.controls", null, link("the whole group", address(context.run, context.stage, "group", [step, answer.group], { answer: answer.index })),
         place > 0 ? link("← sample before", to(place - 1)) : null, place < answer.samples - 1 ? link("next sample →", to(place + 1)) : null)),
     facts(answer),

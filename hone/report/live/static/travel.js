@@ -60,7 +60,7 @@ function chart(metrics, events, go) {
   const values = metrics.map((row) => (typeof row.grad_norm === "number" ? row.grad_norm : null));
   if (!values.some((value) => value !== null)) return null;
   const steps = metrics.map((row) => row.step);
-  return new Chart({ key: "grad_norm", title: "Gradient norm", about: `Before clipping. Click a step to look at it.${spikes(events).length ? " Orange: a spike." : ""}`, x: steps,
+  return new Chart({ key: "grad_norm", title: "Gradient norm", about: `Before clipping. Click a step to look at it.${spikes(events).length ? " Orange: a spike." : ""}`, x: steps, xLabel: "step",
     lines: [{ label: "gradient norm", colour: "after", values }], marks: spikes(events).map((event) => ({ x: event.step, strong: true })), pick: (at) => go(steps[at]) }, "travel");
 }
 
