@@ -88,11 +88,17 @@ class EvaluatedModels:
 
     folder: Path
     models: tuple[Measured, ...]
+    rewards: tuple[Interval | None, ...]  # mean reward of each model; None: it is the accuracy, or was not measured
 
     @property
-    def accuracy(self) -> Interval:
-        """The accuracy of the first model, with its 95 % interval."""
-        return self.models[0].accuracy()
+    def accuracy(self) -> Interval | None:
+        """The accuracy of the first model, with its 95 % interval; None if the task does not grade answers."""
+        return self.models[0].accuracy() if self.models[0].graded else None
+
+    @property
+    def reward(self) -> Interval | None:
+        """The mean reward of the first model, with its 95 % interval; see `rewards`."""
+        return self.rewards[0]
 
 
 def train(
@@ -118,7 +124,7 @@ def train(
     from hone.tasks import keeping
 
     texts = [*overrides, *(f"{key}={json.dumps(value)}" for key, value in settings.items())]
-    texts += [] if reward is None else [f"reward.parts={json.dumps({_part(reward): 1.0})}"]
+    texts += [] if reward is None else [f"reward={json.dumps([_part(reward)])}"]  # a list: replaces the recipe's parts
     texts += [] if task is None else [f"task={json.dumps(_task(task))}"]
     loaded = load(recipe, texts)
     device.select(loaded.stages[0].device)
@@ -144,7 +150,8 @@ def evaluate(run: TrainedRun | str | Path, *models: str, seed: int = 0, **settin
 
     recipe = load(_folder(run), [f"eval.{key}={json.dumps(value)}" for key, value in settings.items()])
     folder = cli_eval(recipe, models, seed)
-    return EvaluatedModels(folder, tuple(read_measured(path) for path in stored(folder)))
+    folders = stored(folder)
+    return EvaluatedModels(folder, tuple(map(read_measured, folders)), tuple(map(_mean_reward, folders)))
 
 
 def sample(run: TrainedRun | str | Path, prompt: str, *overrides: str, seed: int = 0) -> str:
@@ -156,6 +163,12 @@ def sample(run: TrainedRun | str | Path, prompt: str, *overrides: str, seed: int
     sampling = model.sampling.model_copy(update={"max_tokens": model.room(len(ids))})
     ((turn,),) = model.engine.generate([ids], sampling, samples=1, seed=seed)
     return model.renderer.text(turn.completion_ids)
+
+
+def _mean_reward(folder: Path) -> Interval | None:
+    path = folder / "summary.json"  # not there yet for a model whose evaluation was interrupted
+    row = json.loads(path.read_text(encoding="utf-8")).get("reward") if path.exists() else None
+    return None if row is None else Interval(**row)
 
 
 def _folder(run: TrainedRun | str | Path) -> Path:

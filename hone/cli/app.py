@@ -20,12 +20,13 @@ import hone
 from hone.base import terminal
 from hone.base.visible import visible
 from hone.cli import models
-from hone.cli.arguments import OptionalTarget, Target, load_recipe
+from hone.cli.arguments import OptionalTarget, Target, Verbs, load_recipe
 from hone.cli.config import config
 from hone.cli.data import STYLE, Overrides, data
 from hone.cli.runs import runs
 
 app = typer.Typer(
+    cls=Verbs,
     help="Reinforcement-learning post-training for reasoning language models.",
     pretty_exceptions_enable=False,
     **STYLE,  # type: ignore[arg-type]
@@ -73,7 +74,7 @@ def _main() -> None:
         if isinstance(error, UserError):
             print(visible(error), file=sys.stderr)
             sys.exit(error.exit_code)
-        problem = terminal.disk_problem(error)
+        problem = terminal.disk_problem(error, verb)
         if problem is None:
             raise
         print(visible(problem), file=sys.stderr)
@@ -185,8 +186,9 @@ def init(
     steps: StepsOption = None,
     device: DeviceOption = None,
 ) -> None:
-    """Write a small commented recipe to start from, with example rows and a reward where you have none yet.
+    """Write a small commented recipe to start from.
 
+    With example rows and a reward where you have none yet.
     Asks on a terminal for what is not given. Example: `hone init sums --data rows.jsonl`.
     """
     from hone.cli import start
@@ -225,7 +227,10 @@ def plan(
     ] = True,
     as_json: Annotated[bool, typer.Option("--json", help="JSON instead of text.")] = False,
 ) -> None:
-    """Predict the memory and time of a step, and suggest settings that fit. Exit code 1 if the recipe does not fit."""
+    """Predict the memory and time of a step; suggest settings that fit.
+
+    Exit code 1 if the recipe does not fit.
+    """
     loaded = load_recipe(recipe, overrides, runs=False)
     from hone.preflight.plan.show import cli_plan
 
@@ -234,7 +239,10 @@ def plan(
 
 @app.command()
 def explain(recipe: Target, overrides: Overrides = None) -> None:
-    """Print what a recipe computes (formulas, counts, clipping) and which settings have no effect."""
+    """Print what a recipe computes, and which settings have no effect.
+
+    Formulas, counts, clipping, the phases of a schedule.
+    """
     from hone.recipe.explain import explain as text
     from hone.recipe.load import load
 
@@ -243,7 +251,10 @@ def explain(recipe: Target, overrides: Overrides = None) -> None:
 
 @app.command()
 def reset(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
-    """Ask a run for a hard reset: the current model becomes the reference; adapter and optimizer start afresh."""
+    """Ask a run for a hard reset.
+
+    The current model becomes the reference; adapter and optimizer start afresh.
+    """
     from hone.runs.layout import ask
 
     print(ask(run))
@@ -271,7 +282,10 @@ def view(
         typer.Option("--reward", metavar="RECIPE", help="With --allow-rescore: a recipe whose reward can be tried."),
     ] = None,
 ) -> None:
-    """Show runs in a browser, before, during and after training: charts, every answer, and why it got its reward."""
+    """Show runs in a browser, before, during and after training.
+
+    Charts, every answer, and why it got its reward.
+    """
     from hone.base.settings import UserError
     from hone.recipe.load import load
     from hone.report.live.server import view as serve_page
@@ -293,7 +307,10 @@ def report(
         Path | None, typer.Option(help="A folder or .html file; default: RUN/report, or comparison beside it.")
     ] = None,
 ) -> None:
-    """Write the report of a run, or a comparison of several: an HTML page, with its figures and tables as files."""
+    """Write the report of a run, or a comparison of several.
+
+    An HTML page, with its figures and tables as files.
+    """
     from hone.report.build import build
 
     print(build(runs, out))
@@ -305,7 +322,10 @@ def verify(
     seed: Annotated[int | None, typer.Option(min=0, help="Default: a seed that was not recorded.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Continue an interrupted measurement.")] = False,
 ) -> None:
-    """Train a recipe again and check that its results lie in the recorded band. Exit code 1 if one does not."""
+    """Train a recipe again and compare with its recorded results.
+
+    Exit code 1 if one does not lie in the recorded band.
+    """
     from hone.measure.reproduce import verify as check
 
     raise typer.Exit(0 if all(one.inside for one in check(recipe, seed, resume)) else 1)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from hone.base.visible import visible
 
@@ -23,6 +24,34 @@ OptionalTarget = Annotated[
     ),
 ]
 Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; default: the last of the run.")]
+
+
+class Verbs(TyperGroup):
+    """The verbs. An unknown option that is a setting, here or in another trainer, is answered with hone's way to write
+    it."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Exception as error:
+            if type(error).__name__ == "NoSuchOption":  # of the parser that typer contains, or of click
+                explain_option(error)
+            raise
+
+
+def explain_option(error: Any) -> None:
+    """Add to the error of an unknown option which setting it may mean."""
+    from hone.base.validate import setting_of
+    from hone.recipe.recipe import Recipe
+
+    setting = setting_of(error.option_name.lstrip("-").replace("-", "_"), Recipe)
+    if setting is None:
+        return
+    if setting.startswith("none: "):
+        error.message += f"; leave it out: {setting.removeprefix('none: ')}"
+    else:
+        error.message += f"; settings are written KEY=VALUE, without dashes; hone's name for it is {setting}"
+    error.possibilities = None
 
 
 def load_recipe(target: str, overrides: list[str] | None, runs: bool = True) -> Recipe | Pipeline:

@@ -48,7 +48,10 @@ def config_schema() -> None:
 
 @config.command("presets")
 def config_presets() -> None:
-    """List the recipes that come with hone; every verb accepts their names."""
+    """List the recipes that come with hone.
+
+    Every verb accepts their names.
+    """
     from hone.recipe.load import presets
 
     for name, file in presets().items():

@@ -48,7 +48,10 @@ def data_show(
     style: Annotated[str | None, typer.Option(help="Also show worked answers of this style.")] = None,
     model: Annotated[str | None, typer.Option(help="Count lengths in this model's tokens, not in words.")] = None,
 ) -> None:
-    """Show problems and answers, and the lengths, levels and domains of the split."""
+    """Show problems and answers, and what the split holds.
+
+    Its lengths, levels and domains.
+    """
     from hone.base.settings import UserError
     from hone.preflight import inspect
 
@@ -187,7 +190,10 @@ def data_label(
         str | None, typer.Option(metavar="URL#MODEL", help="The model that labels; default: rules on words.")
     ] = None,
 ) -> None:
-    """Label each problem with a subject from a fixed list, by a language model or by its words; for `domain_file`."""
+    """Label each problem with a subject from a fixed list.
+
+    By a language model or by its words; for `domain_file`.
+    """
     from hone.recipe.load import load_for_task
     from hone.rewards.judge.client import Judge
     from hone.rewards.judge.config import JudgeConfig
@@ -219,7 +225,10 @@ def data_perturb(
     ] = "test",
     seed: Annotated[int, typer.Option(help="Another seed gives other changes of the same kind.")] = 0,
 ) -> None:
-    """Write knights puzzles with a small change each, solved again: they tell reasoning from memorization."""
+    """Write knights puzzles with a small change each, solved again.
+
+    They tell reasoning from memorization.
+    """
     import json
 
     from hone.base.settings import UserError

@@ -84,7 +84,10 @@ def sample(
     samples: Annotated[int, typer.Option(min=1, help="Answers per prompt of --file.")] = 1,
     seed: Annotated[int | None, typer.Option(min=0, help="Default: the recipe's.")] = None,
 ) -> None:
-    """Sample answers from a model: to problems of its task, in a chat, to one prompt, or to a file of prompts."""
+    """Sample answers from a model.
+
+    To problems of its task, in a chat, to one prompt, or to a file of prompts.
+    """
     from hone.base.settings import UserError
 
     ways = [
@@ -124,7 +127,10 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0: any free port.")] = 8000,
     host: Annotated[str, typer.Option(help="The default is reachable from this machine only.")] = "127.0.0.1",
 ) -> None:
-    """Serve a model over HTTP with an OpenAI-compatible API, until Ctrl-C."""
+    """Serve a model over HTTP with an OpenAI-compatible API.
+
+    Until Ctrl-C.
+    """
     from hone.serve.server import serve as run
 
     run(model, overrides or (), checkpoint, host, port)

@@ -17,7 +17,10 @@ runs = typer.Typer(help="List, check and clean up runs.", **STYLE)  # type: igno
 
 @runs.command("check")
 def runs_check(run: Annotated[Path, typer.Argument(help="The folder of a run, such as runs/mine.")]) -> None:
-    """Check that each prompt was trained on once and that rows and files are intact. Exit code 1 if not."""
+    """Check the ledger of prompts, and that files are intact.
+
+    Each prompt must have been trained on once. Exit code 1 if something is wrong.
+    """
     from hone.stages.audit import check as examine
 
     lines, faults = examine(run)
@@ -30,7 +33,10 @@ Shelf = Annotated[Path, typer.Argument(metavar="[FOLDER]", help="The folder that
 
 @runs.command("list")
 def runs_list(folder: Shelf = Path("runs")) -> None:
-    """List the runs of a folder: state, stage, step, age, size, latest validation."""
+    """List the runs of a folder.
+
+    State, stage, step, age, size, latest validation.
+    """
     from hone.runs.listing import show
 
     show(folder)
@@ -41,7 +47,10 @@ def runs_prune(
     folder: Shelf = Path("runs"),
     yes: Annotated[bool, typer.Option("--yes", help="Remove the files; without it, only list them.")] = False,
 ) -> None:
-    """Remove runs that were set aside, and files that finished runs no longer need. Active runs stay untouched."""
+    """Remove runs that were set aside, and what is no longer needed.
+
+    Active runs stay untouched.
+    """
     from hone.runs.listing import prune
 
     for line in prune(folder, yes):
@@ -55,7 +64,10 @@ def runs_show(
     group: Annotated[int | None, typer.Option(min=0, help="Show the answers of this group in full.")] = None,
     answer: Annotated[int | None, typer.Option(min=0, help="Show only this answer of the group.")] = None,
 ) -> None:
-    """Show the groups of a step; with --group its answers, and why each got its reward."""
+    """Show the groups of a step.
+
+    With --group its answers, and why each got its reward.
+    """
     from hone.report.terminal import show
 
     for line in show(run, step, group, answer):

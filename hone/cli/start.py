@@ -6,8 +6,10 @@ hone train --model Qwen/Qwen2.5-0.5B-Instruct --data rows.jsonl --reward my.py:r
 
 from __future__ import annotations
 
+import errno
 import io
 import json
+import os
 import re
 import sys
 from collections.abc import Callable, Sequence
@@ -90,8 +92,27 @@ def train_arguments(recipe: str | None, overrides: Sequence[str], choices: Choic
                 "recipes that come with hone, and `hone init NAME` writes one to start from"
             )
         _refuse_tiny(choices.model)
-        recipe, settings = str(START), {"name": run_name(choices.data), **settings}
+        shrunk = _shrunk(_steps(choices, overrides))
+        recipe, settings = str(START), {"name": run_name(choices.data), **settings, **shrunk}
     return recipe, [*(f"{key}={json.dumps(value)}" for key, value in settings.items()), *overrides]
+
+
+def _steps(choices: Choices, overrides: Sequence[str]) -> int | None:
+    """The number of steps that the user asked for, as an option or as `steps=2`."""
+    settings = [text.removeprefix("steps=") for text in overrides if text.startswith("steps=")]
+    return int(settings[-1]) if settings and settings[-1].isdecimal() else choices.steps
+
+
+def _shrunk(steps: int | None) -> dict[str, int]:
+    """The settings of `start.yaml` that are too large for a run of so few steps, by their dotted names."""
+    from ruamel.yaml import YAML
+
+    if not steps:
+        return {}
+    start = YAML(typ="safe").load(START)
+    fitting = {"eval.every": steps, "optim.warmup_steps": steps // 2}
+    of_start = {"eval.every": start["eval"]["every"], "optim.warmup_steps": start["optim"]["warmup_steps"]}
+    return {key: most for key, most in fitting.items() if most < of_start[key]}
 
 
 def as_options(error: ConfigError, choices: Choices) -> ConfigError:
@@ -116,16 +137,19 @@ def init(name: str, choices: Choices, ask: Callable[[str, str], str]) -> list[Pa
     """Writes a recipe, and the rows and reward that the user does not have yet, into the folder `name`.
 
     `ask(question, default)` is called for choices that were not given. Returns the files. Raises UserError if the name
-    cannot be a run's or a file exists already.
+    cannot be a run's, a file exists already, or a choice names what is not there; the folder is checked before anything
+    is asked. Raises OSError if the folder cannot be written.
     """
-    from hone.recipe.load import is_data
-
     folder = Path(name)
     if not NAME.fullmatch(folder.name):
         raise UserError(f"init: {name}: a name consists of letters, digits and . _ - and starts with a letter or digit")
     recipe, rows, reward = folder / "recipe.yaml", folder / "rows.jsonl", folder / "reward.py"
+    if recipe.exists():
+        _refuse_present([recipe, rows, reward])
+    _require_writable(folder)
     model = choices.model or ask("Model (a hub id or a folder)", MODEL)
     _refuse_tiny(model)
+    _require_model(model)
     data = choices.data or ask("Rows (a file or folder; a new file gets examples)", rows.as_posix())
     example = f"{reward.as_posix()}:right"
     function = choices.reward or ask("Reward (file.py:function; a new file gets an example)", example)
@@ -135,16 +159,56 @@ def init(name: str, choices: Choices, ask: Callable[[str, str], str]) -> list[Pa
         texts[rows] = _example_rows()
     if function == example:
         texts[reward] = REWARD.format(recipe=recipe.as_posix())
-    present = [str(path) for path in texts if path.exists()]
-    if present:
-        exists, them = ("exists", "it") if len(present) == 1 else ("exist", "them")
-        raise UserError(f"init: {', '.join(present)} {exists} already; give another name, or remove {them}")
-    if Path(data) != rows and is_data(data) and not Path(data).expanduser().exists():
-        raise UserError(f"init: --data {data}: no such file or folder; leave it out to get example rows in {rows}")
+    _refuse_present(list(texts))
+    _require_inputs(data if Path(data) != rows else None, function if function != example else None, rows)
     folder.mkdir(parents=True, exist_ok=True)
     for path, text in texts.items():
         path.write_text(text, encoding="utf-8")
     return list(texts)
+
+
+def _refuse_present(paths: Sequence[Path]) -> None:
+    present = [str(path) for path in paths if path.exists()]
+    if present:
+        exists, them = ("exists", "it") if len(present) == 1 else ("exist", "them")
+        raise UserError(f"init: {', '.join(present)} {exists} already; give another name, or remove {them}")
+
+
+def _require_writable(folder: Path) -> None:
+    """Raises PermissionError if the folder, or where it will be made, cannot be written."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    if not os.access(there, os.W_OK | os.X_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
+
+
+def _require_model(model: str) -> None:
+    """Raises UserError if a path is not the folder of a model. Hub ids are not looked up."""
+    from hone.recipe.load import is_path
+
+    folder = Path(model).expanduser()
+    if not (is_path(model) or "/" not in model):
+        return
+    if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
+        what = "has no config.json" if folder.is_dir() else "is not a folder here"
+        raise UserError(f"init: model {model} {what}; give the folder of a model, or a hub id such as {MODEL}")
+
+
+def _require_inputs(data: str | None, function: str | None, rows: Path) -> None:
+    """Raises UserError for rows or a reward function that are not there; None: an example is written."""
+    from hone.grade.targets import functions_in, read_target
+    from hone.recipe.load import is_data
+
+    if data is not None and is_data(data) and not Path(data).expanduser().exists():
+        raise UserError(f"init: --data {data}: no such file or folder; leave it out to get example rows in {rows}")
+    if function is None or ":" not in function or (source := read_target(function)) is None:
+        return
+    name = function.rpartition(":")[2]
+    try:
+        there = functions_in(source)
+    except (SyntaxError, ValueError) as error:
+        raise UserError(f"init: --reward {function}: cannot be parsed: {error}") from None
+    if "." not in name and name.encode() not in source:  # it may also be imported or assigned
+        raise UserError(f"init: --reward {function}: no function {name} there; there are {', '.join(there) or 'none'}")
 
 
 def _refuse_tiny(model: str | None) -> None:
@@ -171,6 +235,9 @@ def _recipe_text(name: str, recipe: Path, choices: Choices) -> str:
     task = settings.pop("task")
     tree["task"].clear()
     tree["task"].update(task)
+    for dotted, most in _shrunk(choices.steps).items():
+        section, key = dotted.split(".")
+        tree[section][key] = most
     for place, (key, value) in enumerate(settings.items(), start=list(tree).index("task") + 1):
         tree.insert(place, key, value)
     out = io.StringIO()

@@ -117,14 +117,10 @@ def evaluate(
 
 
 def _main_result(row: dict[str, Any]) -> str:
-    """The main result of an evaluation, for the progress line."""
-    if "accuracy" in row:
-        a = row["accuracy"]
-        return f"accuracy {a['value']:.3f} [{a['low']:.3f}, {a['high']:.3f}]"
-    if "reward" in row:
-        r = row["reward"]
-        return f"reward {r['value']:.3f} [{r['low']:.3f}, {r['high']:.3f}]"
-    return "not graded (task.grading: none)"
+    """The accuracy of an evaluation and the mean reward, if that is something else, for the progress line."""
+    known = [(name, row[name]) for name in ("accuracy", "reward") if name in row]
+    shown = [f"{name} {x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}]" for name, x in known]
+    return ", ".join(shown) or "not graded (task.grading: none)"
 
 
 def _lengths_text(row: dict[str, Any]) -> str:

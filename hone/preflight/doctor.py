@@ -18,6 +18,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
+from hone.base.extras import needed
+
 #: extra -> the modules that it installs
 EXTRAS = {
     "lora": ("peft",),
@@ -86,7 +88,7 @@ def extras() -> Iterator[Diagnosis]:
     absent = [name for name in EXTRAS if name not in there]
     text = f"installed: {', '.join(there) or 'none'}"
     if absent:
-        text += f"; not needed until used: {', '.join(absent)} (pip install 'hone-rl[{absent[0]}]')"
+        text += f"; not needed until used: {', '.join(absent)} ({needed(absent[0])})"
     yield Diagnosis("extras", "ok", text)
 
 

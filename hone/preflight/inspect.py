@@ -25,6 +25,7 @@ from hone.tasks import make_task
 from hone.tasks.base import Task, TracedTask, grade_all
 from hone.tasks.knights.task import row_of_problem
 from hone.tasks.rows.corpus import ngrams, question_of, rank, words
+from hone.tasks.rows.faults import NO_ANSWER, grouped, remedy
 from hone.tasks.rows.files import SUFFIXES, read_rows, write_rows
 from hone.tasks.rows.problems import Pairs
 from hone.tasks.rows.sources import read_source
@@ -166,7 +167,10 @@ def check(source: DataSource) -> tuple[list[str], int]:
         if rows.get(a) and rows.get(b):
             lines.append(f"{a} in {b}: {shared(rows[a], rows[b])} of {len(rows[a])}")
     faults += _not_correct(source, rows)
-    return [*lines, f"{len(faults)} faults", *(f"  {fault}" for fault in faults)], len(faults)
+    shown = grouped(faults)
+    if any(NO_ANSWER in line for line in shown) and isinstance(source.task, RowsTask):
+        shown.append(remedy(source.task.read().solutions))
+    return [*lines, f"{len(faults)} faults", *(f"  {line}" for line in shown)], len(faults)
 
 
 def _unreadable(task: RowsTask, rows: Mapping[str, Sequence[tuple[Row, Problem]]]) -> list[str]:

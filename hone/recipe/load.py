@@ -261,10 +261,10 @@ def _missing_files(recipe: Recipe | Pipeline, layer: Layer) -> Iterator[str]:
         prefix = ("stages", i) if isinstance(recipe, Pipeline) else ()
         yield from _missing_functions(stage, layer, prefix)
         for path, value in leaves(stage):
-            is_model = path == ("model", "path") and value != "tiny" and _is_path(value)
-            is_model |= path == ("teacher",) and value is not None and "://" not in value and _is_path(value)
+            is_model = path == ("model", "path") and value != "tiny" and is_path(value)
+            is_model |= path == ("teacher",) and value is not None and "://" not in value and is_path(value)
             is_adapter = path == ("lora", "path") and value is not None
-            is_data_ = path == ("sft", "data") and value is not None and (_is_path(value) or is_data(value))
+            is_data_ = path == ("sft", "data") and value is not None and (is_path(value) or is_data(value))
             is_data_ |= path == ("task", "source") and value is not None and is_data(value)
             is_model, is_data_ = (is_named and chain.stage_named(value) is None for is_named in (is_model, is_data_))
             if not (is_model or is_adapter or is_data_ or (path[-1].endswith("_file") and value)):
@@ -296,7 +296,7 @@ def _missing_functions(stage: Recipe, layer: Layer, prefix: Place) -> Iterator[s
             yield f"{place}: reward.parts: {error}"
 
 
-def _is_path(value: str) -> bool:
+def is_path(value: str) -> bool:
     """Whether a value names a folder rather than a hub id (`name` or `owner/name`)."""
     head = value.split("/")[0]
     return (

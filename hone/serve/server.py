@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from hone.base.extras import needed
 from hone.base.settings import UserError
 from hone.base.web import listen, settings
 
@@ -18,7 +19,7 @@ def serve(target: str, overrides: Sequence[str], checkpoint: Path | None, host: 
         from hone.base.guard import allowed_hosts
         from hone.serve.app import make_app
     except ImportError as error:
-        raise UserError(f"hone serve needs {error.name}: pip install 'hone-rl[serve]'") from error
+        raise UserError(f"hone serve needs {error.name}: {needed('serve')}") from error
     from hone.serve.engine_thread import EngineThread
     from hone.serve.model import load_served
 

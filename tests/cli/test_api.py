@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ task: {name: knights}
 prompt: {style: raw, system: "", template: "{user}\\n"}
 prompts_per_step: 2
 samples_per_prompt: 2
+reward: well_formed
 eval: {problems: 2}
 """
 
@@ -43,7 +45,11 @@ def test_the_example_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     assert json.loads((run.folder / "config.resolved.json").read_text())["reward"]["parts"] == {"hone_given:short": 1.0}
     with pytest.raises(UserError, match="no rollouts of step 7; there are steps 0 to 1"):
         run.samples(step=7)
-    assert 0.0 <= hone.evaluate(run, samples=2).accuracy.value <= 1.0
+    evaluated = space["evaluated"]
+    assert 0.0 <= evaluated.accuracy.value <= 1.0
+    assert 0.0 <= evaluated.reward.value <= 1.0
+    ungraded = replace(evaluated, models=(replace(evaluated.models[0], graded=False),))
+    assert ungraded.accuracy is None, "not 0"
 
 
 def test_a_loop_of_your_own(tmp_path: Path, capsys: Any) -> None:

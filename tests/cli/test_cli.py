@@ -276,6 +276,35 @@ def test_version_help_and_usage(run):
     assert run("fly")[0] == 2
 
 
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        (
+            "--num_generations",
+            "settings are written KEY=VALUE, without dashes; hone's name for it is samples_per_prompt",
+        ),
+        ("--model-name-or-path", "hone's name for it is model.path"),
+        ("--samples_per_prompt", "hone's name for it is samples_per_prompt"),
+        ("--lr", "hone's name for it is optim.lr"),
+        ("--logging_steps", "leave it out: every step is recorded"),
+    ],
+)
+def test_an_option_that_is_a_setting_is_said(run, option, message):
+    code, _, err = run("train", "r.yaml", option, "8")
+    assert code == 2
+    assert f"No such option: {option}" in err
+    assert message in err
+
+
+def test_every_line_of_help_fits_80_columns(run, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    for group in ((), ("data",), ("runs",), ("config",)):
+        _, out, _ = run(*group, "--help")
+        verbs = out[out.index("Commands:") :].splitlines()
+        assert len(verbs) > 2
+        assert not [line for line in verbs if line.endswith("...") or len(line) > 80]
+
+
 @pytest.mark.parametrize("verb", ["schema", "presets"])  # more and less than the output buffer holds
 def test_a_closed_pipe_is_no_fault(verb):
     reader, writer = os.pipe()

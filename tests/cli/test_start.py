@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import runpy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from hone.cli.app import app
 from hone.cli.start import Choices, init, train_arguments
 from hone.model.tiny import create
 from hone.recipe.load import load
+from hone.recipe.notes import notices
 from hone.recipe.recipe import Recipe
 from hone.recipe.sections.model import TinyConfig
 
@@ -73,6 +75,9 @@ def test_init_asks_only_for_what_was_not_given_and_overwrites_nothing(model: str
     Path("mine.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
     files = init("a", Choices(data="mine.jsonl", reward="outcome"), ask)
     assert asked == ["Model"]
+    with pytest.raises(UserError, match="exists already"):
+        init("a", Choices(), ask)
+    assert asked == ["Model"], "asked before it looked"
     assert files == [Path("a/recipe.yaml")]
     with pytest.raises(UserError, match=r"a/recipe\.yaml exists already"):
         init("a", Choices(model=model, data="mine.jsonl", reward="outcome"), first)
@@ -87,6 +92,32 @@ def test_init_asks_only_for_what_was_not_given_and_overwrites_nothing(model: str
         init("d", Choices(model="tiny"), first)
     assert not Path("c").exists()
     assert not Path("d").exists()
+
+
+def test_init_refuses_what_is_not_there(model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    Path("mine.py").write_text("def right(completions, **columns):\n    return [1.0]\n")
+    for name in ("./gone", "gone", "some/where/else"):
+        with pytest.raises(UserError, match=f"init: model {name} is not a folder here"):
+            init("a", Choices(model=name), first)
+    with pytest.raises(UserError, match=r"mine\.py:nofunc: no function nofunc there; there are right"):
+        init("a", Choices(model=model, reward="mine.py:nofunc"), first)
+    with pytest.raises(UserError, match=r"gone\.py cannot be read"):
+        init("a", Choices(model=model, reward="gone.py:right"), first)
+    monkeypatch.setattr(os, "access", lambda *_: False)  # as for a user who is not root
+    with pytest.raises(PermissionError):
+        init("a", Choices(), lambda *_: pytest.fail("asked before it looked"))
+    assert not Path("a").exists()
+
+
+@pytest.mark.parametrize("given", [(Choices(steps=2), []), (Choices(), ["steps=2"])])
+def test_a_run_of_few_steps_has_no_notes_on_settings_that_nobody_made(model: str, given: tuple) -> None:
+    Path("rows.jsonl").write_text('{"question": "1 + 1?", "answer": "2"}\n')
+    choices, overrides = given
+    recipe = loaded(*train_arguments(None, overrides, replace(choices, model=model, data="rows.jsonl")))
+    assert (recipe.steps, recipe.eval.every, recipe.optim.warmup_steps) == (2, 2, 1)
+    assert notices(recipe) == []
+    recipe = loaded(*train_arguments(None, ["eval.every=9"], Choices(model=model, data="rows.jsonl", steps=2)))
+    assert any("eval.every 9 is more than steps (2)" in note for note in notices(recipe))
 
 
 def test_train_without_a_recipe(model: str) -> None:

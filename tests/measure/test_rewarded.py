@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from hone.measure import run as evals
+from hone.measure.evaluate import _main_result
 from hone.measure.models import Model
 from hone.measure.rewarded import StoredReward, rewarded
 from hone.recipe.load import load
@@ -107,3 +108,13 @@ def test_without_a_reward_of_its_own_a_recipe_has_its_accuracy(tmp_path: Path) -
     (tmp_path / "recipe.yaml").write_text("\n".join(line for line in lines if not line.startswith("reward")))
     recipe = load(tmp_path / "recipe.yaml")
     assert StoredReward.of(recipe, make_task(recipe.task, recipe.seed)) is None
+
+
+def test_the_progress_line_has_the_accuracy_and_the_reward() -> None:
+    accuracy, reward = ({"value": v, "low": v - 0.1, "high": v + 0.1, "n": 24} for v in (0.5, 0.25))
+    assert _main_result({"accuracy": accuracy, "reward": reward}) == (
+        "accuracy 0.500 [0.400, 0.600], reward 0.250 [0.150, 0.350]"
+    )
+    assert _main_result({"accuracy": accuracy}) == "accuracy 0.500 [0.400, 0.600]"
+    assert _main_result({"reward": reward}) == "reward 0.250 [0.150, 0.350]"
+    assert _main_result({}) == "not graded (task.grading: none)"

@@ -8,11 +8,13 @@ from transformers import PreTrainedTokenizerFast
 
 from hone.base.settings import UserError
 from hone.model.tiny import TAGS, create, train_tokenizer
+from hone.preflight.check import content
 from hone.preflight.check.base import judge_base, measured
 from hone.preflight.check.findings import Finding, distinct, lines
-from hone.preflight.check.probes import Probe, Probed, judge_scores, probes, score
+from hone.preflight.check.probes import Probe, Probed, judge_scores, probes, reordered, score
 from hone.preflight.check.run import check, cli_check, dry_run
-from hone.preflight.check.template import check_template
+from hone.preflight.check.subject import Subject
+from hone.preflight.check.template import check_absence, check_template
 from hone.recipe.load import load
 from hone.recipe.sections.model import TinyConfig
 from hone.recipe.sections.prompt import PromptConfig
@@ -256,6 +258,22 @@ def test_a_sound_chat_template_passes():
     assert {"prompt", "tags", "opening", "generation", "thinking", "stop", "length"} <= set(results)
 
 
+@pytest.mark.parametrize(
+    ("model", "has_messages", "said"),
+    [
+        ("x/tiny-Instruct", False, "Instruct"),
+        ("/m/gemma-3-1b-it/", False, "it"),
+        ("x/base", True, "rows hold messages"),
+    ],
+)
+def test_the_absence_of_a_template_is_said(model, has_messages, said):
+    (one,) = check_absence(model, has_messages)
+    assert (one.level, one.name) == ("warn", "template")
+    assert said in one.message
+    assert "chat_template.jinja" in one.message
+    assert not list(check_absence("x/base-it2", False))
+
+
 def test_a_template_that_drops_thinking_is_said():
     dropped = chat("m['content'].split('</think>')[-1]", eos_token="<|im_end|>")
     assert found(dropped)["thinking"].level == "warn"
@@ -408,14 +426,75 @@ def test_a_reward_that_reads_one_form_of_a_right_answer_is_said_once():
         kinds = [("worked solution", "right", worked), ("gold answer", "right", gold), ("wrong answer", "wrong", wrong)]
         kinds += [("empty", "none", 0.0), ("dummy thinking, wrong", "hack", 0.0)]
         made = [
-            Probed(Probe(n, k, ""), Reward(t, {}, "correct" if k == "right" else "wrong"), 0.0) for n, k, t in kinds
+            Probed(Probe(n, k, f"So it is.\nAnswer: {n}"), Reward(t, {}, "correct" if k == "right" else "wrong"), 0.0)
+            for n, k, t in kinds
         ]
         return list(judge_scores(made))
 
     one_form = judged(worked=0.0, gold=1.0, wrong=0.0)
     assert [(f.level, f.name) for f in one_form if f.level != "pass"] == [("warn", "gold")]
-    assert "worked solution scores 0, as an empty answer does" in one_form[0].message
+    assert "ends in 'Answer: worked solution' (worked solution) scores 0, as an empty" in one_form[0].message
     nothing = judged(worked=0.0, gold=0.0, wrong=0.0)
     assert [(f.level, f.name) for f in nothing] == [("fail", "gold")]
     hacked = judged(worked=0.0, gold=1.0, wrong=1.5)
     assert ("fail", "hack") in {(f.level, f.name) for f in hacked}
+
+
+LETTERS = [(f"Sort {' '.join(reversed(word))}", ", ".join(word)) for word in ("abfg", "bcde", "aefh", "cdgh", "adef")]
+
+
+def of_letters(folder, **settings):
+    path = folder / "letters.jsonl"
+    path.write_text("".join(json.dumps({"question": q, "answer": a}) + "\n" for q, a in LETTERS))
+    return DatasetTask(DatasetConfig(source=str(path), train=5, validation=0, test=0, **settings))
+
+
+def test_a_grader_that_takes_letters_in_another_order_is_said(tmp_path):
+    assert [reordered(gold) for gold in ("a b f g", "a, b", "no", "x and y", "1, 2", "aa", "north")] == [
+        *("g f b a", "b, a", "on", None, None, None, "htron")
+    ]
+    found = {f.name: f for f in content.data(of_letters(tmp_path))}
+    assert (found["order"].level, found["data"].level) == ("warn", "pass")
+    assert "5 of 5 gold answers are graded correct in another order too" in found["order"].message
+    assert "task.grading=text" in found["order"].message
+    assert [f.name for f in content.data(of_letters(tmp_path, grading="text"))] == ["data"]
+
+
+def test_a_box_that_nothing_asks_for_is_not_tried(tmp_path):
+    of_letters(tmp_path)
+    (tmp_path / "mine.py").write_text(
+        "def plain(completions, answer):\n"
+        "    return [float(c.strip().endswith(f'Answer: {a}')) for c, a in zip(completions, answer)]\n"
+    )
+    (tmp_path / "r.yaml").write_text(
+        f"name: r\nruns: {tmp_path}/runs\nmodel: {{path: tiny}}\nsteps: 1\nsampling: {{max_tokens: 32}}\n"
+        f"task: {{name: dataset, source: {tmp_path}/letters.jsonl, validation: 0, test: 1}}\n"
+        f"reward: {{parts: {{'{tmp_path}/mine.py:plain': 1.0}}}}\n"
+    )
+    said = {}
+    for system in ("Sort the letters.", "Give the answer as \\\\boxed{...}."):
+        recipe = load(tmp_path / "r.yaml", [f"prompt.system={json.dumps(system)}"])
+        said[system] = [f.message for f in content.rewards(Subject(recipe, recipe)) if f.name == "gold"]
+    without, with_box = said.values()
+    assert all("does not read this form" not in message for message in without)
+    message = next(message for message in with_box if "does not read this form" in message)
+    assert "ends in 'Answer: \\\\boxed{" in message
+
+
+def test_the_reward_of_an_environment_is_not_asked_about_texts(tmp_path):
+    """Texts that no episode produced have none, which is no fault of the reward."""
+    of_letters(tmp_path)
+    (tmp_path / "game.py").write_text(
+        "class Guess:\n"
+        "    def reset(self, problem, seed):\n"
+        "        self.gold = problem.answer\n"
+        "    def step(self, message):\n"
+        "        return None\n"
+    )
+    (tmp_path / "r.yaml").write_text(
+        f"name: r\nruns: {tmp_path}/runs\nmodel: {{path: tiny}}\nsteps: 1\nsampling: {{max_tokens: 32}}\n"
+        f"task: {{name: dataset, source: {tmp_path}/letters.jsonl, validation: 0, test: 1}}\n"
+        f"environment: {tmp_path}/game.py:Guess\nreward: environment\n"
+    )
+    recipe = load(tmp_path / "r.yaml")
+    assert [(f.level, f.name) for f in content.rewards(Subject(recipe, recipe))] == [("pass", "reward")]

@@ -68,7 +68,7 @@ def test_published_shapes_have_the_published_number_of_parameters(name: str, par
 
 
 def test_a_model_of_which_nothing_is_known_is_an_error_that_says_what_to_give() -> None:
-    with pytest.raises(UserError, match=r"nobody/nothing.*config.json"):
+    with pytest.raises(UserError, match=r"nobody/nothing.*folder with a checkpoint"):
         config_of(ModelConfig(path="nobody/nothing"))
 
 
@@ -176,6 +176,17 @@ def test_keys_and_values_as_the_engine_reserves_them() -> None:
     assert plan.rows == 32
     assert plan.kv_tokens == 4 * 40 + 32 * 92
     assert plan.kv_bytes_per_token == 4 * 2 * 2 * 32 * 4  # layers, keys and values, kv heads, head size, float32
+
+
+def test_episodes_are_planned_with_their_whole_conversations() -> None:
+    stage = recipe(prompts_per_step=4, samples_per_prompt=8, tools=["calculator"])
+    stage = stage.model_copy(update={"eval": stage.eval.model_copy(update={"problems": 1})})
+    stage = stage.model_copy(update={"sampling": stage.sampling.model_copy(update={"max_tokens": 60})})
+    lengths = lengths_of(stage)
+    assert lengths.answer == 8 * 60  # environment.max_turns
+    plan = stage_plan(stage, device="cpu", lengths=Lengths(40, 8 * 60))
+    assert plan.rows == 32
+    assert plan.kv_tokens == 32 * (40 + 7 * 60) + 32 * 92  # before the last turn each row has its own conversation
 
 
 def test_kernels_are_kept_for_every_shape_that_a_run_comes_to(monkeypatch: pytest.MonkeyPatch) -> None:

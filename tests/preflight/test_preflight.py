@@ -10,11 +10,15 @@ from typer.testing import CliRunner
 from hone.base import jsonl
 from hone.base.settings import UserError
 from hone.cli.app import app
+from hone.environments.base import Environment
+from hone.environments.play import Episodes
 from hone.preflight.check import preflight
+from hone.preflight.check.episodes import _shown
 from hone.recipe.load import load
 from hone.stages import pipeline
 from hone.tasks import keeping, make_task
 from hone.tasks.knights.task import KnightsConfig
+from hone.types import Problem
 
 RECIPE = """
 name: small
@@ -96,9 +100,10 @@ def test_what_a_run_cannot_do_is_said_by_all_three(folder, verb, override, messa
     [
         (
             "none",
-            "a value for none of them: 42 of 42 samples have no reward and were left out: 42 x verifier_error (none:",
+            "leave every sample out: 42 of 42 samples have no reward and were left out: 42 x verifier_error (none:",
         ),
-        ("raises", "it has a value for none of them"),
+        ("none", "Give a number, such as 0, for unreadable answers"),
+        ("raises", "The function raises an error; mend it"),
         ("short", "mine.py:short: gave 1 rewards for 7 completions"),
         ("text", "mine.py:text: gave str '0.5'; a reward is a number, or None"),
     ],
@@ -186,3 +191,34 @@ def test_problems_are_made_once_within_keeping_and_anew_without():
         with keeping():
             assert len(kept) == 2
     assert make_task(config, 1) is not make_task(config, 1)
+
+
+def test_a_dry_run_says_how_few_test_problems_there_are_and_names_long_answers_once(folder):
+    code, said = outcome(VERBS["dry run"], "eval.problems=50", "sampling.max_tokens=2040")
+    assert "evaluation on 5 test problems (eval.problems is 50, but there are no more)" in said
+    assert "an accuracy near 50% is known to ±44 percentage points" in said
+    faults = [line for line in said.splitlines() if line.startswith("FAIL")]
+    assert code == 1
+    assert len(faults) == 1
+    assert "set sampling.max_tokens to " in faults[0]
+    assert "set eval.sampling.max_tokens to " in faults[0]
+
+
+def test_an_environment_whose_tools_raise_is_closed():
+    class Broken(Environment):
+        closed = False
+
+        @property
+        def tools(self):
+            raise RuntimeError("no tools")
+
+        def reset(self, problem, seed):
+            return None
+
+        def close(self):
+            self.closed = True
+
+    environment = Broken()
+    problem = Problem("p", "t", ({"role": "user", "content": "?"},), None)
+    assert list(_shown(Episodes(None, lambda: environment), problem)) == []
+    assert environment.closed

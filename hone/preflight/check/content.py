@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from hone.base.settings import UserError
@@ -31,6 +31,7 @@ def data(task: Task) -> Iterator[Finding]:
     if not is_graded(task):
         yield Finding("pass", "data", "task.grading is none: answers are not graded, only your reward scores them")
         return
+    yield from _order(task, problems)
     rejected = [(p, why) for p in problems if (why := _rejected_gold(task, p))]
     if not rejected:
         yield Finding("pass", "data", f"{len(problems)} gold answers are read and graded correct")
@@ -42,6 +43,28 @@ def data(task: Task) -> Iterator[Finding]:
         f"{len(rejected)} of {len(problems)} gold answers cannot earn a reward, the first: {problem.id}: {why}; remove "
         "or repair them",
     )
+
+
+def _order(task: Task, problems: Sequence[Problem]) -> Iterator[Finding]:
+    """Are gold answers of words or letters graded correct in another order, too?"""
+    accepted = [(gold, turned) for p in problems if (gold := str(p.answer)) and (turned := _accepted_turned(task, p))]
+    if len(accepted) > len(problems) / 20:
+        gold, turned = accepted[0]
+        yield Finding(
+            "warn",
+            "order",
+            f"{len(accepted)} of {len(problems)} gold answers are graded correct in another order too: {turned!r} for "
+            f"{gold!r}. If the order matters, set task.grading=text, or none if only your own reward is to judge",
+        )
+
+
+def _accepted_turned(task: Task, problem: Problem) -> str | None:
+    """The gold answer in another order, if that is graded correct."""
+    turned = probes.reordered(problem.answer) if isinstance(problem.answer, str) else None
+    write = probes.writer_of(task, problem) if turned else None
+    if turned is None or write is None:
+        return None
+    return turned if task.grade(problem, write(turned)).verdict == "correct" else None
 
 
 def _rejected_gold(task: Task, problem: Problem) -> str | None:
@@ -60,6 +83,8 @@ def template_of(
     problems = task.problems("train")[:50]
     solutions = [text for p in problems if (text := probes.worked(task, p))]
     yield from template.check_template(renderer, problems, stage.sampling.max_tokens, solutions, longest)
+    if renderer.is_raw and stage.prompt.style == "auto":
+        yield from template.check_absence(stage.model.path, has_messages(task))
     if model is not None:
         stops = stop_token_ids(model, renderer.tokenizer)
         if renderer.tokenizer.pad_token_id in stops and len(stops) == 1:
@@ -80,6 +105,8 @@ def rewards(subject: Subject) -> Iterator[Finding]:
         parts = {name: weight for name, weight in parts.items() if name not in needs_model}
         message = f"reward {', '.join(sorted(needs_model))} needs a model and was not checked"
         yield Finding("warn", "reward", f"{message}; run without --no-model once there is one")
+    if parts.pop("environment", None) is not None:
+        yield Finding("pass", "reward", "the environment's reward is earned in episodes: see the lines `environment`")
     if not parts:
         return
     reward = make_reward(stage.reward.model_copy(update={"parts": parts}), task, answerer)
@@ -93,6 +120,8 @@ def rewards(subject: Subject) -> Iterator[Finding]:
             if not (is_graded(task) and needs_model):
                 write = probes.best_paid(problem, reward, count, task if is_graded(task) else None)
             chosen = probes.probes(task, problem, task.problems("train")[1:], write)
+            if not needs_model and not _asks_for_box(subject, problem):
+                chosen = [p for p in chosen if p.name != probes.WORKED or problem.reference or "\\boxed" not in p.text]
         except UserError as error:
             yield Finding("fail" if is_graded(task) else "warn", "gold", str(error))
             continue
@@ -102,9 +131,20 @@ def rewards(subject: Subject) -> Iterator[Finding]:
             subject.scores += [_row(row) for row in rows]
 
 
+def _asks_for_box(subject: Subject, problem: Problem) -> bool:
+    """Whether the prompt asks for a box: an answer that the task writes in one is no form to expect otherwise."""
+    return "boxed" in subject.renderer.prompt_text(problem)
+
+
 def is_graded(task: Task) -> bool:
     """Whether the task has a grader: rows with `grading: none` have only the user's reward."""
     return getattr(task, "grading", "") != "none"
+
+
+def has_messages(task: Task) -> bool:
+    """Whether the rows of the task hold messages, rather than questions."""
+    columns = getattr(task, "columns", None)
+    return columns is not None and "messages" in columns.of
 
 
 def counter(renderer: Renderer) -> Callable[[str], int]:

@@ -12,8 +12,9 @@ from hone.environments.make import make_episodes
 from hone.environments.play import Episodes
 from hone.environments.sandbox import missing_protections
 from hone.preflight.check.findings import Finding
-from hone.recipe.recipe import TrainedStage
+from hone.recipe.recipe import RLStage, TrainedStage
 from hone.rewards.gold import gold_text
+from hone.rewards.rules import earned
 from hone.rollout.prompts import Renderer
 from hone.tasks.base import Task, TracedTask
 from hone.types import ENVIRONMENT_FAILURES, Problem, Rollout, Turn
@@ -65,9 +66,14 @@ def played(stage: TrainedStage, task: Task, renderer: Renderer) -> Iterator[Find
     problem = next(iter(task.problems("train")), None)
     if problem is None:
         return
+    pays = isinstance(stage, RLStage) and NAME in stage.reward.parts
+    rewards: dict[str, float | None] = {}
     for name, texts in _scripts(task, problem).items():
         rollout = _play(episodes, stage, problem, texts)
+        rewards[name] = earned(rollout.episode)
         ended = f"{len(rollout.turns)} turns, ended by {rollout.episode.end}"
+        if pays:
+            ended += f", reward {rewards[name]:g}" if rewards[name] is not None else ", no reward"
         if rollout.episode.end in ENVIRONMENT_FAILURES:
             begun = (
                 stage.environment.is_program and rollout.num_tokens > 0
@@ -77,6 +83,9 @@ def played(stage: TrainedStage, task: Task, renderer: Renderer) -> Iterator[Find
             yield Finding(level, NAME, f"{problem.id}, {name} messages: {why}", name)  # type: ignore[arg-type]
         else:
             yield Finding("pass", NAME, f"{problem.id}, {name} messages: {ended}", name)
+    if pays and (rewards["right"] or 0.0) <= (rewards["useless"] or 0.0):
+        line = "the gold answer alone earns no more than nonsense here: whether a right answer is paid was not seen"
+        yield Finding("warn", NAME, f"{line}; watch `reward` in the first steps", "paid")
     if not stage.environment.is_program:
         yield from _shown(episodes, problem)
 
@@ -101,8 +110,11 @@ def _shown(episodes: Episodes, problem: Problem) -> Iterator[Finding]:
     """Whether the prompt tells the model about its tools."""
     environment = episodes.make()
     try:
-        environment.reset(problem, 0)
-        tools = environment.tools
+        try:
+            environment.reset(problem, 0)
+            tools = environment.tools
+        finally:
+            environment.close()
     except Exception:  # the user's code; the episodes above have reported it
         return
     renderer = episodes.renderer

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator
 from importlib.util import find_spec
 
+from hone.base.extras import needed
 from hone.base.settings import UserError
 from hone.learn.examples import examples as read_examples
 from hone.model.load import load_tokenizer, require_weights
@@ -43,15 +44,15 @@ def packages(subject: Subject) -> Iterator[Finding]:
     stage = subject.stage
     check_installed(stage.sinks)
     if stage.lora is not None and find_spec("peft") is None:
-        yield Finding("fail", "packages", "lora: peft is not installed; run `pip install 'hone-rl[lora]'`")
+        yield Finding("fail", "packages", f"lora: peft is not installed; run `{needed('lora')}`")
     if stage.launch.kind == "ray" and find_spec("ray") is None:
-        message = "launch.kind: ray is not installed here; run `pip install 'hone-rl[ray]'`, on every machine"
+        message = f"launch.kind: ray is not installed here; run `{needed('ray')}`, on every machine"
         yield Finding("fail", "packages", message)
     if stage.stage not in ("rl", "distil") or stage.rollout.engine == "native":
         return
     engine = stage.rollout.engine
     if not _runs_elsewhere(stage) and find_spec(engine) is None:
-        remedy = f"install it there (pip install 'hone-rl[{engine}]'), or name the interpreter that has it"
+        remedy = f"install it there ({needed(engine)}), or name the interpreter that has it"
         message = f"rollout.engine: {sys.executable} has no {engine}; {remedy} in rollout.{engine}.python"
         yield Finding("fail", "packages", message)
 
@@ -163,15 +164,14 @@ def length(subject: Subject) -> Iterator[Finding]:
         ("train", "sampling.max_tokens", longest_answer, None),
         (stage.eval.split, "eval.sampling.max_tokens", stage.eval.sampling.max_tokens, stage.eval.problems),
     ]
+    too_long, remedies = [], []
     for split, key, answer, count in uses:
         problems = subject.task.problems(split)[:count]  # type: ignore[arg-type]
         prompt = longest_prompt(problems, subject.renderer) if problems else 0
         if prompt + answer > limit:
-            remedy = f"set {key} to {limit - prompt} at most" if prompt < limit else "shorten or drop such prompts"
-            yield Finding(
-                "fail",
-                "length",
-                f"prompts of up to {prompt} tokens ({split}) and answers of {answer} ({key}) are more than the {limit} "
-                f"positions of the model; {remedy}",
-                key,
-            )
+            too_long.append(f"prompts of up to {prompt} tokens ({split}) and answers of {answer} ({key})")
+            remedy = f"set {key} to {limit - prompt} at most" if prompt < limit else f"shorten or drop {split} prompts"
+            remedies.append(remedy)
+    if too_long:
+        message = f"{', and '.join(too_long)} are more than the {limit} positions of the model"
+        yield Finding("fail", "length", f"{message}; {', and '.join(remedies)}")

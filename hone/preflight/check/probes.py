@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -95,6 +96,16 @@ def best_paid(
         return -np.inf if scored.verdict in VERIFIER_FAILURES else scored.total
 
     return max(formats, key=paid, default=None)
+
+
+def reordered(gold: str) -> str | None:
+    """The words or letters of a gold answer in the opposite order; None if it is something else, or reads the same."""
+    comma = ", " if "," in gold else " "
+    parts = re.split(r"\s*,\s*|\s+", gold.strip())
+    if not all(part.isalpha() for part in parts) or {"and", "or"} & set(parts):
+        return None
+    turned = comma.join(reversed(parts)) if parts[1:] else gold.strip()[::-1]
+    return turned if turned != gold.strip() else None
 
 
 def worked(task: Task, problem: Problem) -> str | None:
@@ -229,9 +240,10 @@ def judge_scores(rows: Sequence[Probed], by_model: bool = False, graded: bool = 
         yield Finding("fail", "gold", f"{message}; {remedy}")
         return
     if gold <= nothing:  # the others show what the reward pays for
-        unread = ", ".join(r.probe.name for r in right if r.reward.total <= nothing)
-        message = f"{unread} scores {gold:g}, as an empty answer does, though it is graded correct"
-        yield Finding("warn", "gold", f"{message}: the reward does not read this form of a final answer")
+        unread = next(r.probe for r in right if r.reward.total <= nothing)
+        end = unread.text.strip().splitlines()[-1][-80:]
+        message = f"an answer that ends in {end!r} ({unread.name}) scores {gold:g}, as an empty one does, though it is"
+        yield Finding("warn", "gold", f"{message} graded correct: the reward does not read this form")
         gold = min(paid)
     elif not bad:
         least = "; the best of them scores" if by_model else " and score at least"

@@ -22,7 +22,7 @@ from hone.preflight.check.findings import Finding, distinct, lines
 from hone.preflight.check.preflight import preflight
 from hone.preflight.check.subject import Subject
 from hone.recipe.explain_stages import teacher
-from hone.recipe.recipe import Pipeline, Recipe, stages_of
+from hone.recipe.recipe import LoopStage, Pipeline, Recipe, stages_of
 from hone.rewards import make_reward
 from hone.rewards.base import RewardFn, reward_groups
 from hone.rollout.local import native_engine
@@ -142,12 +142,17 @@ def dry_run(recipe: Recipe | Pipeline) -> int:
 
     Returns the exit code: 1 if a check failed, else 0.
     """
+    with keeping():
+        return _dry_run(recipe)
+
+
+def _dry_run(recipe: Recipe | Pipeline) -> int:
     for stage, sub in stages_of(recipe):
         start = stage.model.path if stage.model.stage is None else f"the model of stage {stage.model.stage}"
         start = start if stage.stage != "generate" else ""
         print(f"stage {stage.name} ({stage.stage}) -> {Path(recipe.runs) / recipe.name / sub}")
         print(f"  starts from {start}" if start else "  trains nothing")
-        print(f"  {plan(stage)}")
+        print(f"  {plan(stage, Subject(recipe, stage).task)}")
     result = preflight(recipe)
     last = Subject(recipe, stages_of(recipe)[-1][0])
     for problem in last.task.problems("train")[:2]:
@@ -157,8 +162,8 @@ def dry_run(recipe: Recipe | Pipeline) -> int:
     return int(any(finding.level == "fail" for finding in result.findings))
 
 
-def plan(stage: Recipe) -> str:
-    """One line on what a stage will do."""
+def plan(stage: Recipe, task: Task) -> str:
+    """One line on what a stage will do with the problems of its task."""
     if stage.stage == "sft" and stage.sft.data is not None:
         return f"{stage.sft.epochs} epoch(s) of {stage.sft.data}, {stage.sft.examples_per_step} examples a step"
     if stage.stage == "sft":
@@ -174,5 +179,18 @@ def plan(stage: Recipe) -> str:
     return (
         f"{stage.steps} steps of {stage.prompts_per_step} prompts x {stage.samples_per_prompt} samples = {samples} "
         f"answers of at most {stage.sampling.max_tokens} tokens, {stage.algo.updates_per_rollout} update(s) each; "
-        f"evaluation on {stage.eval.problems} {stage.eval.split} problems{by}"
+        f"evaluation on {_evaluated(stage, task)}{by}"
+    )
+
+
+def _evaluated(stage: LoopStage, task: Task) -> str:
+    """The problems of an evaluation. If there are fewer than wanted, also what so few can tell."""
+    wanted, split = stage.eval.problems, stage.eval.split
+    there = len(task.problems(split))
+    if not 0 < there < wanted:
+        return f"{wanted} {split} problems"
+    widest = 98 / there**0.5  # 1.96 standard deviations of a share of one half, in percentage points
+    return (
+        f"{there} {split} problems (eval.problems is {wanted}, but there are no more): an accuracy near 50% is known "
+        f"to ±{widest:.0f} percentage points"
     )

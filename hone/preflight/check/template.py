@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -25,6 +26,21 @@ def check_template(
     if renderer.begin_ids == [] and getattr(renderer.tokenizer, "chat_template", None):
         yield from _chat(renderer)
     yield _stop(renderer)
+
+
+def check_absence(model: str, has_messages: bool) -> Iterator[Finding]:
+    """Warns of a tokenizer without a chat template where one is to be expected."""
+    tuned = re.search(r"[-_](instruct|chat|it)\b", model.rstrip("/").rpartition("/")[2], re.IGNORECASE)
+    if not (tuned or has_messages):
+        return
+    why = f"the model's name says {tuned[1]}" if tuned else "the rows hold messages"
+    yield Finding(
+        "warn",
+        "template",
+        f"{why}, and its tokenizer has no chat template: prompts are written with prompt.template. Put the "
+        "chat_template.jinja of the model that it was trained from into its folder, or set prompt.style: raw if this "
+        "is wanted",
+    )
 
 
 def _prompts(

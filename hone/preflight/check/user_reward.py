@@ -69,10 +69,14 @@ def _call(reward: Composed, task: Task, seconds: float) -> Iterator[Finding]:
             break
     rewards = [r for group in groups for r in group.rewards]
     if rewards and all(r.verdict in VERIFIER_FAILURES for r in rewards):
+        raised = any("raises: " in (r.note or "") for r in rewards)
+        remedy = (
+            "The function raises an error; mend it" if raised else "Give a number, such as 0, for unreadable answers"
+        )
         raise UserError(
-            f"reward: tried with {len(rewards)} right, wrong and empty answers to {len(groups)} training problems, it "
-            f"has a value for none of them: {failures(groups)}. Training would leave every sample out; give a number, "
-            "such as 0, for unreadable answers"
+            f"reward: it gives no value for any of the {len(rewards)} right, wrong and empty answers to {len(groups)} "
+            f"training problems that it was tried with, so training would leave every sample out: {failures(groups)}. "
+            f"{remedy}"
         )
     silent = [
         name

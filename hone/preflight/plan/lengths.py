@@ -64,7 +64,9 @@ def offline() -> Iterator[None]:
 
 
 def _answer(stage: SFTStage, task: Task | None, per: float, assumptions: list[str]) -> int:
-    """Tokens of the longest answer: in SFT those of the longest example, else `sampling.max_tokens`."""
+    """Tokens of the longest answer: in SFT those of the longest example, else `sampling.max_tokens` of every turn."""
+    if stage.stage in ("rl", "distil"):
+        return stage.rollout_sampling.max_tokens
     if stage.stage != "sft":
         return stage.sampling.max_tokens
     if stage.sft.data is None and isinstance(task, TracedTask):

@@ -336,12 +336,16 @@ def _cache(
     sampled = [(-(-stage.prompts_per_step // split.processes), stage.samples_per_prompt, stage.sampling.max_tokens)]
     if stage.stage != "generate":
         sampled.append((-(-stage.eval.problems // split.processes), stage.eval.samples, stage.eval.sampling.max_tokens))
+    shapes = [(lengths.prompt, *shape) for shape in sampled]
+    if stage.stage in ("rl", "distil") and stage.has_turns:
+        # In its last turn, each sample has a prompt of its own: all of its conversation so far.
+        shapes += [(lengths.prompt + max(0, lengths.answer - most), p * g, 1, most) for p, g, most in sampled]
     best = (0, 0)
-    for prompts, samples, most in sampled:
+    for prompt, prompts, samples, most in shapes:
         rows = min(stage.rollout.max_sequences, prompts * samples)
         states = (1 + 1 / samples) * cache.bytes_per_row / each
-        rows = min(rows, max(1, int(budget / (lengths.prompt / samples + columns(most) + states))))
-        best = max(best, (cache.positions(-(-rows // samples), lengths.prompt, rows, most), rows))
+        rows = min(rows, max(1, int(budget / (prompt / samples + columns(most) + states))))
+        best = max(best, (cache.positions(-(-rows // samples), prompt, rows, most), rows))
     return best[1], best[0], each
 
 

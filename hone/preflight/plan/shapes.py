@@ -15,7 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from hone.base.settings import UserError
 from hone.model import attention, lora, mixers
-from hone.model.load import base_of, check_supported
+from hone.model.load import base_of, check_supported, located, require_source
 from hone.model.tiny import architecture
 from hone.model.update_mode import recompute_activations
 from hone.recipe.sections.model import ModelConfig
@@ -72,6 +72,7 @@ def config_of(model: ModelConfig) -> tuple[PretrainedConfig, str]:
     """The model's config, and where it comes from in words. Raises UserError if there is none."""
     if model.path == "tiny":
         return architecture(model.tiny), "model.tiny"
+    model = located(model)
     if lora.is_adapter(model.path):
         return config_of(model.at(base_of(model.path)))
     try:
@@ -81,6 +82,7 @@ def config_of(model: ModelConfig) -> tuple[PretrainedConfig, str]:
     known = published(model.path)
     if known is not None:
         return known, "the published shape (hone.preflight.plan.shapes); its config.json is not on this machine"
+    require_source(model)
     try:
         return AutoConfig.from_pretrained(model.path, revision=model.revision), "its config.json"
     except (OSError, ValueError) as error:

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import ClassVar
 
+from hone.base.extras import needed
 from hone.base.http import Http, ServerError, ServerHangs, ServerLost
 from hone.base.processes import Server
 from hone.base.settings import UserError
@@ -89,7 +90,7 @@ class ServerLifecycle(ABC):
             raise UserError(f"rollout.{self.module}.python: {python} cannot be run ({error})") from error
         if missing:
             raise UserError(
-                f"rollout.engine: {python} has no {self.module}; install it there (pip install 'hone-rl[{self.module}]'"
+                f"rollout.engine: {python} has no {self.module}; install it there ({needed(self.module)}"
                 f"), or name the interpreter that has it in rollout.{self.module}.python"
             )
         if self.config.weights_folder and not self._host.sees(Path(self.config.weights_folder).expanduser()):
