@@ -21,7 +21,7 @@ PY := .venv/bin/python
 PIP := $(PY) -m pip -q --disable-pip-version-check
 RECIPE := recipes/demo/recipe.yaml
 # Markers of the tests that are run by hand; pyproject.toml says what each needs.
-BY_HAND := slow or gpu or vllm or sglang or ray or slurm or browser or agents
+BY_HAND := slow or gpu or vllm or sglang or ray or slurm or browser or agents or containers
 # Tests see a fresh machine each time: an empty home without caches, and an order of their own. The order's seed is
 # printed; again in that order: make test ARGS=--random-order-seed=123
 FORGET := -u HF_HOME -u HF_HUB_CACHE -u HUGGINGFACE_HUB_CACHE -u HF_DATASETS_CACHE -u XDG_DATA_HOME -u XDG_STATE_HOME \

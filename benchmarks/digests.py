@@ -142,6 +142,7 @@ def run_all(folder: Path, python: str, demo: bool) -> dict[str, dict[str, str]]:
 
 def call(command: list[str], folder: Path) -> None:
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = str(ROOT)  # this tree, whichever is installed
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{done.stderr[-2000:]}")

@@ -4,6 +4,7 @@ import os
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import HealthCheck, settings
 
 os.environ.update(
     OMP_NUM_THREADS="1",
@@ -13,6 +14,10 @@ os.environ.update(
     MPLBACKEND="Agg",
     COLUMNS="120",  # the width that help texts and tables are wrapped to
 )
+
+# No result depends on how busy the machine is.
+settings.register_profile("hone", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("hone")
 
 #: Tests marked `gpu` that take the fixture `accelerator` run on a CPU with this in the environment: a rehearsal.
 ON_CPU = "HONE_GPU_TESTS_ON_CPU"
