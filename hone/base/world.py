@@ -16,10 +16,12 @@ from __future__ import annotations
 
 import contextlib
 import datetime
+import gc
 import os
 import socket
 import threading
 import time
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, nullcontext
@@ -32,6 +34,7 @@ from torch import distributed as dist
 
 from hone.base.parallel import ParallelConfig
 from hone.base.settings import PEER_LOST, UserError
+from hone.base.stop import Interrupted, Preempted
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -206,11 +209,17 @@ class World:
                         t.copy_(part.view_as(t))
 
     def close(self) -> None:
-        """Disconnect from the other processes."""
+        """Disconnect from the other processes, and end the threads of the connection.
+
+        A thread of gloo that is still at work when Python ends can abort the process, whatever its exit code was to be.
+        """
         if self.size > 1 and dist.is_initialized():
             _control.cache_clear()
             _mesh.cache_clear()
+            for connection in ("mesh", "control", "writing"):
+                object.__setattr__(self, connection, None)
             dist.destroy_process_group()
+            gc.collect()  # groups, meshes and models refer to each other; the threads of a group end with it
 
     @contextmanager
     def waiting(self, what: str) -> Iterator[None]:
@@ -226,6 +235,22 @@ class World:
                 "first says why; where all are alive and slow, raise parallel.timeout. --resume continues from the "
                 "last checkpoint"
             ) from error
+
+
+@contextmanager
+def connected(parallel: ParallelConfig) -> Iterator[World]:
+    """The processes of a run. The connection is closed when the run ends, or stops as all of them have agreed."""
+    world = World.from_env(parallel)
+    try:
+        yield world
+    except (Interrupted, Preempted) as stop:
+        error: BaseException | None = stop
+        while error is not None:  # their frames hold the policy, which holds the connection
+            traceback.clear_frames(error.__traceback__)
+            error = error.__context__
+        world.close()
+        raise
+    world.close()
 
 
 #: One process.

@@ -24,7 +24,7 @@ from hone.base.aside import reopen, set_aside
 from hone.base.settings import UserError
 from hone.base.stop import Halted, Interrupted, Preempted
 from hone.base.visible import visible
-from hone.base.world import ALONE, World
+from hone.base.world import ALONE, World, connected
 from hone.model import tiny
 from hone.preflight.check.preflight import before_training
 from hone.preflight.plan.rehearse import compared, explained, line, peak_rss_bytes
@@ -62,8 +62,7 @@ def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapp
     folder = Path(recipe.runs) / recipe.name
     stages = stages_of(recipe)
     check_installed({name for stage, _ in stages for name in stage.sinks})
-    world = World.from_env(stages[0][0].parallel)
-    with contextlib.ExitStack() as around:
+    with connected(stages[0][0].parallel) as world, contextlib.ExitStack() as around:
         world.on_main(lambda: _enter(around, lock.held(folder)), "the lock of the run folder", patient=True)
         done = world.on_main(lambda: begin(recipe, folder, resume), "the run folder", patient=True)
         if done is not None:
@@ -75,7 +74,6 @@ def run(recipe: Recipe | Pipeline, resume: bool = False, findings: Sequence[Mapp
             world.on_main(lambda: write_results(folder, stages), "the results")
             if world.main:
                 print(f"{folder} is done; to view it: hone report {folder}", file=sys.stderr)
-    world.close()
     return folder
 
 

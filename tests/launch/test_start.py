@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -215,22 +217,65 @@ algo: {clip_high: 0.3}  # which has a note
 """
 
 
+#: What a process still has when Python ends, written by `sitecustomize`, which every Python imports.
+THREADS = """
+import atexit, os
+from pathlib import Path
+
+def write():
+    tasks = Path("/proc/self/task")
+    if "RANK" in os.environ and tasks.is_dir():
+        names = [path.read_text().strip() for path in tasks.glob("*/comm")]
+        Path(f"threads_{os.environ['RANK']}.txt").write_text("\\n".join(names))
+
+atexit.register(write)
+"""
+
+
+def begin_small(folder: Path, *overrides: str) -> subprocess.Popen[str]:
+    (folder / "small.yaml").write_text(SMALL)
+    (folder / "site").mkdir()
+    (folder / "site" / "sitecustomize.py").write_text(THREADS)
+    root = str(Path(__file__).resolve().parents[2])
+    return subprocess.Popen(
+        [sys.executable, "-m", "hone", "train", "small.yaml", *overrides],
+        env={**os.environ, "PYTHONPATH": f"{folder / 'site'}{os.pathsep}{root}"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def threads_at_the_end(folder: Path) -> list[str]:
+    """Of the connection between the workers. None may be left: it could abort the process while Python ends."""
+    written = [folder / f"threads_{rank}.txt" for rank in (0, 1)]
+    assert sys.platform != "linux" or all(path.is_file() for path in written)
+    return [name for path in written if path.exists() for name in path.read_text().splitlines() if "gloo" in name]
+
+
 @pytest.mark.timeout(600)
 def test_hone_train_starts_two_workers_that_train(folder: Path) -> None:
-    (folder / "small.yaml").write_text(SMALL)
-    root = str(Path(__file__).resolve().parents[2])
-    done = subprocess.run(
-        [sys.executable, "-m", "hone", "train", "small.yaml"],
-        env={**os.environ, "PYTHONPATH": root},
-        capture_output=True,
-        text=True,
-        timeout=540,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stderr.count("note: ") == 1  # once, not by every worker
-    assert "2 workers on this machine" in done.stderr
+    with begin_small(folder) as process:
+        stderr = process.communicate(timeout=540)[1]
+    assert process.returncode == 0, stderr
+    assert stderr.count("note: ") == 1  # once, not by every worker
+    assert "2 workers on this machine" in stderr
     run = folder / "runs" / "small"
     assert len((run / "metrics.jsonl").read_text().splitlines()) == 2
     assert (run / "model" / "model.safetensors").is_file()
     assert (run / "logs" / "rank_1.log").is_file()
     assert list((folder / "runs").iterdir()) == [run]
+    assert threads_at_the_end(folder) == []
+
+
+@pytest.mark.timeout(600)
+def test_two_workers_that_are_stopped_end_with_their_exit_code(folder: Path) -> None:
+    with begin_small(folder, "steps=500") as process:
+        metrics = folder / "runs" / "small" / "metrics.jsonl"
+        end = time.monotonic() + 300
+        while not metrics.exists() and process.poll() is None and time.monotonic() < end:
+            time.sleep(0.1)
+        process.send_signal(signal.SIGTERM)
+        stderr = process.communicate(timeout=240)[1]
+    assert process.returncode == 75, stderr
+    assert threads_at_the_end(folder) == []
