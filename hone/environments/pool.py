@@ -134,9 +134,18 @@ class Pool:
                 self._waking = True
                 self._work.notify()
             elif self._threads < self.workers:
-                self._waking = True
-                self._threads += 1
-                threading.Thread(target=self._run_calls, name="hone-environment", daemon=True).start()
+                self._begin_thread()
+
+    def _begin_thread(self) -> None:
+        """With the lock held. Raises RuntimeError where the machine allows no thread, and there is none yet."""
+        try:
+            threading.Thread(target=self._run_calls, name="hone-environment", daemon=True).start()
+        except RuntimeError:
+            if not self._threads:
+                raise
+            return  # the others run all calls
+        self._waking = True
+        self._threads += 1
 
     # --- in a thread ---
 

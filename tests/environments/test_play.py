@@ -269,6 +269,23 @@ def test_calls_that_take_no_time_need_few_threads():
     assert len(threads) < 32
 
 
+@pytest.mark.timeout(30)
+@pytest.mark.parametrize("permitted", [1, 2])
+def test_where_the_machine_allows_no_more_threads_those_there_are_run_all_calls(monkeypatch, permitted):
+    begun, start = [], threading.Thread.start
+
+    def limited(thread):
+        if len(begun) == permitted:
+            raise RuntimeError("can't start new thread")
+        begun.append(thread)
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", limited)
+    assert Pool(8, 5.0).run([lambda i=i: time.sleep(0.01) or i for i in range(10)]) == list(range(10))
+    with pytest.raises(RuntimeError, match="can't start new thread"):
+        Pool(8, 5.0).run([lambda: 1])
+
+
 class Appended(deque):
     """A deque that is empty when it is first looked at, and gets a call right after."""
 
