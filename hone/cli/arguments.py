@@ -27,16 +27,21 @@ Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; defa
 
 
 class Verbs(TyperGroup):
-    """The verbs. An unknown option that is a setting, here or in another trainer, is answered with hone's way to write
-    it."""
+    """The verbs. Where a verb takes settings, an unknown option that is one, here or in another trainer, is answered with
+    hone's way to write it."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
             return super().invoke(ctx)
         except Exception as error:
-            if type(error).__name__ == "NoSuchOption":  # of the parser that typer contains, or of click
+            if type(error).__name__ == "NoSuchOption" and _takes_settings(error):  # of typer's parser, or of click
                 explain_option(error)
             raise
+
+
+def _takes_settings(error: Any) -> bool:
+    """Whether the verb of a usage error has an argument for settings."""
+    return any("KEY=VALUE" in (parameter.metavar or "") for parameter in error.ctx.command.params)
 
 
 def explain_option(error: Any) -> None:

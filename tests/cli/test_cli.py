@@ -296,6 +296,19 @@ def test_an_option_that_is_a_setting_is_said(run, option, message):
     assert message in err
 
 
+@pytest.mark.parametrize("verb", ["init a", "reset a", "report a", "verify a", "view a", "runs show a", "config schema"])
+def test_a_verb_without_settings_recommends_none(run, verb):
+    code, _, err = run(*verb.split(), "--optim.lr", "8")
+    assert code == 2
+    assert "No such option: --optim.lr" in err
+    assert "KEY=VALUE" not in err
+
+
+@pytest.mark.parametrize("verb", ["check a", "eval a", "data show a", "data check a", "config show a", "sample a"])
+def test_every_verb_with_settings_says_how_to_write_them(run, verb):
+    assert "settings are written KEY=VALUE" in run(*verb.split(), "--optim.lr", "8")[2]
+
+
 def test_every_line_of_help_fits_80_columns(run, monkeypatch):
     monkeypatch.setenv("COLUMNS", "80")
     for group in ((), ("data",), ("runs",), ("config",)):
