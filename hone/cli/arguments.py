@@ -27,8 +27,8 @@ Checkpoint = Annotated[Path | None, typer.Option(help="A checkpoint folder; defa
 
 
 class Verbs(TyperGroup):
-    """The verbs. Where a verb takes settings, an unknown option that is one, here or in another trainer, is answered with
-    hone's way to write it."""
+    """The verbs. If one that takes settings is given an option that is a setting, here or in another trainer, the error
+    says how hone writes it."""
 
     def invoke(self, ctx: Any) -> Any:
         try:

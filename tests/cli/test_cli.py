@@ -296,7 +296,9 @@ def test_an_option_that_is_a_setting_is_said(run, option, message):
     assert message in err
 
 
-@pytest.mark.parametrize("verb", ["init a", "reset a", "report a", "verify a", "view a", "runs show a", "config schema"])
+@pytest.mark.parametrize(
+    "verb", ["init a", "reset a", "report a", "verify a", "view a", "runs show a", "config schema"]
+)
 def test_a_verb_without_settings_recommends_none(run, verb):
     code, _, err = run(*verb.split(), "--optim.lr", "8")
     assert code == 2
