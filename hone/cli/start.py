@@ -175,8 +175,10 @@ def _refuse_present(paths: Sequence[Path]) -> None:
 
 
 def _require_writable(folder: Path) -> None:
-    """Raises PermissionError if the folder, or where it will be made, cannot be written."""
-    there = next(path for path in (folder, *folder.absolute().parents) if path.is_dir())
+    """Raises OSError if the folder, or where it will be made, is a file or cannot be written."""
+    there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
+    if not there.is_dir():
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), str(there))
     if not os.access(there, os.W_OK | os.X_OK):
         raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(there))
 
@@ -184,9 +186,10 @@ def _require_writable(folder: Path) -> None:
 def _require_model(model: str) -> None:
     """Raises UserError if a path is not the folder of a model. Hub ids are not looked up."""
     from hone.recipe.load import is_path
+    from hone.recipe.sections.model import WITHOUT_OWNER
 
     folder = Path(model).expanduser()
-    if not (is_path(model) or "/" not in model):
+    if not is_path(model) and ("/" in model or model in WITHOUT_OWNER):
         return
     if not any((folder / name).is_file() for name in ("config.json", "adapter_config.json")):
         what = "has no config.json" if folder.is_dir() else "is not a folder here"

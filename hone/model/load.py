@@ -17,7 +17,7 @@ from hone.base.settings import UserError
 from hone.model import attention, compiled, limits, lora, mixers, shards
 from hone.model.logprobs import output_head
 from hone.model.update_mode import recompute_activations
-from hone.recipe.sections.model import ModelConfig
+from hone.recipe.sections.model import WITHOUT_OWNER, ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -26,10 +26,6 @@ hf_logging.disable_progress_bar()
 
 #: A folder with none of these has no tokenizer of any kind.
 TOKENIZER_FILES = ("tokenizer*", "vocab*", "*.model", "merges.txt", "tekken*")
-
-
-#: Causal models of the hub from before its ids had owners.
-WITHOUT_OWNER = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "openai-gpt", "ctrl")
 
 
 def device() -> torch.device:

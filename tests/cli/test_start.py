@@ -103,10 +103,20 @@ def test_init_refuses_what_is_not_there(model: str, monkeypatch: pytest.MonkeyPa
         init("a", Choices(model=model, reward="mine.py:nofunc"), first)
     with pytest.raises(UserError, match=r"gone\.py cannot be read"):
         init("a", Choices(model=model, reward="gone.py:right"), first)
+    Path("file").touch()
+    for name in ("file", "file/a"):
+        with pytest.raises(NotADirectoryError):
+            init(name, Choices(), lambda *_: pytest.fail("asked before it looked"))
     monkeypatch.setattr(os, "access", lambda *_: False)  # as for a user who is not root
     with pytest.raises(PermissionError):
         init("a", Choices(), lambda *_: pytest.fail("asked before it looked"))
     assert not Path("a").exists()
+
+
+def test_init_takes_a_hub_id_without_an_owner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    init("a", Choices(model="gpt2", data="knights"), first)
+    assert "model: gpt2" in Path("a/recipe.yaml").read_text()
 
 
 @pytest.mark.parametrize("given", [(Choices(steps=2), []), (Choices(), ["steps=2"])])

@@ -9,6 +9,8 @@ from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt, field_va
 from hone.base.settings import Section
 
 SMALLEST_VOCAB = 300
+#: Causal models of the hub from before its ids had owners.
+WITHOUT_OWNER = ("gpt2", "gpt2-medium", "gpt2-large", "gpt2-xl", "distilgpt2", "openai-gpt", "ctrl")
 
 
 class TinyConfig(Section):
