@@ -106,6 +106,10 @@ class Runtime:
             return runtime
         raise UserError(f"containers need docker or podman: {'; '.join(failures)}")
 
+    @property
+    def is_podman(self) -> bool:
+        return Path(self.program).name == "podman"
+
     def check(self) -> None:
         """Raises RuntimeError where docker or podman does not work."""
         _run([self.program, "info"], _ANSWER)
@@ -155,7 +159,7 @@ class Runtime:
     def _no_proxies(self) -> list[str]:
         names = [spelled for name in _PROXIES for spelled in (name, name.lower())]
         options = [part for name in names for part in ("--env", f"{name}=")]
-        return [*options, "--http-proxy=false"] if Path(self.program).name == "podman" else options
+        return [*options, "--http-proxy=false"] if self.is_podman else options
 
     def _remove_orphans(self) -> None:
         label = f"label={LABEL}"
@@ -195,7 +199,9 @@ class Container:
         options = [part for name, value in (variables or {}).items() for part in ("--env", f"{name}={value}")]
         options += ["--user", user] if user is not None else []
         options += ["--workdir", workdir] if workdir is not None else []
-        line = [self._runtime.program, "exec", *options, self.name, "bash", "-c", command]
+        # Without podman's warnings, which would be read by the model, and hold the time of day.
+        quiet = ["--log-level=error"] if self._runtime.is_podman else []
+        line = [self._runtime.program, *quiet, "exec", *options, self.name, "bash", "-c", command]
         process = Process(line, _environment(), Path("/"), bounds=Bounds(kept, None))
         ended = process.wait(seconds)
         if not ended or process.note:

@@ -221,9 +221,11 @@ class InContainer:
         )
 
     def read_reward(self, name: str) -> bytes | None:
-        most = LARGEST_REWARD + 1
-        ran = self._container.run(f"head -c {most} /logs/verifier/{name}", _SETUP, user="0", kept=most)
-        return ran.output.encode() if ran.ended and ran.status == 0 else None
+        most, mark = LARGEST_REWARD + 1, uuid.uuid4().hex  # docker and podman may write warnings around the text
+        command = f"echo {mark}; head -c {most} /logs/verifier/{name} && echo {mark}"
+        ran = self._container.run(command, _SETUP, user="0", kept=most + 8192)
+        _, *text = ran.output.split(mark)
+        return text[0].strip().encode() if ran.ended and ran.status == 0 and len(text) == 2 else None
 
     def close(self) -> None:
         try:

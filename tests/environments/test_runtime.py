@@ -1,10 +1,14 @@
 """What hone asks of docker, and what it makes of its failures: with a program in docker's place."""
 
 import os
+import subprocess
+import sys
 import time
+from dataclasses import replace
 
 import pytest
 
+from hone.base import owner
 from hone.environments import containers
 from hone.environments.containers import Container, ContainerLimits, Runtime
 from hone.environments.harbor import HarborEnvironment
@@ -18,16 +22,22 @@ PROBLEM = Problem("p", "t", ({"role": "user", "content": "?"},), None)
 def docker(tmp_path, monkeypatch):
     """Makes a `docker` of the branches of a `case` over its subcommand; `asked()` are its command lines so far."""
 
-    def make(branches: str) -> Runtime:
-        (tmp_path / "docker").write_text(f"""#!/bin/sh\necho "$*" >> {log}\ncase "$1" in\n{branches}\nesac\n""")
-        (tmp_path / "docker").chmod(0o755)
+    def make(branches: str, name: str = "docker") -> Runtime:
+        (tmp_path / name).write_text(f"""#!/bin/sh\necho "$*" >> {log}\ncase "$1" in\n{branches}\nesac\n""")
+        (tmp_path / name).chmod(0o755)
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
-        return Runtime(str(tmp_path / "docker"))
+        return Runtime(str(tmp_path / name))
 
     log = tmp_path / "log"
     make.asked = lambda: log.read_text().splitlines()
     yield make
     make("")  # what the runtimes still hold is removed by one that works
+
+
+def reads_from(folder) -> str:
+    """A branch that runs the command that reads the reward, in a folder of this machine; other commands do nothing."""
+    command = f'"$(echo "$command" | sed s,/logs/verifier,{folder},)"'
+    return f'exec) for command; do :; done; case "$command" in *head*) bash -c {command};; esac;;'
 
 
 def task(folder) -> HarborTask:
@@ -43,15 +53,50 @@ def test_containers_of_an_earlier_run_that_cannot_be_removed_stop_nothing(docker
 
 
 def test_a_reward_stands_where_the_container_cannot_be_removed(docker, tmp_path, capsys):
-    runtime = docker(
-        "rm) echo storage is busy >&2; exit 1;;\n"
-        'exec) case "$*" in *reward.json) exit 1;; *reward.txt) echo 0.5;; esac;;'
-    )
+    runtime = docker(f"rm) echo storage is busy >&2; exit 1;;\n{reads_from(tmp_path)}")
+    (tmp_path / "reward.txt").write_text("0.5\n")
     environment = HarborEnvironment({"": task(tmp_path)}, 5.0, runtime)
     environment.reset(PROBLEM, 0)
     assert environment.reward() == 0.5
     assert "stays for now: docker rm failed: storage is busy" in capsys.readouterr().err
     assert len(runtime._alive) == 1  # for the end of hone
+
+
+def test_a_reward_is_read_beside_warnings_of_docker(docker, tmp_path):
+    reads = reads_from(tmp_path).replace("exec)", "exec) echo no cgroups >&2;")
+    (tmp_path / "reward.json").write_text('{"reward": 0.5}\n')
+    environment = HarborEnvironment({"": task(tmp_path)}, 5.0, docker(reads))
+    environment.reset(PROBLEM, 0)
+    assert environment.reward() == 0.5
+
+
+def test_podman_writes_no_warnings_into_what_a_command_prints(docker):
+    ran = Container(docker("--log-level=error) echo alive;;\n*) echo level=warning; echo alive;;", "podman"), "name")
+    assert ran.run("ls", 5.0).output == "alive"
+
+
+def test_a_command_that_takes_too_long_is_killed_in_the_container_too(docker, monkeypatch):
+    monkeypatch.setattr(containers, "_GONE", 0.2)
+    container = Container(docker("exec) sleep 100;;"), "name")
+    ran = container.run("sleep 100", 0.2)
+    assert (ran.ended, ran.note) == (False, "")
+    assert docker.asked()[-2:] == ["kill --signal USR1 name", "rm --force --volumes name"]  # the client has not ended
+    ran = Container(docker("exec) yes;;"), "name").run("yes", 10.0)
+    assert (ran.ended, ran.note) == (False, "it wrote more than 1048576 bytes of output")
+    assert docker.asked()[-1] == "kill --signal USR1 name"
+
+
+def test_of_earlier_containers_those_of_dead_processes_are_removed(docker, tmp_path):
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    living, elsewhere = owner.myself(), replace(owner.myself(), host="another", pid=ended.pid)
+    owners = {"living": living, "dead": replace(living, pid=ended.pid), "elsewhere": elsewhere}
+    for name, one in owners.items():
+        (tmp_path / name).write_bytes(owner.as_bytes(one))
+    (tmp_path / "garbled").write_text("hone")
+    docker(f'ps) echo living dead elsewhere garbled;;\ncontainer) for name; do :; done; cat "{tmp_path}/$name";;')
+    Runtime.find()
+    assert [line for line in docker.asked() if line.startswith("rm")] == ["rm --force --volumes dead"]
 
 
 def test_a_container_that_the_model_has_broken_earns_nothing(docker, tmp_path):
@@ -73,10 +118,15 @@ def test_the_tests_are_copied_over_a_folder_of_the_model(docker, tmp_path):
     assert docker.asked() == [f"cp {tmp_path}/tests/. name:/tests"]
 
 
-def test_a_container_gets_neither_proxies_nor_rights_that_tasks_do_not_need(docker):
-    runtime = docker("")  # kept: one that is gone removes its containers
-    runtime.start("image", ContainerLimits())
+def test_a_container_gets_neither_proxies_nor_rights_that_tasks_do_not_need(docker, tmp_path, monkeypatch):
+    monkeypatch.setenv("HTTPS_PROXY", "http://me:secret@proxy")
+    # It is kept, since one that is gone removes its containers.
+    runtime = docker(f"*) echo $1 $HTTPS_PROXY >> {tmp_path}/proxies;;")
+    container = runtime.start("image", ContainerLimits())
     (line,) = docker.asked()
+    container.run("ls", 5.0)
+    runtime.pull("image", 5.0)
+    assert (tmp_path / "proxies").read_text().splitlines() == ["run", "exec", "pull http://me:secret@proxy"]
     for option in ("--env HTTPS_PROXY= ", "--env no_proxy= ", "--cap-drop NET_RAW", "--security-opt no-new-privileges"):
         assert option in line
 
