@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cache
@@ -152,6 +152,36 @@ def test_families_continue_what_they_kept(name: str, folder: Path) -> None:
         for turn, other in zip(said[speaker], of_speaker, strict=True):
             np.testing.assert_array_equal(turn.completion_ids, other.completion_ids)
             np.testing.assert_allclose(turn.logprobs, other.logprobs, rtol=0, atol=5e-5)
+
+
+@pytest.mark.parametrize("opened", [in_rounds, open_turns])
+def test_each_turn_ends_at_the_limits_of_its_own_prompt(
+    opened: Callable[[NativeEngine, SamplingConfig, int], AbstractContextManager[Turns]], folder: Path
+) -> None:
+    def decode(tokens: Sequence[int]) -> str:
+        return "".join(chr(1000 + token) for token in tokens)
+
+    def said(*limits: tuple[int | None, tuple[str, ...]]) -> list[tuple[str, str]]:
+        found: dict[Speaker, Turn] = {}
+        with opened(engine, SAMPLING, 3) as turns:
+            turns.submit([Prompt(ids, 0, ((p, 0),), most, stop) for p, (most, stop) in enumerate(limits)])
+            while turns.running:
+                found |= dict(turns.ended())
+        return [(decode(found[p, 0].completion_ids.tolist()), found[p, 0].finish) for p in range(len(limits))]
+
+    engine = NativeEngine(model_of("qwen2", folder), (), RolloutConfig(max_sequences=4), decode=decode)
+    ids = _ids(7, length=9)
+    ((whole, _),) = said((None, ()))
+    assert len(whole) == SAMPLING.max_tokens
+    end = next(i for i in range(4, len(whole)) if whole[i] not in whole[:i])
+    stop = (whole[end], "not said")
+    assert said((None, ()), (3, ()), (100, ()), (None, stop), (3, stop)) == [
+        (whole, "length"),
+        (whole[:3], "length"),
+        (whole, "length"),
+        (whole[: end + 1], "stop"),
+        (whole[:3], "length"),
+    ]
 
 
 def test_a_reply_costs_its_own_tokens(folder: Path) -> None:
