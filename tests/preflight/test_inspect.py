@@ -62,13 +62,20 @@ def test_check_names_rows_that_cannot_be_used(data, run):  # noqa: F811
     assert run("data", "check", "countdown", "task.train=5", "task.test=2", "task.validation=2")[0] == 0
 
 
+def test_check_says_where_equal_problems_are(data, run):  # noqa: F811
+    write_rows("gaps.jsonl", [{"question": f"1 + {n}?", "answer": "" if n in (3, 7, 8) else n + 1} for n in range(30)])
+    code, out, _ = run("data", "check", "gaps.jsonl")
+    assert code == 1
+    assert "row 4, row 8, row 9: " in out
+
+
 def test_check_shows_equal_problems_once(data, run):  # noqa: F811
     write_rows("trl.jsonl", [{"question": f"Sort {n}", "solution": "a b"} for n in range(240)])
     code, out, _ = run("data", "check", "trl.jsonl")
     assert code == 1
     assert "240 faults" in out
     assert out.count("no answer") == 1
-    assert "row 1 and 239 other rows: no answer" in out
+    assert "row 19, row 20 and 220 other rows: no answer" in out
     assert "task.columns.answer=solution" in out
     assert "task.grading=none" in out
 
