@@ -1,6 +1,7 @@
 """`hone check`: what it says of a sound recipe, and of each fault that it is there to find."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -458,6 +459,9 @@ def test_a_grader_that_takes_letters_in_another_order_is_said(tmp_path):
     assert "5 of 5 gold answers are graded correct in another order too" in found["order"].message
     assert "task.grading=text" in found["order"].message
     assert [f.name for f in content.data(of_letters(tmp_path, grading="text"))] == ["data"]
+    task = of_letters(tmp_path)
+    own = SimpleNamespace(problems=task.problems, grade=task.grade)
+    assert [f.name for f in content.data(own)] == ["data"], "it has no setting task.grading"
 
 
 def test_a_box_that_nothing_asks_for_is_not_tried(tmp_path):

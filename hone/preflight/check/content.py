@@ -31,7 +31,8 @@ def data(task: Task) -> Iterator[Finding]:
     if not is_graded(task):
         yield Finding("pass", "data", "task.grading is none: answers are not graded, only your reward scores them")
         return
-    yield from _order(task, problems)
+    if hasattr(task, "grading"):  # the grader of another task knows best
+        yield from _order(task, problems)
     rejected = [(p, why) for p in problems if (why := _rejected_gold(task, p))]
     if not rejected:
         yield Finding("pass", "data", f"{len(problems)} gold answers are read and graded correct")
