@@ -7,7 +7,7 @@
     recorder.leave(line)
 
 It listens on loopback and on a socket file, from the first line to the last. A request without the key of a line is
-refused. Only what a conversation is made of is read from a request: messages, tools and `stop`.
+refused. What is read from a request: `hone.environments.chat`.
 """
 
 from __future__ import annotations

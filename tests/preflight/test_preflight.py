@@ -103,7 +103,7 @@ def test_what_a_run_cannot_do_is_said_by_all_three(folder, verb, override, messa
             "leave every sample out: 42 of 42 samples have no reward and were left out: 42 x verifier_error (none:",
         ),
         ("none", "Give a number, such as 0, for unreadable answers"),
-        ("raises", "The function raises an error; mend it"),
+        ("raises", "The function raises an error; fix it"),
         ("short", "mine.py:short: gave 1 rewards for 7 completions"),
         ("text", "mine.py:text: gave str '0.5'; a reward is a number, or None"),
     ],

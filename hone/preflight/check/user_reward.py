@@ -71,7 +71,7 @@ def _call(reward: Composed, task: Task, seconds: float) -> Iterator[Finding]:
     if rewards and all(r.verdict in VERIFIER_FAILURES for r in rewards):
         raised = any("raises: " in (r.note or "") for r in rewards)
         remedy = (
-            "The function raises an error; mend it" if raised else "Give a number, such as 0, for unreadable answers"
+            "The function raises an error; fix it" if raised else "Give a number, such as 0, for unreadable answers"
         )
         raise UserError(
             f"reward: it gives no value for any of the {len(rewards)} right, wrong and empty answers to {len(groups)} "
