@@ -257,7 +257,7 @@ def test_a_click_on_an_answer_opens_its_group_with_the_reasons(shown: Shown) -> 
     shown.open(page, "one/-/rollouts?from=2&to=2")
     page.locator(".vrow").first.click()
     page.wait_for_selector(".card.active")
-    assert "graded as wrong" in page.locator(".card.active .why").inner_text()
+    assert "read an answer and found it wrong" in page.locator(".card.active .why").inner_text()
     assert shown.trouble == []
 
 
