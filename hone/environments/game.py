@@ -79,7 +79,7 @@ class Game:
         assert self.end is not None
         instance = getattr(self.environment, "instance", self.environment)
         episode = Episode(self.end, tuple(self.steps), self.reward, self.note, instance)
-        nothing = Turn(self.conversation.ids, np.empty(0, np.int64), np.empty(0, np.float32), "abort", version)
+        nothing = Turn(self.conversation.ids, np.empty(0, np.int64), np.empty(0, np.float32), "abort", version, read=0)
         return Rollout(self.problem.id, self.place[1], tuple(self.turns) or (nothing,), self.text, episode)
 
     # --- what runs in a thread: the environment's part ----------------------------------------------------------------

@@ -2,12 +2,15 @@
 
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
 
 from hone.base import jsonl
+from hone.environments.game import Game
+from hone.environments.pool import Failed
 from hone.recipe.load import load
 from hone.stages import pipeline
 from hone.stages.record import rollout_metrics
@@ -82,11 +85,14 @@ def test_turns_that_were_read_again_are_counted() -> None:
 
     def reads(*numbers: int | None) -> dict[str, float]:
         turns = (turn([1, 2], [3, 4], numbers[0]), turn([1, 2, 3, 4, 5, 6], [7], numbers[1]))
-        rollouts = [Rollout("p", g, turns, "", Episode("done")) for g in range(2)]
+        rollouts = Rollout("p", 0, turns, "", Episode("done")), failed.rollout(0)
         reward = Reward(1.0, {}, "correct")
-        metrics = rollout_metrics([Group(PROBLEM, tuple(rollouts), (reward, reward))])
+        metrics = rollout_metrics([Group(PROBLEM, rollouts, (reward, reward))])
         return {name: metrics[name] for name in ("episode/read_tokens", "episode/read_again") if name in metrics}
 
-    assert reads(2, 3) == {"episode/read_tokens": 5.0, "episode/read_again": 0.0}  # the reply, and the token before it
-    assert reads(2, 6) == {"episode/read_tokens": 8.0, "episode/read_again": 1.0}
+    failed = Game(PROBLEM, (0, 1), None)  # before its first turn
+    failed.conversation = SimpleNamespace(ids=np.asarray([1, 2]))  # type: ignore[assignment]
+    failed.fail(Failed("error", "no board"))
+    assert reads(2, 3) == {"episode/read_tokens": 2.5, "episode/read_again": 0.0}  # the reply, and the token before it
+    assert reads(2, 6) == {"episode/read_tokens": 4.0, "episode/read_again": 0.5}
     assert reads(2, None) == {}  # a server does not say
