@@ -80,8 +80,8 @@ class Guess(Environment):
         return 10.0
 
 
-def play(script, *, problems: Sequence[Problem] = (PROBLEM,), samples=1, make=Guess, name="Qwen2.5", **config):
-    tokenizer = tokenizer_of(name)
+def play(script, *, problems: Sequence[Problem] = (PROBLEM,), samples=1, make=Guess, model="Qwen2.5", **config):
+    tokenizer = tokenizer_of(model)
     engine = Scripted(tokenizer, script)
     episodes = Episodes(Renderer(tokenizer, PromptConfig(), ""), make, EnvironmentConfig(**config))
     sampling = SamplingConfig(max_tokens=20)
@@ -115,6 +115,24 @@ def test_a_failing_environment_ends_its_own_episode_alone(said, end, why):
     assert bad.episode.end == end
     assert why in bad.episode.note
     assert good.episode.end == "done"
+
+
+@pytest.mark.parametrize("said", ["crash", "2"])
+def test_an_episode_that_holds_a_container_is_closed_however_it_ends(said):
+    class Held(Guess):
+        def close(self):
+            closed.append(self)
+
+    closed: list[Held] = []
+    _, ((rollout,),) = play(lambda p, g, k: said, make=Held, name="harbor:tasks")
+    assert rollout.episode.end == ("environment_error" if said == "crash" else "done")
+    assert closed
+
+
+def test_a_program_or_container_has_time_to_be_killed_before_its_call_is_given_up():
+    renderer = Renderer(tokenizer_of("Qwen2.5"), PromptConfig(), "")
+    for name, seconds in (("harbor:tasks", 50.0), ("verifiers:words", 50.0), ("guess.py:Guess", 20.0)):
+        assert Episodes(renderer, Guess, EnvironmentConfig(name=name, timeout=20.0))._pool.timeout == seconds
 
 
 def test_an_episode_that_cannot_begin_has_no_turn_and_no_reward():

@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+import threading
 import time
 from dataclasses import replace
 
@@ -60,6 +61,19 @@ def test_a_reward_stands_where_the_container_cannot_be_removed(docker, tmp_path,
     assert environment.reward() == 0.5
     assert "stays for now: docker rm failed: storage is busy" in capsys.readouterr().err
     assert len(runtime._alive) == 1  # for the end of hone
+
+
+def test_a_container_that_starts_too_late_is_removed_at_once(docker, tmp_path):
+    """The pool has given its episode up, and closed it, while docker was starting it."""
+    runtime = docker(f"run) while [ ! -e {tmp_path}/closed ]; do sleep 0.01; done;;")
+    environment = HarborEnvironment({"": task(tmp_path)}, 5.0, runtime)
+    starting = threading.Thread(target=environment.reset, args=(PROBLEM, 0))
+    starting.start()
+    environment.close()
+    (tmp_path / "closed").touch()
+    starting.join()
+    assert docker.asked()[-1].startswith("rm --force --volumes hone-")
+    assert not runtime._alive  # it is not removed again
 
 
 def test_a_reward_is_read_beside_warnings_of_docker(docker, tmp_path):
@@ -127,8 +141,18 @@ def test_a_container_gets_neither_proxies_nor_rights_that_tasks_do_not_need(dock
     container.run("ls", 5.0)
     runtime.pull("image", 5.0)
     assert (tmp_path / "proxies").read_text().splitlines() == ["run", "exec", "pull http://me:secret@proxy"]
-    for option in ("--env HTTPS_PROXY= ", "--env no_proxy= ", "--cap-drop NET_RAW", "--security-opt no-new-privileges"):
+    for option in (
+        "--rm ",
+        "--network none ",
+        "--memory 2048m --memory-swap 2048m ",
+        "--env HTTPS_PROXY= ",
+        "--env no_proxy= ",
+        "--cap-drop NET_RAW",
+        "--security-opt no-new-privileges",
+    ):
         assert option in line
+    runtime.start("image", ContainerLimits(network=True))
+    assert "--network" not in docker.asked()[-1]
 
 
 def test_one_container_that_is_gone_hides_no_failure_of_another(docker):
