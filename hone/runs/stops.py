@@ -41,7 +41,9 @@ class StopPoints:
                 except Stopping:  # in the middle of a step: the state at its beginning still exists
                     raise Preempted(self._checkpoints.save_boundary()) from None
                 except UserError as error:
-                    raise self._save_before(error) from error
+                    if halted := self._save_before(error):
+                        raise halted from error
+                    raise
                 except BaseException:
                     self._checkpoints.abandon()
                     raise
@@ -52,20 +54,20 @@ class StopPoints:
             self._stop.cancel()
             raise
 
-    def _save_before(self, error: UserError) -> UserError:
-        """Save the beginning of the step that `error` ended; returns what to raise.
+    def _save_before(self, error: UserError) -> Halted | None:
+        """Save the beginning of the step that `error` ended; returns what to raise instead, or None if it is not saved.
 
         Nothing is saved once the update has begun, nor of several processes: the others do not know of the error.
         """
         step = self._checkpoints.savable
         if step is None or self._world.size > 1 or lock.lost(self._folder):
             self._checkpoints.abandon()
-            return error
+            return None
         try:
             return Halted(self._checkpoints.save_boundary(), str(error))
         except OSError as full:
             print(visible(full), file=sys.stderr, flush=True)
-            return error
+            return None
 
     def agree(self) -> bool:
         """Whether one of the processes was asked to stop; each is told the same. Raises OSError in all of them if the

@@ -270,10 +270,12 @@ def test_an_error_before_an_update_saves_what_is_finished_and_after_it_nothing(t
     run = open_run(tmp_path / "after")
     run.checkpoints.config = CheckpointConfig(every=100)
     run.resume(Counter())  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"^the loss is not finite$"), run.interruptible():  # noqa: PT012
+    why = ZeroDivisionError("of the optimizer")
+    with pytest.raises(UserError, match=r"^the loss is not finite$") as caught, run.interruptible():  # noqa: PT012
         save(run, 1)
         run.update_begins()
-        raise UserError("the loss is not finite")
+        raise UserError("the loss is not finite") from why
+    assert caught.value.__cause__ is why
     assert not (tmp_path / "after" / "checkpoints").exists()
 
 
