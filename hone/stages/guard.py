@@ -92,10 +92,13 @@ def guard_rewards(writer: RunWriter, step: int, groups: Sequence[Group], watch: 
         )
 
 
-def guard_grades(writer: RunWriter, step: int, groups: Sequence[Group], function: str | None) -> None:
+def guard_grades(
+    writer: RunWriter, step: int, groups: Sequence[Group], function: str | None, has_grading: bool
+) -> None:
     """Record once per run that the user's reward, if it is 0 or 1, and the grader's verdicts differ on many samples.
 
-    `function`: the name of the user's function that is the whole reward; None: there is none.
+    `function`: the name of the user's function that is the whole reward; None: there is none. `has_grading`: whether
+    the task has the setting `grading`; others have one grader.
     """
     if function is None:
         return
@@ -107,11 +110,14 @@ def guard_grades(writer: RunWriter, step: int, groups: Sequence[Group], function
         return
     if any(row.get("kind") == "grades_differ" for row in jsonl.read(writer.folder / "events.jsonl")):
         return
+    remedy = "hone runs show and hone view show which of the two is right"
+    if has_grading:
+        remedy = "if the reward is right, set task.grading=none, or task.grading=text where answers are words"
     writer.event(
         "grades_differ",
         f"step {step}: the reward {function} and the grader differ on {paid + unpaid} of {len(pairs)} samples: "
         f"{unpaid} are graded correct and have no reward, {paid} have one and are graded wrong. The accuracy is the "
-        "grader's; if the reward is right, set task.grading=none, or task.grading=text where answers are words",
+        f"grader's; {remedy}",
         step,
     )
 

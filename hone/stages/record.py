@@ -83,7 +83,8 @@ def record(writer: RunWriter, log: StepLog, renderer: Renderer) -> None:
         writer.event("no_signal", no_signal(sampled.groups, settings.algo), step)
     guard_rewards(writer, step, sampled.everyone, settings.watch)
     if settings.stage == "rl":
-        guard_grades(writer, step, sampled.everyone, only_function(settings.reward))
+        has_grading = "grading" in type(settings.task).model_fields
+        guard_grades(writer, step, sampled.everyone, only_function(settings.reward), has_grading)
     guard(writer, step, stats, batch.minibatches, batch.samples, settings.watch)
     for warning in collapse_warnings(writer.history, settings.watch):
         writer.event("collapse", str(warning), step, name=warning.name)

@@ -228,13 +228,18 @@ def test_a_reward_of_0_or_1_that_differs_from_the_grader_is_said_once(tmp_path: 
 
     same = [(1.0, "correct"), (0.0, "wrong"), (0.0, "malformed"), (0.0, "verifier_error")] * 10
     writer = RunWriter.open(tmp_path, {}, 0)
-    guard_grades(writer, 0, groups([*same, (0.0, "correct")]), "mine")  # 1 of 31
-    guard_grades(writer, 1, groups([(0.3, "correct"), (0.7, "wrong")]), "mine")  # not 0 or 1
-    guard_grades(writer, 2, groups([(0.0, "correct")]), None)
+    guard_grades(writer, 0, groups([*same, (0.0, "correct")]), "mine", True)  # 1 of 31
+    guard_grades(writer, 1, groups([(0.3, "correct"), (0.7, "wrong")]), "mine", True)  # not 0 or 1
+    guard_grades(writer, 2, groups([(0.0, "correct")]), None, True)
     assert jsonl.read(tmp_path / "events.jsonl") == []
     for step in (3, 4):
-        guard_grades(writer, step, groups([*same, *[(0.0, "correct")] * 2, (1.0, "wrong")]), "mine")
+        guard_grades(writer, step, groups([*same, *[(0.0, "correct")] * 2, (1.0, "wrong")]), "mine", True)
     (event,) = jsonl.read(tmp_path / "events.jsonl")
     assert (event["kind"], event["step"]) == ("grades_differ", 3)
     assert "differ on 3 of 33 samples: 2 are graded correct and have no reward, 1 have one" in event["message"]
     assert "task.grading=none" in event["message"]
+    other = RunWriter.open(tmp_path / "other", {}, 0)  # of a task without this setting
+    guard_grades(other, 0, groups([(0.0, "correct"), (1.0, "wrong")]), "mine", False)
+    (event,) = jsonl.read(tmp_path / "other" / "events.jsonl")
+    assert "task.grading" not in event["message"]
+    assert "hone runs show" in event["message"]
