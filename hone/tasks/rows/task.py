@@ -83,7 +83,7 @@ class RowsConfig(Section):
 class DatasetConfig(RowsConfig):
     """Settings of a dataset. `grading`: maths (numbers, LaTeX, words; math-verify for the rest), exact (without
     math-verify: answers that cannot be decided are wrong), text (the same words), none (only your own reward judges;
-    every verdict is `wrong`)."""
+    every verdict is `ungraded`)."""
 
     name: Literal["dataset"] = "dataset"
     grading: Literal["maths", "exact", "text", "none"] = "maths"
@@ -139,7 +139,7 @@ class RowsTask:
         answers = [extract(text, strict) for _, text in items]
         if self.grading == "none":
             return [Grade("ungraded", answer) for answer in answers]
-        return [_same_words(problem, answer, self.grading) for (problem, _), answer in zip(items, answers)]
+        return [_same_words(problem, answer) for (problem, _), answer in zip(items, answers)]
 
     def trace(self, problem: Problem, style: str, seed: int) -> Example:
         """A worked answer. Style `worked`: the solution and the answer; `answer`: the answer alone. Raises UserError
@@ -367,10 +367,10 @@ def _plain_solution(text: str) -> str:
     return (text.rpartition("####")[0] if "####" in text else text).strip()
 
 
-def _same_words(problem: Problem, answer: str | None, grading: str) -> Grade:
+def _same_words(problem: Problem, answer: str | None) -> Grade:
     if answer is None:
         return Grade("malformed")
-    same = grading == "text" and canonical_text(answer) == canonical_text(str(problem.answer))
+    same = canonical_text(answer) == canonical_text(str(problem.answer))
     return Grade("correct" if same else "wrong", answer)
 
 
