@@ -380,6 +380,32 @@ def test_the_page_says_when_its_server_has_ended(shown: Shown) -> None:
     assert page.locator("[data-key=reward]").count() == 1  # what was shown stays
 
 
+def test_a_fault_of_the_page_is_not_called_an_end_of_its_server(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    page.route("**/rows/metrics*", lambda route: route.fulfill(json={"rows": None, "offset": 0, "mark": 0}))
+    page.wait_for_selector("#notice:not([hidden])")
+    assert "server" not in page.locator("#notice").inner_text()
+    assert any("TypeError" in one for one in shown.trouble)
+
+
+def test_a_late_answer_about_one_run_does_not_change_the_page_of_another(shown: Shown) -> None:
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    held: list[Any] = []
+    page.route("**/api/run/one", lambda route: route.continue_() if held else held.append(route))
+    while not held:  # the next look of the header
+        page.wait_for_timeout(100)
+    page.evaluate("location.hash = '#/two-s1/-/overview'")
+    page.wait_for_selector(".run:text-is('two-s1')")
+    stages = [{"name": "rl", "kind": "rl", "folder": "rl"}]  # a stage that is gone leads to the front page of its run
+    (shown.root / "one" / "stages.json").write_text(json.dumps(stages))
+    held[0].continue_()
+    page.wait_for_timeout(500)
+    assert page.locator(".run").inner_text() == "two-s1"
+    assert shown.trouble == []
+
+
 def test_keys_pins_and_overlays(shown: Shown) -> None:
     page = shown.page()
     shown.open(page, "one/-/group/1/0")

@@ -1,18 +1,33 @@
 // Requests to the server, and files of rows that grow.
 
-/** The JSON at a path. Throws an Error with the server's message. */
-export async function get(path, signal) {
-  const response = await fetch(path, { signal, headers: { Accept: "application/json" } });
-  const body = await response.json();
-  if (!response.ok) throw new Error(body.error ?? `${response.status}`);
-  return body;
+/** What the server answered instead, or that nothing answers at its address (`answered` is false). */
+export class ServerError extends Error {
+  constructor(message, answered) {
+    super(message);
+    this.answered = answered;
+  }
 }
 
-/** The JSON that a POST without a body gives. Throws an Error with the server's message. */
-export async function post(path, signal) {
-  const response = await fetch(path, { method: "POST", signal });
-  const body = await response.json();
-  if (!response.ok) throw new Error(body.error ?? `${response.status}`);
+/** The JSON at a path. Throws a ServerError. */
+export function get(path, signal) {
+  return request(path, { signal, headers: { Accept: "application/json" } });
+}
+
+/** The JSON that a POST without a body gives. Throws a ServerError. */
+export function post(path, signal) {
+  return request(path, { method: "POST", signal });
+}
+
+async function request(path, options) {
+  let response, body;
+  try {
+    response = await fetch(path, options);
+    body = await response.json();
+  } catch (error) {
+    if (error instanceof TypeError) throw new ServerError(error.message, false); // so fetch() says it
+    throw error;
+  }
+  if (!response.ok) throw new ServerError(body.error ?? `${response.status}`, true);
   return body;
 }
 

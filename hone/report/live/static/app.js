@@ -1,6 +1,6 @@
 // The frame: addresses, header, keys, and the page that is open.
 
-import { get } from "./api.js";
+import { ServerError, get } from "./api.js";
 import { badge } from "./badge.js";
 import { fill, h, link } from "./dom.js";
 import { address } from "./format.js";
@@ -102,7 +102,7 @@ function repeat(work, wait, signal) {
     } catch (error) {
       if (error.name === "AbortError") return;
       notice("page", error);
-      if (!(error instanceof TypeError)) refreshHeader(); // the run has other stages now?
+      if (error.answered) refreshHeader(); // the run has other stages now?
     }
     setTimeout(again, wait() * Math.min(SLOWER, 1.3 ** idle));
   };
@@ -134,15 +134,19 @@ function header(run, where) {
 }
 
 async function refreshHeader() {
-  const where = parse();
-  if (!where.run || document.visibilityState !== "visible" || state?.name !== where.run) return;
-  const before = state.stages;
+  const { run } = parse();
+  if (!run || document.visibilityState !== "visible" || state?.name !== run) return;
   try {
-    state = await get(`/api/run/${encodeURIComponent(where.run)}`);
-    const stages = JSON.stringify(state.stages.map((one) => [one.name, one.started]));
-    if (!state.stages.some((one) => one.name === where.stage)) return location.replace(await front(where.run)); // opened before the run had begun
-    if (stages !== JSON.stringify(before.map((one) => [one.name, one.started]))) header(state, where);
-    else fill(document.getElementById("badge"), badge(state));
+    const latest = await get(`/api/run/${encodeURIComponent(run)}`);
+    const where = parse();
+    if (where.run !== run || state?.name !== run) return; // another run was opened meanwhile
+    const begun = (one) => JSON.stringify(one.stages.map((stage) => [stage.name, stage.started]));
+    const changed = begun(latest) !== begun(state);
+    state = latest;
+    if (!state.stages.some((one) => one.name === where.stage)) return location.replace(await front(run)); // opened before the run had begun
+    const place = document.getElementById("badge");
+    if (changed || !place) header(state, where);
+    else fill(place, badge(state));
     notice("header", null);
   } catch (error) {
     notice("header", error);
@@ -153,6 +157,7 @@ const troubles = { header: "", page: "" };
 
 /** Says why what is shown is no longer kept up to date; "" if it is. The page goes on when a server answers here. */
 function notice(who, error) {
+  if (error && !(error instanceof ServerError)) console.error(error); // a fault of the page itself
   troubles[who] = error ? lost(error) : "";
   const text = troubles.page || troubles.header;
   const place = document.getElementById("notice");
@@ -161,8 +166,7 @@ function notice(who, error) {
   place.textContent = text;
 }
 
-/** fetch() throws a TypeError if nothing answers. */
-const lost = (error) => error instanceof TypeError ?
+const lost = (error) => error.answered === false ?
   "The server of this page has ended: this is the last state it showed. “hone view” and the folder of the run start it again." : error.message;
 
 // --- keys --------------------------------------------------------------------------------------------------------
