@@ -30,5 +30,8 @@ def test_small_answers_do_not_wait_for_an_acknowledgement() -> None:
 
 def test_a_client_may_connect_before_the_server_has_started() -> None:
     listener = listen("127.0.0.1", 0)
-    with listener, socket.create_connection(listener.getsockname(), timeout=5):
-        pass
+    with listener, socket.create_connection(listener.getsockname(), timeout=5) as client:
+        listener.settimeout(5)
+        accepted, address = listener.accept()  # the server, which starts only now
+        accepted.close()
+        assert address == client.getsockname()

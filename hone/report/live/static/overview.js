@@ -63,9 +63,9 @@ export async function page(context) {
   dark.addEventListener("change", () => { charts.forEach((chart) => { chart.shape = ""; }); draw(); }, { signal: context.signal });
   let looks = 0;
   context.every(async () => {
-    const step = await files.metrics.refresh(context.signal);
-    const { metrics, ...others } = files; // they change with a step, seldom without one
-    const changed = step || ++looks % 3 === 0 ? await Promise.all(Object.values(others).map((file) => file.refresh(context.signal))) : [];
+    const { metrics, ...slow } = files; // these change with a step, seldom without one
+    const step = await metrics.refresh(context.signal);
+    const changed = step || ++looks % 3 === 0 ? await Promise.all(Object.values(slow).map((file) => file.refresh(context.signal))) : [];
     if (!step && !changed.some(Boolean)) return false;
     draw();
   });
