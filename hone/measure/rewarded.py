@@ -10,7 +10,7 @@ import numpy as np
 
 from hone.base import stats
 from hone.recipe.recipe import RLStage
-from hone.rewards import REWARDS, make_reward
+from hone.rewards import is_offline, make_reward
 from hone.rewards.base import Composed, reward_groups
 from hone.tasks.base import Task
 from hone.types import VERIFIER_FAILURES, Group, Problem, Rollout, Turn
@@ -48,7 +48,7 @@ class StoredReward:
         wanted = stage.reward.parts
         if stage.stage != "rl" or set(wanted) == {"outcome"}:
             return None
-        offline = {name: w for name, w in wanted.items() if getattr(REWARDS.get(name), "offline", True)}
+        offline = {name: w for name, w in wanted.items() if is_offline(name)}
         made = make_reward(stage.reward.model_copy(update={"parts": offline}), task)
         parts = {name: part for name, part in made.offline().parts.items() if not getattr(part, "reads_tokens", False)}
         left_out = [*(wanted.keys() - offline.keys()), *(made.parts.keys() - parts.keys())]

@@ -53,8 +53,18 @@ def registered() -> dict[str, EntryPoint]:
 
 def tasks_of(name: str) -> tuple[str, ...]:
     """The tasks that a part supports; empty: every task."""
-    kind = None if ":" in name else REWARDS.get(name) or _load(name)
+    kind = _kind(name)
     return kind.tasks if isinstance(kind, type) and issubclass(kind, Part) else ()
+
+
+def is_offline(name: str) -> bool:
+    """Whether a part is computed without a model or a server."""
+    return bool(getattr(_kind(name), "offline", True))
+
+
+def _kind(name: str) -> object:
+    """The class of a part; None for a function in a user's file."""
+    return None if ":" in name else REWARDS.get(name) or _load(name)
 
 
 def make_reward(config: RewardConfig, task: Task, frozen: Answerer | None = None) -> Composed:

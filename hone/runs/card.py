@@ -25,6 +25,7 @@ from hone.recipe.load import load
 from hone.recipe.recipe import LoopStage
 from hone.runs import seal
 from hone.runs.layout import label_of
+from hone.runs.retention import MEASURES, measured
 
 Rows = Sequence[Mapping[str, Any]]
 #: The results file in an evaluation folder of `hone eval`, and what the card needs of it.
@@ -66,8 +67,10 @@ def write_exported(out: Path, model: Path, best: bool) -> None:
     stages = [Trained(recipe, explain(recipe), place) for recipe, place in zip(recipes, places)]
     step = int(model.parent.name[5:]) if model.parent.name.startswith("step_") else None
     how = f"A checkpoint: the weights before step {step}." if step is not None else LAST
-    chosen = f"{how} Chosen by its accuracy on the validation split." if best else how
-    jsonl.replace(out / "README.md", card(stages, _evaluated(model, folder), step, chosen))
+    if best:
+        measures = [measure[0] for row in jsonl.read(folder / "evals.jsonl") if (measure := measured(row))]
+        how += f" Chosen by its {measures[-1]} on the validation split."
+    jsonl.replace(out / "README.md", card(stages, _evaluated(model, folder), step, how))
 
 
 def card(stages: Sequence[Trained], evaluated: Rows = (), step: int | None = None, chosen: str = LAST) -> str:
@@ -110,11 +113,11 @@ def _front_matter(settings: LoopStage, folder: Path, evals: Rows, evaluated: Row
             dataset_type=settings.task.name,
             dataset_name=settings.task.name,
             dataset_split=row["split"],
-            metric_type="accuracy",
-            metric_value=row["accuracy"]["value"],
+            metric_type=measure[0],
+            metric_value=measure[1]["value"],
         )
         for row in [*evaluated, *(row for row in evals if row["label"] != "before")][:1]
-        if "accuracy" in row
+        if (measure := measured(row)) is not None
     ]
     about = ModelCardData(
         library_name="transformers",
@@ -145,18 +148,16 @@ def _how(settings: LoopStage) -> str:
 def _evaluation(evals: Rows, evaluated: Rows, chosen: str) -> str:
     names = {"before": "before this stage", "after": "after this stage"}
     rows = [(names.get(row["label"], row["label"]), row) for row in evals] + [("`hone eval`", row) for row in evaluated]
-    graded = any("accuracy" in row for _, row in rows)  # all or none, because they have the same task
-    columns = ["accuracy", "95 %"] if graded else ["reward"]
+    shown = [name for name in MEASURES if any(name in row for _, row in rows)]
+    columns = [column for name in shown for column in (name, "95 %")]
     columns += ["problems", "samples", "tokens", "cut off", "sampling"]
     lines = [f"| | {' | '.join(columns)} |", "|---" * (len(columns) + 1) + "|"]
     for label, row in rows:
         sampling = row["sampling"]
         how = ", ".join(f"{key.replace('_', ' ')} {value}" for key, value in sampling.items() if key != "stop")
-        if graded:
-            a = row["accuracy"]
-            cells = [f"{a['value']:.3f}", f"{a['low']:.3f} to {a['high']:.3f}", f"{a['n']} {row['split']}"]
-        else:
-            cells = [f"{row['reward/mean']:.3f}" if "reward/mean" in row else "–", row["split"]]
+        cells = [cell for name in shown for cell in _interval(row.get(name))]
+        measure = measured(row)
+        cells.append(row["split"] if measure is None else f"{measure[1]['n']} {row['split']}")
         cut = row.get("truncation_rate")  # missing in older rows
         cells += [str(row["samples"]), f"{row['response_tokens']:.0f}", "–" if cut is None else f"{cut:.1%}", how]
         lines.append(f"| {label} | {' | '.join(cells)} |")
@@ -164,6 +165,10 @@ def _evaluation(evals: Rows, evaluated: Rows, chosen: str) -> str:
         f"By level: {_levels(row['by_level'])} ({label})." for label, row in rows if len(row.get("by_level", ())) > 1
     ]
     return "\n".join([*lines, "", chosen, *levels]).strip() if rows else ""
+
+
+def _interval(x: Mapping[str, float] | None) -> tuple[str, str]:
+    return ("–", "–") if x is None else (f"{x['value']:.3f}", f"{x['low']:.3f} to {x['high']:.3f}")
 
 
 def _levels(by_level: Mapping[str, Mapping[str, float]]) -> str:

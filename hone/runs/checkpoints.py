@@ -113,7 +113,7 @@ class Checkpoints:
             print(visible(self._background.error), file=sys.stderr, flush=True)
 
     def best_steps(self) -> list[int]:
-        """The steps of the best checkpoints by validation accuracy, best first; of equal ones, the earlier."""
+        """The steps of the best checkpoints by validation, best first; of equal ones, the earlier."""
         return best_validated(self._writer.rows("evals.jsonl"), self.config.keep_best) if self._world.main else []
 
     # --- resuming -----------------------------------------------------------------------------

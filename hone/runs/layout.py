@@ -71,7 +71,7 @@ def model_folder(path: Path) -> Path:
 def at_step(target: str) -> Path:
     """The checkpoint folder for RUN@STEP or RUN@best; other paths stay as they are. Raises UserError if it is missing.
 
-    The best has the highest accuracy on the validation split, never on another split.
+    Which one is the best: `hone.runs.retention`.
     """
     path = Path(target).expanduser()
     run, _, which = target.rpartition("@")
@@ -89,7 +89,8 @@ def at_step(target: str) -> Path:
         seal.require_logs(trained[-1], "evals.jsonl")
         ranked = best_validated(jsonl.read(trained[-1] / "evals.jsonl"), 1)
         if not ranked:
-            raise UserError(f"{target}: {trained[-1]} has no validation; set eval.every, or name a step: {steps}")
+            why = "has no validation with an accuracy or a reward; set eval.every"
+            raise UserError(f"{target}: {trained[-1]} {why}, or name a step: {steps}")
         if ranked[0] not in saved:
             raise UserError(
                 f"{target}: the best on validation was step {ranked[0]}, whose checkpoint was removed; there are "

@@ -22,6 +22,7 @@ from typing import Any
 from hone.base.aside import EARLIER
 from hone.base.settings import UserError
 from hone.runs import lock
+from hone.runs.retention import measured
 
 #: What `set_aside` appends to the name of a run.
 ASIDE = re.compile(r"\.\d{8}-\d{6}(-\d+)?$")
@@ -107,12 +108,16 @@ def state(run: Path) -> str:
 
 
 def validation(stage: Path) -> str:
-    """The latest accuracy on the validation split, with its interval."""
+    """The latest accuracy on the validation split, or the mean reward if there is none, with its interval."""
     rows = [row for row in _lines(stage / "evals.jsonl") if row.get("label") == "validation"]
-    accuracy: Any = rows[-1].get("accuracy") if rows else None
+    measure = measured(rows[-1]) if rows else None
+    if measure is None:
+        return ""
+    name, x = measure
+    what = "" if name == "accuracy" else f"{name} "
     try:
-        return f"{accuracy['value']:.3f} [{accuracy['low']:.3f}, {accuracy['high']:.3f}] at step {rows[-1]['step']}"
-    except (TypeError, KeyError, ValueError):  # no row, or one of another form
+        return f"{what}{x['value']:.3f} [{x['low']:.3f}, {x['high']:.3f}] at step {rows[-1]['step']}"
+    except (TypeError, KeyError, ValueError):  # of another form
         return ""
 
 

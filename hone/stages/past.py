@@ -24,7 +24,7 @@ from hone.base.settings import UserError
 from hone.recipe.load import load
 from hone.recipe.recipe import RLStage, stages_of
 from hone.recipe.schedule import Phases
-from hone.rewards import REWARDS, make_reward
+from hone.rewards import is_offline, make_reward
 from hone.rewards.config import RewardConfig
 from hone.runs import layout
 from hone.tasks import make_task
@@ -135,7 +135,7 @@ def _reward_of(recipe: str) -> RewardConfig:
 
 def _usable(config: RewardConfig) -> tuple[RewardConfig, list[str]]:
     """The reward without the parts that ask a model or need a live environment, and the names of those."""
-    left_out = [name for name in config.parts if name in LIVE or not getattr(REWARDS.get(name), "offline", True)]
+    left_out = [name for name in config.parts if name in LIVE or not is_offline(name)]
     parts = {name: weight for name, weight in config.parts.items() if name not in left_out}
     if not parts:
         raise UserError(f"reward: {', '.join(left_out)} needs a model or a live environment; nothing is left to score")

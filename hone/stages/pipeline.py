@@ -36,7 +36,7 @@ from hone.recipe.stages import MODELLESS, beside
 from hone.rollout.dates import date_of, pin, prompt_date
 from hone.rollout.prompts import made_tokenizer
 from hone.runs import card, lock
-from hone.runs.retention import best_validated
+from hone.runs.retention import best_validated, measured
 from hone.runs.sinks import check_installed, copying
 from hone.stages import generate, loop, sft
 from hone.stages.resume import Todo, complete_stages, damage, fill_defaults, outlook
@@ -263,7 +263,9 @@ def results(folder: Path, stages: list[tuple[Recipe, Path]]) -> dict[str, Any]:
         evals = jsonl.read(folder / sub / "evals.jsonl")
         if best := best_validated(evals, stage.checkpoint.keep_best):
             row = next(row for row in evals if row["step"] == best[0] and row["label"] == "validation")
-            summary["best"] = {"stage": stage.name, "steps": best, "split": "validation", "accuracy": row["accuracy"]}
+            measure = measured(row)
+            assert measure is not None  # otherwise the step is not among the best
+            summary["best"] = {"stage": stage.name, "steps": best, "split": "validation", measure[0]: measure[1]}
     each = {stage.name: rows for stage, sub in stages if (rows := evaluations(folder / sub))}
     for rows in each.values():
         summary |= rows

@@ -160,7 +160,8 @@ def test_a_task_that_grades_nothing_has_no_accuracy_anywhere(folder):
     jsonl.write(Path("rows.jsonl"), rows)
     task = "task={name: dataset, source: rows.jsonl, grading: none, validation: 3, test: 4}"
     Path("recipe.yaml").write_text(RECIPE.replace(RECIPE.splitlines()[3] + "\n", ""))
-    code, said = outcome(["train"], task, "reward.parts={mine.py:length: 1.0}", "eval.every=1")
+    best = ["checkpoint={every: 1, keep_best: 1}", "eval.every=1"]
+    code, said = outcome(["train"], task, "reward.parts={mine.py:length: 1.0}", *best)
     assert code == 0
     assert "accuracy" not in said
     assert "correct 0." not in said
@@ -170,11 +171,22 @@ def test_a_task_that_grades_nothing_has_no_accuracy_anywhere(folder):
     assert rows
     assert not any("accuracy" in row or "reward/outcome" in row for row in rows)
     assert "| accuracy" not in (folder / "model" / "README.md").read_text()
+    chosen = json.loads((folder / "results.json").read_text())["best"]
+    validated = {row["step"]: row["reward"]["value"] for row in rows if row.get("label") == "validation"}
+    assert chosen["reward"]["value"] == max(value for step, value in validated.items() if step > 0)
     code, said = outcome(
         ["check", "--no-model"], task, "reward.parts={mine.py:length: 1.0}", "curriculum.kind=adaptive"
     )
     assert code == 1
     assert "curriculum.kind: adaptive: needs an accuracy" in said
+    said = outcome(["check", "--no-model"], task, "reward.parts={mine.py:length: 1.0}", *best)[1]
+    assert "keep_best" not in said  # by the mean reward
+    changed = "schedule=[{at: 1, reward: {parts: {mine.py:length: 2.0}}}]"
+    for other in ("reward.parts={outcome: 1.0}", "reward.parts={perplexity: 1.0}", changed):
+        parts = [other] if other != changed else ["reward.parts={mine.py:length: 1.0}", changed]
+        code, said = outcome(["check", "--no-model"], task, *parts, *best)
+        assert code != 0, other
+        assert "checkpoint.keep_best: needs an accuracy" in said, other
 
 
 def test_the_order_is_from_cheap_to_expensive():

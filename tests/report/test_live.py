@@ -291,7 +291,7 @@ def test_runs_and_their_state(client: TestClient, run: Path) -> None:
     (stage,) = one["stages"]
     assert (one["name"], one["state"], stage["name"]) == ("one", "stopped", "-")
     assert (stage["done"], stage["planned"], stage["seconds_left"]) == (4, 10, 12.0)  # six steps of two seconds
-    assert stage["validation"]["value"] == 0.5
+    assert (stage["validation"]["value"], stage["validation"]["measure"]) == (0.5, "accuracy")
     write_metrics(run, 4)
     assert client.get("/api/run/one").json()["stages"][0]["done"] == 5
 

@@ -380,6 +380,41 @@ def test_the_page_says_when_its_server_has_ended(shown: Shown) -> None:
     assert page.locator("[data-key=reward]").count() == 1  # what was shown stays
 
 
+def test_a_supervised_stage_shows_its_validation_loss(shown: Shown) -> None:
+    run = shown.root / "one"
+    (run / "metrics.jsonl").unlink()
+    for step in range(4):
+        held_out = {"validation_loss": 2.5 - step / 2} if step % 2 else {}
+        append(run / "metrics.jsonl", {"step": step, "phase": "sft", "loss": 2.0 - step / 4, **held_out})
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    about = page.locator("[data-key=loss] .plot").get_attribute("aria-label")
+    assert "training: from 2 to 1.25" in about
+    assert "validation: from 2 to 1," in about
+    assert page.locator(".tiles div", has_text="Loss").inner_text().split("\n") == ["Loss", "1.25validation 1"]
+    assert page.locator(".more [data-key]").count() == 0  # not once more among the other columns
+    assert shown.trouble == []
+
+
+def test_where_the_task_does_not_grade_the_reward_is_shown(shown: Shown) -> None:
+    path = shown.root / "one" / "evals.jsonl"
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    for row in rows:
+        row["reward"] = {**row.pop("accuracy"), "value": 1.5, "low": -0.25, "high": 2.0}
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    page = shown.page()
+    shown.open(page, "one/-/overview")
+    tile = page.locator(".tiles div", has_text="Validation").inner_text().split("\n")
+    assert tile == ["Validation, reward", "1.500(−0.250 to 2.000) at step 3"]
+    assert "Validation reward. reward: from 1.5 to 1.5" in page.locator("[data-key=validation] .plot").get_attribute(
+        "aria-label"
+    )
+    shown.open(page, "")
+    assert "1.500 (−0.250 to 2.000) reward, step 3" in page.locator("tr", has_text="one").inner_text()
+    assert "50.0% (" in page.locator("tr", has_text="two-s1").inner_text()
+    assert shown.trouble == []
+
+
 def test_a_fault_of_the_page_is_not_called_an_end_of_its_server(shown: Shown) -> None:
     page = shown.page()
     shown.open(page, "one/-/overview")

@@ -78,6 +78,26 @@ def test_the_hub_reads_the_result_of_the_last_weights(recipe: Recipe, tmp_path: 
     assert "5e" * 32 in read.text
 
 
+def test_a_reward_of_your_own_stands_in_the_card(recipe: Recipe, tmp_path: Path) -> None:
+    """Beside the accuracy; alone if the task does not grade, and then it is the result that the hub reads."""
+    folder = ran(tmp_path / "runs/small")
+    rows = [json.loads(line) for line in (folder / "evals.jsonl").read_text().splitlines()]
+    rewards = [row | {"reward": {"value": 1.5, "low": -0.25, "high": 2.0, "n": 70}} for row in rows]
+    (folder / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rewards))
+    card.write(folder / "model", [card.Trained(recipe, explain(recipe), folder)])
+    text = (folder / "model/README.md").read_text()
+    assert "| | accuracy | 95 % | reward | 95 % | problems |" in text
+    assert "| after this stage | 0.750 | 0.200 to 0.310 | 1.500 | -0.250 to 2.000 | 70 test |" in text
+    for row in rewards:
+        del row["accuracy"]
+    (folder / "evals.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rewards))
+    card.write(folder / "model", [card.Trained(recipe, explain(recipe), folder)])
+    read = ModelCard.load(folder / "model/README.md")
+    (result,) = read.data.eval_results
+    assert (result.metric_type, result.metric_value) == ("reward", 1.5)
+    assert "| after this stage | 1.500 | -0.250 to 2.000 | 70 test |" in read.text
+
+
 def test_names_and_texts_stay_text(recipe: Recipe, tmp_path: Path) -> None:
     folder = ran(tmp_path / "runs/small")
     text = card.card([card.Trained(recipe, explain(recipe), folder)])

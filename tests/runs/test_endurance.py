@@ -26,6 +26,7 @@ from hone.recipe.notes import notices
 from hone.recipe.sections.optim import CheckpointConfig
 from hone.runs.layout import at_step
 from hone.runs.ledger import row_of
+from hone.runs.listing import validation
 from hone.runs.retention import best_validated
 from hone.runs.run import Run
 from hone.runs.writer import RunWriter
@@ -163,8 +164,19 @@ def test_an_error_in_the_loop_does_not_cut_a_checkpoint(tmp_path: Path, monkeypa
 # --- retention ------------------------------------------------------------------------------------------------------
 
 
-def validated(run: Run, step: int, accuracy: float, label: str = "validation") -> None:
-    run.writer.log_eval(step, label, {"accuracy": {"value": accuracy}}, [])
+def validated(run: Run, step: int, value: float, label: str = "validation", measure: str = "accuracy") -> None:
+    run.writer.log_eval(step, label, {measure: {"value": value}}, [])
+
+
+def test_a_validation_without_a_measure_has_no_best(tmp_path: Path) -> None:
+    run = open_run(tmp_path)
+    save(run, 1)
+    run.writer.log_eval(1, "validation", {"response_tokens": 9.0}, [])
+    run.checkpoints.settle()
+    with pytest.raises(UserError, match=r"no validation with an accuracy or a reward; .*, or name a step: 1$"):
+        at_step(f"{tmp_path}@best")
+    validated(run, 1, 0.5, measure="reward")
+    assert at_step(f"{tmp_path}@best").name == "step_000001"
 
 
 def test_the_best_on_validation_stays(tmp_path: Path) -> None:
@@ -203,6 +215,10 @@ def test_best_of_equal_ones_is_the_earlier() -> None:
     ]
     assert best_validated(rows, 2) == [2, 4]
     assert best_validated(rows, 0) == []
+    rewards = [{"label": "validation", "step": step, "reward": {"value": step % 3}} for step in (3, 5, 6)]
+    assert best_validated(rewards, 2) == [5, 3]  # a task that does not grade
+    both = [row | {"accuracy": {"value": row["step"]}} for row in rewards]
+    assert best_validated([*both, {"label": "validation", "step": 9}], 4) == [6, 5, 3]  # the accuracy counts
 
 
 def test_the_best_needs_validation(tmp_path: Path) -> None:
@@ -215,6 +231,20 @@ def test_the_best_needs_validation(tmp_path: Path) -> None:
     load(path, ["eval.every=20"])
     sft = load(path, ["stage=sft"])
     assert any("checkpoint.keep_best has no effect in a stage of kind sft" in line for line in notices(sft))
+
+
+def test_the_list_of_runs_shows_the_latest_validation(tmp_path: Path) -> None:
+    path = tmp_path / "evals.jsonl"
+    assert validation(tmp_path) == ""
+    interval = {"value": 0.5, "low": 0.25, "high": 0.75}
+    for row, shown in [
+        ({"accuracy": interval, "reward": {"value": 9.0}}, "0.500 [0.250, 0.750] at step 4"),
+        ({"reward": interval}, "reward 0.500 [0.250, 0.750] at step 4"),  # a task that does not grade
+        ({"accuracy": None}, ""),
+        ({}, ""),
+    ]:
+        path.write_text(json.dumps({"label": "validation", "step": 4, **row}) + "\n" + '{"label": "after"}\n')
+        assert validation(tmp_path) == shown
 
 
 # --- stopping -------------------------------------------------------------------------------------------------------

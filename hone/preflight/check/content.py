@@ -12,7 +12,7 @@ from hone.preflight.check import probes, template
 from hone.preflight.check.findings import Finding
 from hone.preflight.check.subject import Subject
 from hone.recipe.recipe import RLStage
-from hone.rewards import REWARDS, make_reward
+from hone.rewards import is_offline, make_reward
 from hone.rewards.gold import gold_text
 from hone.rollout.prompts import Renderer
 from hone.tasks.base import Task
@@ -100,7 +100,7 @@ def rewards(subject: Subject) -> Iterator[Finding]:
     Stores the scores of the first problem in `subject.scores`. Stops after `subject.seconds`.
     """
     stage, task, answerer = subject.stage, subject.task, subject.answerer
-    needs_model = {name for name in stage.reward.parts if not getattr(REWARDS.get(name), "offline", True)}
+    needs_model = {name for name in stage.reward.parts if not is_offline(name)}
     parts = dict(stage.reward.parts)
     if needs_model and answerer is None:
         parts = {name: weight for name, weight in parts.items() if name not in needs_model}

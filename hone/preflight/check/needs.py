@@ -18,7 +18,7 @@ from hone.preflight.plan.batch import longest_prompt
 from hone.recipe.recipe import LoopStage
 from hone.recipe.sections.model import ModelConfig
 from hone.recipe.stages import stage_named
-from hone.rewards import check_functions
+from hone.rewards import check_functions, is_offline
 from hone.rollout import check_server
 from hone.runs.sinks import check_installed
 from hone.tasks.curriculum import Curriculum
@@ -124,17 +124,30 @@ def levels(subject: Subject) -> Iterator[Finding]:
 
 
 def graded(subject: Subject) -> Iterator[Finding]:
-    """Does the task grade, if a setting depends on the accuracy?"""
+    """Does the task grade, if a setting depends on the accuracy?
+
+    The best checkpoints may be chosen by the mean reward instead, if evaluations compute the same reward in every step.
+    """
     if content.is_graded(subject.task):
         return
     is_set = {
         "curriculum.kind: adaptive": any(phase.curriculum.kind == "adaptive" for phase in subject.phases),
-        "checkpoint.keep_best": bool(subject.stage.checkpoint.keep_best),
+        "checkpoint.keep_best": bool(subject.stage.checkpoint.keep_best) and not _has_one_reward(subject),
         "reset.on_stagnation": subject.stage.reset.on_stagnation is not None,
     }
     for key in (key for key, value in is_set.items() if value):
         message = f"{key}: needs an accuracy, which task.grading: none does not have; remove one of the two"
+        if key == "checkpoint.keep_best":
+            message += ". A reward will do that is the same during the whole run and needs no model or server"
         yield Finding("fail", "graded", message, key)
+
+
+def _has_one_reward(subject: Subject) -> bool:
+    """Whether every evaluation of the run computes the whole reward, and always the same one."""
+    rewards = [phase.reward for phase in subject.phases]
+    parts = rewards[0].parts
+    same = subject.stage.stage == "rl" and all(one == rewards[0] for one in rewards)
+    return same and set(parts) != {"outcome"} and all(map(is_offline, parts))
 
 
 def models(subject: Subject) -> Iterator[Finding]:

@@ -13,7 +13,7 @@ from hone.base.settings import UserError
 from hone.preflight.check import probes
 from hone.preflight.check.findings import Finding
 from hone.preflight.check.subject import Subject
-from hone.rewards import REWARDS, make_reward
+from hone.rewards import REWARDS, is_offline, make_reward
 from hone.rewards.base import Composed, failures, reward_groups
 from hone.rewards.config import RewardConfig
 from hone.rewards.functions import UserFunction
@@ -35,7 +35,7 @@ def returns_numbers(subject: Subject) -> Iterator[Finding]:
         if phase.reward in checked:
             continue
         checked.append(phase.reward)
-        parts = {n: w for n, w in phase.reward.parts.items() if getattr(REWARDS.get(n), "offline", True)}
+        parts = {n: w for n, w in phase.reward.parts.items() if is_offline(n)}
         if not any(":" in name or name not in REWARDS for name in parts):
             continue
         reward = make_reward(phase.reward.model_copy(update={"parts": parts}), subject.task)

@@ -56,7 +56,7 @@ class LayersConfig(Section):
 class CheckpointConfig(Section):
     every: PositiveInt = 10  # steps
     keep: PositiveInt = Field(default=2)  # newest checkpoints to keep
-    keep_best: NonNegativeInt = 0  # in addition, those with the highest accuracy on the validation split
+    keep_best: NonNegativeInt = 0  # in addition, those that are best on the validation split
     stop_within_seconds: PositiveFloat = 60.0  # from SIGTERM to the end of the process
 
 

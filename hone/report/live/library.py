@@ -27,6 +27,7 @@ from hone.report.read import ROUTINE, WARNINGS
 from hone.report.why import weights_of
 from hone.runs import listing
 from hone.runs.layout import inside
+from hone.runs.retention import MEASURES, measured
 
 #: Seconds between two refreshes of a stage that is being viewed, and how long after the last request it counts as
 #: viewed.
@@ -71,7 +72,7 @@ class StageFolder:
         self.name, self.folder, self.run, self._kind = name, folder, run, kind
         self.metrics = Series(folder, "metrics.jsonl", ("step", "reward/mean", "accuracy", "loss"))
         self.timings = Series(folder, "timings.jsonl", ("seconds",))
-        self.evals = Series(folder, "evals.jsonl", ("label", "step", "accuracy"))
+        self.evals = Series(folder, "evals.jsonl", ("label", "step", *MEASURES))
         self._browser: Browser | None = None
         self._asked = 0.0
         self._thread: threading.Thread | None = None
@@ -145,12 +146,17 @@ class StageFolder:
         return round(max(0, planned - done) * sum(recent) / len(recent), 1)
 
     def _validation(self) -> Row | None:
-        columns = zip(self.evals.columns["label"], self.evals.columns["step"], self.evals.columns["accuracy"])
-        rows = [row for row in columns if row[0] in ("validation", "after", "before")]
-        if not rows or not isinstance(rows[-1][2], dict):
+        """The latest evaluation: its interval, what it measured, its label and step."""
+        names = ("label", "step", *MEASURES)
+        rows = [dict(zip(names, row)) for row in zip(*(self.evals.columns[name] for name in names))]
+        rows = [row for row in rows if row["label"] in ("validation", "after", "before")]
+        if not rows:
             return None
-        label, step, accuracy = rows[-1]
-        return {**accuracy, "label": label, "step": step}
+        latest = rows[-1]
+        measure = measured({name: latest[name] for name in MEASURES if isinstance(latest[name], dict)})
+        if measure is None:
+            return None
+        return {**measure[1], "measure": measure[0], "label": latest["label"], "step": latest["step"]}
 
 
 class Library:

@@ -44,13 +44,15 @@ function parts(known, x) {
     { about: "Mean score of each part, before its weight." });
 }
 
+/** The accuracy on the validation problems, or the mean reward where the task does not grade. */
 function validation(known) {
-  const rows = known.evals.filter((row) => row.label === "validation" && row.accuracy);
+  const name = known.evals.some((row) => row.accuracy) ? "accuracy" : "reward";
+  const rows = known.evals.filter((row) => row.label === "validation" && row[name]);
   if (!rows.length) return null;
-  const pick = (name) => rows.map((row) => numeric(row.accuracy[name]));
-  return { key: "validation", title: "Validation accuracy", x: rows.map((row) => row.step), steps: rows.map((row) => row.step), share: true,
-    about: `By step, on ${rows.at(-1).accuracy.n} held-out problems; the band is the 95% interval.`,
-    lines: [{ label: "accuracy", colour: "valid", values: pick("value"), low: pick("low"), high: pick("high"), points: true }] };
+  const pick = (key) => rows.map((row) => numeric(row[name][key]));
+  return { key: "validation", title: `Validation ${name}`, x: rows.map((row) => row.step), steps: rows.map((row) => row.step), share: name === "accuracy",
+    about: `By step, on ${rows.at(-1)[name].n} held-out problems; the band is the 95% interval.`,
+    lines: [{ label: name, colour: "valid", values: pick("value"), low: pick("low"), high: pick("high"), points: true }] };
 }
 
 function verdicts(known, x) {
@@ -113,6 +115,13 @@ function rate(known, x) {
   return values.some((value) => value !== null) ? { key: "rate", title: "Trained tokens a second", about: "Over the whole step, sampling included.", x, steps: known.metrics.map((row) => row.step), lines: [{ label: "tokens/s", colour: "muted", values }] } : null;
 }
 
+function loss(known, x) {
+  const held = has(known.metrics, "validation_loss");
+  return chart("loss", "Loss", known, x, [
+    { key: "loss", label: held ? "training" : "Loss", colour: "train" }, { key: "validation_loss", label: "validation", colour: "valid", points: true }],
+  { about: has(known.metrics, "reward/mean") ? "Of the policy: it says little about progress." : `Nats per trained token.${held ? " Validation: on answers that are not trained on." : ""}` });
+}
+
 /** In this order on the page. */
 export const SPECS = [
   reward,
@@ -128,8 +137,7 @@ export const SPECS = [
   single("mismatch/mean_abs", "Mismatch of sampler and trainer", "before", { unit: "nats", about: "Mean difference of the log-probs of the same tokens." }),
   clipped,
   single("grad_norm", "Gradient norm", "after", { about: "Before clipping. A spike: see Time travel." }),
-  (known, x) => chart("loss", "Loss", known, x, [{ key: "loss", label: "Loss", colour: "train" }],
-    { about: has(known.metrics, "reward/mean") ? "Of the policy: it says little about progress." : "Nats per trained token." }),
+  loss,
   single("reflection_rate", "Answers that reflect", "extra", { share: true, about: "Answers with words such as “wait” or “check”." }),
   single("lr", "Learning rate", "muted", { about: "After warm-up and decay." }),
   phases,

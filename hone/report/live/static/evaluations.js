@@ -4,7 +4,7 @@ import { base, get } from "./api.js";
 import { verdict } from "./answer.js";
 import { Chart } from "./chart.js";
 import { choice, fill, h } from "./dom.js";
-import { evaluation, interval, number, percent, plural, whole, words } from "./format.js";
+import { evaluation, interval, mean, number, percent, plural, whole, words } from "./format.js";
 
 const KINDS = [["solved", "Newly solved"], ["lost", "Lost"], ["both", "Solved both times"], ["neither", "Solved neither time"]];
 
@@ -58,12 +58,6 @@ function overview(rows) {
       ks.map((k) => h("td.num", null, interval(row.pass_at_k?.[k]))),
       h("td.num", null, percent(row.truncation_rate)), h("td.num", null, number(row.response_tokens)),
       levels.length > 1 ? levels.map((level) => h("td.num", null, interval(row.by_level?.[level]))) : null))));
-}
-
-/** A mean reward with its interval. It is no share, so it has no percent. */
-function mean(value) {
-  const [middle, low, high] = ["value", "low", "high"].map((name) => value?.[name]?.toFixed(3) ?? "–");
-  return value ? `${middle} (${low}–${high})` : "–";
 }
 
 /** pass@k against k with its bands: before, after, and else the first and last evaluations that drew several samples. */

@@ -25,6 +25,16 @@ export function interval(value) {
   return `${percent(value.value, 1)} (${percent(value.low)}–${percent(value.high)})`;
 }
 
+/** A mean with its interval. A mean reward is no share, so it has no percent. */
+export function mean(value) {
+  if (!value || typeof value.value !== "number") return "–";
+  const [middle, low, high] = ["value", "low", "high"].map((name) => value[name]?.toFixed(3).replace("-", "−") ?? "–");
+  return `${middle} (${low} to ${high})`;
+}
+
+/** What an evaluation measured: the accuracy, or the mean reward where the task does not grade. */
+export const measure = (row) => (row.accuracy ? interval(row.accuracy) : mean(row.reward));
+
 export function duration(seconds) {
   if (seconds === null || seconds === undefined) return "–";
   if (seconds < 10) return `${number(seconds, 2)} s`;

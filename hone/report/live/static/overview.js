@@ -3,7 +3,7 @@
 import { Rows } from "./api.js";
 import { Chart, smooth, syncKey } from "./chart.js";
 import { choice, fill, h, link } from "./dom.js";
-import { address, duration, evaluation, interval, number, percent, whole, words } from "./format.js";
+import { address, duration, evaluation, measure, number, percent, whole, words } from "./format.js";
 import { SPECS, isIdle, others } from "./curves.js";
 
 const WIDTHS = [["1", "none"], ["5", "5 steps"], ["15", "15 steps"], ["51", "51 steps"]];
@@ -126,13 +126,15 @@ function summary(context, { metrics, evals }) {
   const stage = context.state.stages.find((one) => one.name === context.stage);
   const last = metrics.at(-1);
   if (!last) return [];
-  const validation = evals.filter((row) => row.accuracy).at(-1);
+  const validation = evals.findLast((row) => row.accuracy || row.reward);
+  const held = metrics.findLast((row) => typeof row.validation_loss === "number");
+  const [value, range] = validation ? measure(validation).split(/ (?=\()/) : [];
   const tile = (title, value, below) => value === null ? null : h("div", null, h("dt", null, title), h("dd", null, h("b", null, value), below ? h("span", null, below) : null));
   const steps = stage?.planned ? `of ${whole(stage.planned)}` : "";
   return [
     tile("Steps done", whole(last.step + 1), steps),
-    "reward/mean" in last ? tile("Reward", number(last["reward/mean"]), `± ${number(last["reward/std"])}`) : tile("Loss", number(last.loss), ""),
-    validation ? tile(validation.label === "validation" ? "Validation" : evaluation(validation.label).replace(/^./, (first) => first.toUpperCase()), percent(validation.accuracy.value, 1), `${interval(validation.accuracy).replace(/^[^(]*/, "")} at step ${validation.step}`) : null,
+    "reward/mean" in last ? tile("Reward", number(last["reward/mean"]), `± ${number(last["reward/std"])}`) : tile("Loss", number(last.loss), held ? `validation ${number(held.validation_loss)}` : ""),
+    validation ? tile(evaluation(validation.label).replace(/^./, (first) => first.toUpperCase()) + (validation.accuracy ? "" : ", reward"), value, `${range} at step ${validation.step}`) : null,
     "length/mean" in last ? tile("Length", number(last["length/mean"]), "tokens") : null,
     "zero_variance" in last ? tile("Groups without a difference", percent(last.zero_variance), "") : null,
     stage?.seconds_left && context.state.state === "running" ? tile("Time left", duration(stage.seconds_left), "") : null,

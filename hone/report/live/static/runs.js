@@ -4,10 +4,10 @@ import { badge } from "./badge.js";
 import { Rows, get } from "./api.js";
 import { Chart, smooth, spark, syncKey } from "./chart.js";
 import { fill, h, link } from "./dom.js";
-import { evaluation, interval, number, plural, whole } from "./format.js";
+import { evaluation, interval, mean, number, plural, whole } from "./format.js";
 
 const COLOURS = ["train", "before", "valid", "extra", "after", "muted"];
-const NUMBERS = new Set(["Step", "Reward", "Accuracy"]);
+const NUMBERS = new Set(["Step", "Reward", "Held out"]);
 const MOST = COLOURS.length;
 const MANY = 9; // runs with which a search is offered
 const COMPARED = [["reward/mean", "Reward", false], ["accuracy", "Accuracy on training problems", true], ["length/mean", "Length, tokens", false], ["entropy", "Entropy, nats", false]];
@@ -24,7 +24,7 @@ export async function page(context, shelf) {
   const draw = () => {
     search.hidden = shelf.runs.length < MANY;
     fill(table, shelf.runs.length ? [list(named(), chosen, () => compare(context, shelf, chosen, below)),
-    h("p.quiet", null, "Trend: the reward of the last stage that has begun (the loss, where there is none). Accuracy: the latest evaluation on held-out problems, with its 95% interval.",
+    h("p.quiet", null, "Trend: the reward of the last stage that has begun (the loss, where there is none). Held out: the accuracy of the latest evaluation, or the mean reward where the task does not grade, with its 95% interval.",
       named().length ? "" : " No name contains this.",
       shelf.runs.length > 1 ? " Tick two or more runs to compare them." : "")] :
     h("p.empty", null, "No run is here yet. A run appears as soon as ", h("code", null, "hone train"), " has begun."));
@@ -47,7 +47,7 @@ function step(table, by) {
 }
 
 function list(runs, chosen, changed) {
-  const head = ["", "Run", "State", "Stage", "Step", "Trend", "Reward", "Accuracy"];
+  const head = ["", "Run", "State", "Stage", "Step", "Trend", "Reward", "Held out"];
   return h("table.runs", null,
     h("thead", null, h("tr", null, head.map((text) => h("th", { scope: "col", class: NUMBERS.has(text) ? "num" : null }, text || h("span.unseen", null, "Compare"))))),
     h("tbody", null, runs.map((run) => row(run, chosen, changed))));
@@ -59,7 +59,7 @@ function row(run, chosen, changed) {
     if (tick.checked) chosen.add(run.name); else chosen.delete(run.name);
     changed();
   } });
-  const accuracy = run.stages.map((one) => one.validation).filter(Boolean).at(-1);
+  const latest = run.stages.map((one) => one.validation).filter(Boolean).at(-1);
   return h("tr", null,
     h("td.tick", null, tick),
     h("th", { scope: "row" }, link(run.name, `#/${encodeURIComponent(run.name)}`)),
@@ -69,7 +69,7 @@ function row(run, chosen, changed) {
       stage?.planned ? h("progress", { max: stage.planned, value: stage.done, "aria-label": `${stage.done} of ${stage.planned} steps` }) : null),
     h("td.trend", null, stage ? spark(stage.spark.values, stage.spark.name) : null),
     h("td.num", { "data-label": "Reward" }, number(stage?.reward ?? null)),
-    h("td.num", { "data-label": "Accuracy" }, accuracy ? h("span", null, interval(accuracy), h("span.quiet.below", null, accuracy.label === "validation" ? ` step ${whole(accuracy.step)}` : ` ${evaluation(accuracy.label)}`)) : "–"));
+    h("td.num", { "data-label": "Held out" }, latest ? h("span", null, latest.measure === "reward" ? mean(latest) : interval(latest), h("span.quiet.below", null, latest.label === "validation" ? `${latest.measure === "reward" ? " reward," : ""} step ${whole(latest.step)}` : ` ${evaluation(latest.label)}`)) : "–"));
 }
 
 /** Runs of a name that differs only in its seed are drawn as a mean with the range between them. */
