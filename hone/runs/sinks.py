@@ -28,6 +28,7 @@ from hone.base import checksums, jsonl
 from hone.base.settings import UserError
 from hone.base.visible import visible
 from hone.runs.layout import rollout_files
+from hone.runs.retention import MEASURES
 
 EVERY = 10.0  # seconds between looks at the run folder
 PROJECT = "hone"
@@ -259,10 +260,10 @@ def _numbers(row: Mapping[str, Any]) -> dict[str, float]:
 
 def _eval_numbers(row: Mapping[str, Any]) -> dict[str, float]:
     prefix = f"eval/{row['label']}"
-    numbers = {}
-    if "accuracy" in row:  # else the task grades nothing
-        numbers = {f"{prefix}/accuracy": row["accuracy"]["value"]}
-        numbers |= {f"{prefix}/accuracy_{end}": row["accuracy"][end] for end in ("low", "high")}
+    numbers: dict[str, float] = {}
+    for name in (name for name in MEASURES if name in row):
+        numbers |= {f"{prefix}/{name}": row[name]["value"]}
+        numbers |= {f"{prefix}/{name}_{end}": row[name][end] for end in ("low", "high")}
     numbers |= {f"{prefix}/{key}": row[key] for key in _EVAL_NUMBERS if key in row}
     return _numbers(numbers)
 

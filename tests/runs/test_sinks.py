@@ -89,6 +89,16 @@ def test_a_resumed_run_continues_the_same_copy(tmp_path: Path, memory: type[Memo
     assert first.rows[2] == (1, {"loss": 0.5})  # text and missing values are not numbers
 
 
+def test_the_held_out_reward_is_copied_beside_the_accuracy() -> None:
+    reward = {"value": -1.5, "low": -2.0, "high": 0.25, "n": 9}
+    expected = {"eval/after/reward": -1.5, "eval/after/reward_low": -2.0, "eval/after/reward_high": 0.25}
+    assert sinks._eval_numbers({"label": "after", "reward": reward, "reward/mean": -1.4}) == expected
+    both = sinks._eval_numbers(
+        {"label": "after", "reward": reward, "accuracy": {"value": 0.5, "low": 0.4, "high": 0.6}}
+    )
+    assert both.keys() == {*expected, "eval/after/accuracy", "eval/after/accuracy_low", "eval/after/accuracy_high"}
+
+
 def test_a_torn_record_of_what_was_copied_is_named(tmp_path: Path, memory: type[Memory]) -> None:
     (tmp_path / "sinks").mkdir()
     (tmp_path / "sinks/tensorboard.json").write_text('{"id": "ab')
