@@ -11,6 +11,7 @@ from hone.base.settings import UserError
 from hone.model.tiny import TAGS, create, train_tokenizer
 from hone.preflight.check import content
 from hone.preflight.check.base import judge_base, measured
+from hone.preflight.check.episodes import played
 from hone.preflight.check.findings import Finding, distinct, lines
 from hone.preflight.check.probes import Probe, Probed, judge_scores, probes, reordered, score
 from hone.preflight.check.run import check, cli_check, dry_run
@@ -502,3 +503,29 @@ def test_the_reward_of_an_environment_is_not_asked_about_texts(tmp_path):
     )
     recipe = load(tmp_path / "r.yaml")
     assert [(f.level, f.name) for f in content.rewards(Subject(recipe, recipe))] == [("pass", "reward")]
+
+
+@pytest.mark.parametrize(("pays", "said"), [("gold in answer", ["reward 1", "reward 0"]), ("True", ["reward 1"])])
+def test_an_environment_that_pays_nonsense_as_well_is_said(tmp_path, pays, said):
+    of_letters(tmp_path)
+    (tmp_path / "game.py").write_text(
+        "from hone import Environment, Observation\n"
+        "class Game(Environment):\n"
+        "    def reset(self, problem, seed):\n"
+        "        self.gold = problem.answer\n"
+        "    def step(self, message):\n"
+        "        gold, answer = self.gold, message['content']\n"
+        f"        return Observation(done=True, reward=float({pays}))\n"
+    )
+    (tmp_path / "r.yaml").write_text(
+        f"name: r\nruns: {tmp_path}/runs\nmodel: {{path: tiny}}\nsteps: 1\nsampling: {{max_tokens: 32}}\n"
+        f"task: {{name: dataset, source: {tmp_path}/letters.jsonl, validation: 0, test: 1}}\n"
+        f"environment: {tmp_path}/game.py:Game\nreward: environment\n"
+    )
+    recipe = load(tmp_path / "r.yaml")
+    subject = Subject(recipe, recipe)
+    findings = list(played(recipe, subject.task, subject.renderer))
+    episodes = {f.message.split(", ")[-1] for f in findings if "ended by" in f.message}
+    assert episodes == set(said)
+    paid = [f.level for f in findings if "no more than nonsense" in f.message]
+    assert paid == (["warn"] if pays == "True" else [])
