@@ -126,6 +126,10 @@ def test_a_run_of_few_steps_has_no_notes_on_settings_that_nobody_made(model: str
     recipe = loaded(*train_arguments(None, overrides, replace(choices, model=model, data="rows.jsonl")))
     assert (recipe.steps, recipe.eval.every, recipe.optim.warmup_steps) == (2, 2, 1)
     assert notices(recipe) == []
+    init("few", replace(choices, model=model, data="rows.jsonl"), first)
+    recipe = loaded("few/recipe.yaml", overrides)
+    assert recipe.steps == 2
+    assert choices.steps is None or notices(recipe) == []
     recipe = loaded(*train_arguments(None, ["eval.every=9"], Choices(model=model, data="rows.jsonl", steps=2)))
     assert any("eval.every 9 is more than steps (2)" in note for note in notices(recipe))
 

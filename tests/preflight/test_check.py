@@ -276,6 +276,23 @@ def test_the_absence_of_a_template_is_said(model, has_messages, said):
     assert not list(check_absence("x/base-it2", False))
 
 
+def test_a_check_asks_for_the_template_unless_raw_prompts_are_wanted(tmp_path):
+    of_letters(tmp_path)
+    (tmp_path / "r.yaml").write_text(
+        f"name: r\nruns: {tmp_path}/runs\nmodel: {{path: tiny}}\nsteps: 1\nsampling: {{max_tokens: 32}}\n"
+        f"task: {{name: dataset, source: {tmp_path}/letters.jsonl, validation: 0, test: 1}}\n"
+    )
+    warned = {}
+    for style in ("auto", "raw"):
+        recipe = load(tmp_path / "r.yaml", [f"prompt.style={style}"])
+        subject = Subject(recipe, recipe)
+        assert subject.renderer.is_raw
+        tuned = recipe.model_copy(update={"model": recipe.model.at("x/tiny-Instruct")})
+        findings = content.template_of(tuned, subject.task, subject.renderer, None)
+        warned[style] = [f.level for f in findings if "no chat template" in f.message]
+    assert warned == {"auto": ["warn"], "raw": []}
+
+
 def test_a_template_that_drops_thinking_is_said():
     dropped = chat("m['content'].split('</think>')[-1]", eos_token="<|im_end|>")
     assert found(dropped)["thinking"].level == "warn"
