@@ -6,7 +6,7 @@
 
 Random Qwen2 models of three sizes answer puzzles; a function of the text rewards them, so that there is something to
 learn from. The medium one also with LoRA, and with a KL penalty against a frozen reference; a fourth, as large as that
-of `recipes/demo`, for 24 steps. Measured is the peak of the
+of `recipes/demo`, for 24 steps; a Gemma 3, a Qwen3.5 and an LFM2 of the medium size. Measured is the peak of the
 resident memory of the process (`ru_maxrss`), predicted what `hone.preflight.plan` says at the start of the run. The
 last line is JSON; `error` is predicted over measured, less one.
 """
@@ -44,7 +44,7 @@ RECIPE: dict[str, Any] = {
     "eval": {"problems": 4, "sampling": {"max_tokens": 16}},
     "optim": {"lr": 1e-5},
 }
-MODELS = {
+MODELS: dict[str, dict[str, Any]] = {
     "none": {"hidden_size": 16, "layers": 1, "heads": 1, "kv_heads": 1, "mlp_size": 16},
     "1M": {"hidden_size": 128, "layers": 4, "mlp_size": 352},
     "3M": {"hidden_size": 256, "layers": 4, "mlp_size": 688},
@@ -52,6 +52,7 @@ MODELS = {
     "152k": {"hidden_size": 64, "layers": 2, "heads": 2, "kv_heads": 1, "mlp_size": 128, "vocab_size": 151_936},
     "120M": {"hidden_size": 896, "layers": 13, "heads": 14, "kv_heads": 2, "mlp_size": 2432, "vocab_size": 8192},
 }
+MODELS |= {f"30M {kind}": {**MODELS["30M"], "architecture": kind} for kind in ("gemma3", "qwen3_5", "lfm2")}
 CASES: dict[str, dict[str, Any]] = {
     "3M": {},
     "30M": {},
@@ -63,6 +64,9 @@ CASES: dict[str, dict[str, Any]] = {
     "1M, long": {"steps": 24, "prompts_per_step": 32, "samples_per_prompt": 8, "tokens_per_microbatch": 4096},
     "30M, LoRA": {"lora": {"rank": 16}},
     "30M, KL reference": {"algo": {"kl": {"coef": 0.01}}},
+    "30M gemma3": {},
+    "30M qwen3_5": {},
+    "30M lfm2": {},
 }
 BASE = {
     "none": {"sampling": {"max_tokens": 8}, "tokens_per_microbatch": 256},
@@ -94,7 +98,7 @@ def main() -> None:
     print(json.dumps({"worst_error": worst, "errors": {name: row["error"] for name, row in rows.items()}}))
 
 
-def run(model: dict[str, int], more: dict[str, Any]) -> dict[str, Any]:
+def run(model: dict[str, Any], more: dict[str, Any]) -> dict[str, Any]:
     """One run in a process of its own; its own record of predicted and measured memory."""
     with tempfile.TemporaryDirectory() as folder:
         reward = Path(folder) / "reward.py"

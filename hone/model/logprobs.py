@@ -12,7 +12,6 @@ Truncated sampling (top-p, top-k), which changes the sampler's distribution, is 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -22,6 +21,8 @@ from torch import distributed as dist
 from torch.autograd.function import once_differentiable
 from torch.distributed import ProcessGroup
 from torch.distributed.tensor import DTensor
+
+from hone.model.meta import device_type
 
 #: Elements of one chunk of logits: 64 MB, and on a GPU, which a chunk must fill, 512 MB.
 BUDGET = {"cpu": 2**24, "cuda": 2**27}
@@ -54,20 +55,6 @@ class Head:
         return self.factor if self.softcap is None else self.factor * (1.0 - (logits / self.softcap) ** 2)
 
 
-@contextmanager
-def budget_of(device: str) -> Iterator[None]:
-    """Context manager in which chunks of tensors on the meta device are as large as on `device` (cpu or cuda)."""
-    before = BUDGET.get("meta")
-    BUDGET["meta"] = BUDGET[device]
-    try:
-        yield
-    finally:
-        if before is None:
-            del BUDGET["meta"]
-        else:
-            BUDGET["meta"] = before
-
-
 def token_logprobs(
     hidden: Tensor,  # [N, D]
     head: Head,
@@ -95,7 +82,7 @@ def token_logprobs(
     if not temperature > 0.0:
         raise ValueError(f"temperature is {temperature}; log-probs need one above 0 (greedy has no distribution)")
     if budget is None:
-        budget = BUDGET.get(hidden.device.type, BUDGET["cuda"])
+        budget = BUDGET.get(device_type(hidden), BUDGET["cuda"])
     rows = max(1, budget // weight.shape[0])
     result: tuple[Tensor, Tensor | None] = _TokenLogprobs.apply(
         hidden, weight, bias, targets, head, float(temperature), want_entropy, rows, group

@@ -26,6 +26,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hone.model.meta import device_type
+
 Kind = Literal["centred", "gated"]
 
 
@@ -113,7 +115,7 @@ def _kind(module: nn.Module) -> Kind | None:
     if list(parameters) != ["weight"]:
         return None
     weight = parameters["weight"]
-    is_plain = weight.ndim == 1 and weight.dtype == torch.float32 and weight.device.type == "cpu"
+    is_plain = weight.ndim == 1 and weight.dtype == torch.float32 and device_type(weight) == "cpu"
     if not is_plain or hasattr(weight, "placements"):
         return None
     if module not in _KINDS:
@@ -134,7 +136,7 @@ def _probe_kind(module: Any) -> Kind | None:
     if count not in (1, 2):
         return None
     kind: Kind = "gated" if count == 2 else "centred"
-    copied, eps, size = copy.deepcopy(module), _eps(module) or 0.0, len(module.weight)
+    copied, eps, size = copy.deepcopy(module).to_empty(device="cpu"), _eps(module) or 0.0, len(module.weight)
     copied.weight.copy_(torch.linspace(-0.5, 0.75, size))
     rows = [torch.linspace(*ends, 2 * size).view(2, -1) for ends in ((-2.0, 3.0), (2.0, -1.0))]
     for scale in (1.0, eps**0.5):

@@ -26,6 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
+from hone.model.meta import device_type
 from hone.model.norms import rms_norm
 
 #: Bytes of states that are updated together.
@@ -65,7 +66,7 @@ def _delta_rule(original: Callable[..., Any]) -> Callable[..., Any]:
         use_qk_l2norm_in_kernel: bool = False,
         **more: Any,
     ) -> tuple[Tensor, Tensor | None]:
-        if not query.is_cpu or not use_qk_l2norm_in_kernel or any(x is not None for x in more.values()):
+        if device_type(query) != "cpu" or not use_qk_l2norm_in_kernel or any(x is not None for x in more.values()):
             return original(
                 query,
                 key,
@@ -213,7 +214,11 @@ def _conv_step(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _fits(hidden: Tensor, weight: Tensor, activation: str | None) -> bool:
-    return hidden.is_cpu and hidden.dtype == weight.dtype == torch.float32 and activation in (None, "silu", "swish")
+    return (
+        device_type(hidden) == "cpu"
+        and hidden.dtype == weight.dtype == torch.float32
+        and activation in (None, "silu", "swish")
+    )
 
 
 def _activated(x: Tensor, activation: str | None) -> Tensor:

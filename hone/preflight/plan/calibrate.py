@@ -16,9 +16,8 @@ import numpy as np
 import torch
 
 from hone.base.settings import UserError
-from hone.learn.forward import to_device
+from hone.learn.forward import fast_layers, to_device
 from hone.model import lora
-from hone.model.linear import onednn
 from hone.model.load import device as here
 from hone.preflight.plan import batch as batches
 from hone.preflight.plan.cost import Shape, Speeds, Work, forward_flops
@@ -52,7 +51,7 @@ def calibrate(stage: LoopStage, step: batches.BatchShape, plan: Plan, work: Work
     batch = to_device(batches.longest(small, plan.prompt_tokens, answer), device)
 
     def train() -> None:
-        with onednn(model):
+        with fast_layers(model):
             forward_backward(model, batch, entropy=False)
         model.zero_grad(set_to_none=True)
 

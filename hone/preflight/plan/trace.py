@@ -18,7 +18,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
 from hone.learn.forward import packed_logprobs
-from hone.model.logprobs import budget_of
+from hone.model.meta import stands_for
+from hone.model.norms import fast_norms
 from hone.model.update_mode import update_mode
 from hone.types import MicroBatch
 
@@ -106,7 +107,7 @@ def trace(
     for p in trained:
         p.grad = torch.empty_like(p) if again else None
     try:
-        with Alive() as alive, budget_of(device):
+        with Alive() as alive, stands_for(device), fast_norms(model):
             forward_backward(model, batch, entropy)
         return alive.peak
     finally:
