@@ -6,15 +6,17 @@ import os
 import shutil
 import subprocess
 import threading
+import time
 from pathlib import Path
 
+import psutil
 import pytest
 import uvicorn
 
 from hone.base.web import listen, settings
 from hone.report.live.app import make_app
 from hone.report.live.library import Library
-from hone.report.live.server import beside
+from hone.report.live.server import YIELDING, beside
 from tests.report.live_run import make_run
 
 CHROMIUM = os.environ.get("CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
@@ -49,3 +51,12 @@ def test_the_page_beside_a_run_ends_with_it_and_says_how_to_look_again(
     with beside(tmp_path / "one"):
         assert "look again" not in capsys.readouterr().err
     assert f"to look again: hone view {tmp_path / 'one'}\n" in capsys.readouterr().err
+
+
+def test_the_page_leaves_the_processor_to_training(tmp_path: Path) -> None:
+    with beside(tmp_path / "one"):
+        (page,) = [child for child in psutil.Process().children() if str(tmp_path / "one") in child.cmdline()]
+        end = time.monotonic() + 60
+        while page.nice() < YIELDING and page.is_running() and time.monotonic() < end:
+            time.sleep(0.05)
+        assert page.nice() == YIELDING

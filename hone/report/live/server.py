@@ -18,6 +18,9 @@ from hone.report.live.travel import Travel
 #: The environment variable that holds the token, so that it does not appear in the list of processes.
 TOKEN = "HONE_VIEW_TOKEN"
 
+#: Lowest priority: training on the same machine goes first.
+YIELDING = 19
+
 
 def view(path: Path, host: str, port: int, travel: Travel | None = None) -> None:
     """Serve the page about a run or a folder of runs until Ctrl-C.
@@ -47,6 +50,7 @@ def view(path: Path, host: str, port: int, travel: Travel | None = None) -> None
     print(f"{visible(what)}{missing} at {address} ; Ctrl-C ends it", file=sys.stderr, flush=True)
     if not hosts:
         print("note: the connection is not encrypted; an SSH tunnel to the default host is", file=sys.stderr)
+    os.nice(YIELDING)
     with contextlib.suppress(KeyboardInterrupt):
         uvicorn.Server(settings(make_app(library, hosts, token, travel))).run(sockets=[listener])
 
