@@ -83,7 +83,10 @@ class Attempt:
                 train(arguments, True)
 
     def wait(self, seconds: float, victim: int, kind: str) -> bool:
-        """Wait for the moment to strike; returns whether all processes run still."""
+        """Wait for the moment to strike; returns whether all processes run still.
+
+        A victim that is to be killed at a place is suspended there: it would leave before a busy machine kills it.
+        """
         slot = self.slots[victim]
         while slot[0] == 0 and self.running():
             time.sleep(0.001)
@@ -94,11 +97,16 @@ class Attempt:
             "kill sampling": lambda: PLACES[slot[0]] == "sampling",
             "kill writing": lambda: bool(slot[1]),
         }
-        if kind in wanted:
+        while kind in wanted and self.running():
             while self.running() and not wanted[kind]():
                 time.sleep(0.0002)
             # A tiny checkpoint is written in a moment.
             time.sleep(random.uniform(0.0, 0.02 if kind == "kill sampling" else 0.005))
+            self.send(signal.SIGSTOP, victim)
+            time.sleep(0.001)
+            if wanted[kind]():
+                break
+            self.send(signal.SIGCONT, victim)
         return self.running()
 
     def running(self) -> bool:
