@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import subprocess
@@ -53,9 +54,17 @@ def test_the_page_beside_a_run_ends_with_it_and_says_how_to_look_again(
     assert f"to look again: hone view {tmp_path / 'one'}\n" in capsys.readouterr().err
 
 
+def child_with(argument: str) -> psutil.Process:
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error):  # another test's, which has just ended
+            if argument in child.cmdline():
+                return child
+    raise AssertionError(f"no child was started with {argument}")
+
+
 def test_the_page_leaves_the_processor_to_training(tmp_path: Path) -> None:
     with beside(tmp_path / "one"):
-        (page,) = [child for child in psutil.Process().children() if str(tmp_path / "one") in child.cmdline()]
+        page = child_with(str(tmp_path / "one"))
         end = time.monotonic() + 60
         while page.nice() < YIELDING and page.is_running() and time.monotonic() < end:
             time.sleep(0.05)
